@@ -1,0 +1,136 @@
+"""Builds the compiled modules: the metadata is in pyproject.toml.
+
+URINGLOOP_DEBUG=1 builds with asserts and debug symbols, URINGLOOP_COVERAGE=1 with line tracing,
+URINGLOOP_CFLAGS adds compiler and linker flags (sanitizers).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+LIBURING_MIN = (2, 3)
+CORE = (
+    "ring",
+    "buffers",
+    "handles",
+    "writequeue",
+    "timers",
+    "loop",
+    "transport",
+    "stream",
+    "listener",
+    "poll",
+    "socketops",
+)
+HOW_TO_INSTALL = """\
+uringloop needs liburing {wanted} or newer to build, with its header files: {problem}.
+Install it and try again:
+
+    Debian, Ubuntu     apt-get install liburing-dev pkg-config gcc
+    Fedora, RHEL       dnf install liburing-devel pkgconf-pkg-config gcc
+    Alpine             apk add liburing-dev pkgconf gcc musl-dev
+    Arch               pacman -S liburing pkgconf gcc
+"""
+
+
+def stop(problem: str) -> None:
+    wanted = ".".join(map(str, LIBURING_MIN))
+    raise SystemExit("\n" + HOW_TO_INSTALL.format(wanted=wanted, problem=problem))
+
+
+def pkg_config(*arguments: str) -> str:
+    command = os.environ.get("PKG_CONFIG", "pkg-config")
+    if shutil.which(command) is None:
+        stop(f"{command} is not there to find it")
+    done = subprocess.run([command, *arguments, "liburing"], capture_output=True, text=True)
+    if done.returncode != 0:
+        stop("pkg-config does not find it")
+    return done.stdout.strip()
+
+
+def liburing() -> dict[str, list[str]]:
+    """Return the compiler's and linker's arguments; the static library is preferred."""
+    version = pkg_config("--modversion")
+    if tuple(int(part) for part in version.split(".")[:2]) < LIBURING_MIN:
+        stop(f"version {version} is too old")
+    archive = Path(pkg_config("--variable=libdir")) / "liburing.a"
+    found = {"extra_compile_args": pkg_config("--cflags").split(), "extra_link_args": []}
+    if archive.exists():
+        found["extra_objects"] = [str(archive)]
+    else:
+        found["extra_link_args"] += pkg_config("--libs").split()
+    return found
+
+
+def extensions(debug: bool, coverage: bool) -> list[Extension]:
+    options = liburing()
+    cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
+    # What Cython generates is not ours to mend.
+    cflags += ["-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
+    cflags += ["-Wno-cast-function-type"]
+    cflags += ["-O1", "-g"] if debug else ["-O2", "-g0"]
+    extra = os.environ.get("URINGLOOP_CFLAGS", "").split()
+    options["extra_compile_args"] += cflags + extra
+    options["extra_link_args"] += extra
+    macros = [("CYTHON_TRACE", "1"), ("CYTHON_USE_SYS_MONITORING", "0")] if coverage else []
+    if not debug:
+        macros.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
+    native = "uringloop/_native"
+    headers = [f"{native}/uring.h"]
+    made = [
+        Extension(
+            f"uringloop._core.{name}",
+            [f"uringloop/_core/{name}.pyx"],
+            include_dirs=[native],
+            depends=headers,
+            define_macros=macros,
+            **options,
+        )
+        for name in CORE
+    ]
+    made.append(
+        Extension(
+            "uringloop.bench.loadgen",
+            ["uringloop/bench/loadgen.pyx"],
+            include_dirs=["uringloop/bench"],
+            depends=["uringloop/bench/loadgen.h"],
+            define_macros=macros,
+            **options,
+        )
+    )
+    return made
+
+
+def main() -> None:
+    if not sys.platform.startswith("linux"):
+        raise SystemExit("uringloop runs on Linux only: io_uring is an interface of its kernel.")
+    coverage = os.environ.get("URINGLOOP_COVERAGE") == "1"
+    debug = coverage or os.environ.get("URINGLOOP_DEBUG") == "1"
+    setup(
+        ext_modules=cythonize(
+            extensions(debug, coverage),
+            compiler_directives={
+                "language_level": 3,
+                "auto_pickle": False,
+                "autotestdict": False,
+                "binding": False,
+                "boundscheck": False,
+                "cdivision": True,
+                "embedsignature": True,
+                "embedsignature.format": "clinic",
+                "initializedcheck": False,
+                "linetrace": coverage,
+                "wraparound": False,
+            },
+        ),
+    )
+
+
+main()

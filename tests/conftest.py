@@ -1,0 +1,165 @@
+"""What every test file shares: the loops under test, and the roles that protocols play.
+
+``each_loop`` runs a test once on stock asyncio, the oracle, and once on uringloop: a test that
+uses it states a contract of asyncio. ``loop`` is uringloop's alone. Both count the file
+descriptors and threads around the test and fail it when one is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import uringloop
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+FACTORIES: dict[str, LoopFactory] = {
+    "asyncio": asyncio.SelectorEventLoop,
+    "uringloop": uringloop.new_event_loop,
+}
+
+
+def open_fds() -> set[int]:
+    """Return the numbers of the open file descriptors of this process."""
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = [int(entry.name) for entry in entries]
+    return {fd for fd in numbers if _is_open(fd)}
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def run_turns(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
+    """Run exactly *count* turns of *loop*."""
+    for _ in range(count):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+def drain_executor(loop: asyncio.AbstractEventLoop) -> None:
+    """Finish what `asyncio.run` would finish: generators and the default executor."""
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
+
+
+def _guarded(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
+    gc.collect()
+    fds = open_fds()
+    threads = set(threading.enumerate())
+    loop = factory()
+    yield loop
+    if not loop.is_closed():
+        drain_executor(loop)
+        loop.close()
+    gc.collect()
+    left = open_fds() - fds
+    assert not left, f"file descriptors left open: {sorted(left)}"
+    started = [t for t in threading.enumerate() if t not in threads]
+    assert not started, f"threads left running: {started}"
+
+
+@pytest.fixture(params=list(FACTORIES))
+def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
+    """A factory of loops: stock asyncio's, then uringloop's."""
+    return FACTORIES[request.param]
+
+
+@pytest.fixture
+def each_loop(loop_factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
+    """A new loop of each kind, checked for leaks afterwards."""
+    yield from _guarded(loop_factory)
+
+
+@pytest.fixture
+def loop() -> Iterator[uringloop.Loop]:
+    """A new uringloop loop, checked for leaks afterwards."""
+    for created in _guarded(uringloop.new_event_loop):
+        assert isinstance(created, uringloop.Loop)
+        yield created
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected, non-blocking TCP sockets on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = socket.create_connection(listener.getsockname())
+        right, _ = listener.accept()
+    left.setblocking(False)
+    right.setblocking(False)
+    return left, right
+
+
+class Echo(asyncio.Protocol):
+    """Writes back what it reads."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class Collector(asyncio.Protocol):
+    """Keeps every byte and every callback's name, and resolves futures as they come."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.data = bytearray()
+        self.calls: list[str] = []
+        self.made: asyncio.Future[None] = loop.create_future()
+        self.eof: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+        self._wanted: list[tuple[int, asyncio.Future[None]]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.calls.append("connection_made")
+        self.made.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if self.calls[-1] != "data_received":
+            self.calls.append("data_received")
+        for count, future in self._wanted:
+            if len(self.data) >= count and not future.done():
+                future.set_result(None)
+
+    def eof_received(self) -> bool | None:
+        self.calls.append("eof_received")
+        self.eof.set_result(None)
+        return None
+
+    def pause_writing(self) -> None:
+        self.calls.append("pause_writing")
+
+    def resume_writing(self) -> None:
+        self.calls.append("resume_writing")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.calls.append("connection_lost")
+        self.lost.set_result(exc)
+
+    async def received(self, count: int) -> bytes:
+        """Wait until at least *count* bytes have come, and return all of them."""
+        if len(self.data) < count:
+            future = self.loop.create_future()
+            self._wanted.append((count, future))
+            await future
+        return bytes(self.data)

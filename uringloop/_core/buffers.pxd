@@ -1,0 +1,27 @@
+"""The receive buffers that the kernel picks from."""
+
+from uringloop._core.ring cimport Ring
+from uringloop._native.uring cimport io_uring_buf_ring
+
+
+# The kernel's name for the pool: one group serves every stream of a loop.
+cdef enum:
+    STREAM_GROUP = 0
+
+
+cdef class BufferPool:
+    cdef Ring ring
+    cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
+    cdef char *memory                 # BUFFERS_MAX buffers; unmapped by close()
+    cdef int published                # buffers that take part, the first ones of memory
+    cdef int generation               # of the ring that the pool is registered with
+    cdef readonly int out             # buffers between their completion and give_back
+    cdef double fill                  # moving average of the bytes in a buffer
+
+    cdef int prepare(self) except -1
+    cdef char *take(self, unsigned int flags, int size) noexcept
+    cdef void give_back(self, unsigned int flags) noexcept
+    cdef void grow(self) noexcept
+    cdef void close(self) noexcept
+    cdef int _register(self) except -1
+    cdef void _publish(self) noexcept

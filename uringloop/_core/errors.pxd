@@ -1,0 +1,26 @@
+"""The kernel's negative results as Python's exceptions."""
+
+from libc.string cimport strerror
+
+cdef extern from "<errno.h>" nogil:
+    # libc.errno leaves some of them out.
+    const int EAGAIN
+    const int EBADR
+    const int EBUSY
+    const int ECANCELED
+    const int ECONNABORTED
+    const int EEXIST
+    const int EINTR
+    const int EINVAL
+    const int EMFILE
+    const int ENFILE
+    const int ENOBUFS
+    const int ENOMEM
+    const int ETIME
+    int errno
+
+
+cdef inline object os_error(int res, str operation):
+    """Build the OSError for *res* (-errno); Python itself picks the subclass."""
+    cdef str reason = strerror(-res).decode("utf-8", "replace")
+    return OSError(-res, f"{reason} ({operation})" if operation else reason)

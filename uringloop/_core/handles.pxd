@@ -1,0 +1,32 @@
+"""Callbacks that wait for their turn."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef class Handle:
+    cdef object callback          # None once cancelled
+    cdef tuple args               # None once cancelled
+    cdef object context           # the contextvars.Context it runs in
+    cdef object loop              # the loop that made it, for reports
+    cdef bint is_cancelled
+    cdef object source_traceback  # where it was made, in debug mode; else None
+    cdef str cancelled_repr       # what it was, in debug mode; else None
+    cdef object __weakref__
+
+    cdef int run(self) except -1
+    cdef int drop(self) except -1
+    cdef object twin(self)
+    cdef str describe(self)
+    cdef int _failed(self, object callback, tuple args, bint entered) except -1
+
+
+cdef class TimerHandle(Handle):
+    cdef readonly double deadline   # seconds on the loop's clock, as the caller gave it
+    cdef int64_t deadline_ns        # the same, rounded up, for the heap
+    cdef uint64_t sequence          # equal deadlines run in the order of their making
+    cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
+
+
+cdef Handle new_handle(object loop, object callback, tuple args, object context)
+cdef TimerHandle new_timer(
+    object loop, double when, object callback, tuple args, object context)

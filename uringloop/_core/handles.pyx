@@ -1,0 +1,228 @@
+"""Callbacks that wait for their turn: asyncio.Handle and asyncio.TimerHandle, compiled.
+
+A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
+thread that runs the loop runs it; any thread that holds the GIL may cancel it.
+"""
+
+import asyncio
+from asyncio import format_helpers
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.math cimport ceil
+from libc.stdint cimport INT64_MAX, int64_t
+
+from uringloop._core.pyapi cimport (
+    PyContext_CopyCurrent,
+    PyContext_Exit,
+    PyContext_TryEnter,
+    PyObject_Vectorcall,
+    PyTuple_GET_SIZE,
+    raise_pending,
+    tuple_items,
+)
+
+# Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
+cdef double NEVER = 9.2e9
+
+
+@cython.freelist(256)
+cdef class Handle:
+
+    def cancel(self):
+        """Cancel the callback; a handle that has run or is cancelled stays as it is."""
+        self.drop()
+
+    def cancelled(self):
+        """Return True if the callback was cancelled."""
+        return self.is_cancelled
+
+    def get_context(self):
+        """Return the contextvars.Context that the callback runs in."""
+        return self.context
+
+    def __repr__(self):
+        return self.cancelled_repr or self.describe()
+
+    cdef object twin(self):
+        return asyncio.Handle(self.callback, self.args, self.loop, self.context)
+
+    cdef str describe(self):
+        """Describe the callback as asyncio's own handle would."""
+        cdef object twin = self.twin()
+        twin._cancelled = self.is_cancelled
+        twin._source_traceback = self.source_traceback
+        return repr(twin)
+
+    cdef int drop(self) except -1:
+        if self.is_cancelled:
+            return 0
+        self.is_cancelled = True
+        if self.source_traceback is not None:
+            # The callback is gone afterwards, and a report in debug mode still names it.
+            self.cancelled_repr = self.describe()
+        self.callback = None
+        self.args = None
+        return 0
+
+    # ── what asyncio's own modules and tools read ────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # isinstance(handle, asyncio.Handle) holds without inheriting its slots.
+        return asyncio.Handle
+
+    @property
+    def _callback(self):
+        return self.callback
+
+    @property
+    def _args(self):
+        return self.args
+
+    @property
+    def _context(self):
+        return self.context
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    @property
+    def _cancelled(self):
+        return self.is_cancelled
+
+    @property
+    def _source_traceback(self):
+        return self.source_traceback
+
+    def _run(self):
+        self.run()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int run(self) except -1:
+        """Run the callback in its context; its exception goes to the loop's handler."""
+        cdef PyObject *result
+        # The callback may cancel its own handle: hold what is being called.
+        cdef object callback = self.callback
+        cdef tuple args = self.args
+        cdef object context = self.context
+        if self.is_cancelled:
+            return 0
+        if PyContext_TryEnter(context) < 0:
+            return self._failed(callback, args, False)
+        result = PyObject_Vectorcall(callback, tuple_items(args), PyTuple_GET_SIZE(args), NULL)
+        if result == NULL:
+            return self._failed(callback, args, True)
+        PyContext_Exit(context)
+        Py_DECREF(<object>result)
+        return 0
+
+    cdef int _failed(self, object callback, tuple args, bint entered) except -1:
+        try:
+            try:
+                raise_pending()
+            finally:
+                if entered:
+                    PyContext_Exit(self.context)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            source = format_helpers._format_callback_source(callback, args)
+            report = {
+                "message": f"Exception in callback {source}",
+                "exception": exc,
+                "handle": self,
+            }
+            if self.source_traceback:
+                report["source_traceback"] = self.source_traceback
+            self.loop.call_exception_handler(report)
+        return 0
+
+
+cdef class TimerHandle(Handle):
+
+    def when(self):
+        """Return the deadline in seconds on the loop's clock."""
+        return self.deadline
+
+    def cancel(self):
+        """Cancel the callback; the heap drops the handle when it comes across it."""
+        if not self.is_cancelled and self.tally != NULL:
+            self.tally[0] += 1
+        self.drop()
+
+    cdef object twin(self):
+        return asyncio.TimerHandle(
+            self.deadline, self.callback, self.args, self.loop, self.context)
+
+    @property
+    def __class__(self):
+        return asyncio.TimerHandle
+
+    @property
+    def _when(self):
+        return self.deadline
+
+    @property
+    def _scheduled(self):
+        return self.tally != NULL
+
+    def __hash__(self):
+        return hash(self.deadline)
+
+    def __lt__(self, other):
+        return self.deadline < other.when() if is_timer(other) else NotImplemented
+
+    def __le__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return self.deadline < other.when() or self == other
+
+    def __gt__(self, other):
+        return self.deadline > other.when() if is_timer(other) else NotImplemented
+
+    def __ge__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return self.deadline > other.when() or self == other
+
+    def __eq__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return (
+            self.deadline == other.when()
+            and self._callback == other._callback
+            and self._args == other._args
+            and self._cancelled == other._cancelled
+        )
+
+
+cdef bint is_timer(object other):
+    return isinstance(other, asyncio.TimerHandle)
+
+
+cdef Handle new_handle(object loop, object callback, tuple args, object context):
+    cdef Handle handle = Handle.__new__(Handle)
+    handle.callback = callback
+    handle.args = args
+    handle.context = PyContext_CopyCurrent() if context is None else context
+    handle.loop = loop
+    return handle
+
+
+cdef TimerHandle new_timer(object loop, double when, object callback, tuple args, object context):
+    cdef TimerHandle timer = TimerHandle.__new__(TimerHandle)
+    timer.callback = callback
+    timer.args = args
+    timer.context = PyContext_CopyCurrent() if context is None else context
+    timer.loop = loop
+    timer.deadline = when
+    # Rounded up: a timer never runs before its deadline.
+    if when < NEVER:
+        timer.deadline_ns = <int64_t>ceil(max(when, -NEVER) * 1e9)
+    else:
+        timer.deadline_ns = INT64_MAX
+    return timer

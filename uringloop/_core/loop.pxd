@@ -1,0 +1,84 @@
+"""The turn: what a loop does over and over, and what may be asked of it."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
+from uringloop._core.buffers cimport BufferPool
+from uringloop._core.handles cimport Handle, TimerHandle
+from uringloop._core.ring cimport Operation, Ring
+from uringloop._core.timers cimport TimerHeap
+
+
+cdef enum:
+    # Bytes written in one turn before they are submitted early: dozens of live 100 KB messages
+    # make the allocator trim and refault its heap, 45 % of the time at 100 KB.
+    QUEUED_BYTES_MAX = 256 * 1024
+
+
+cdef class Flushable:
+    # Something that saves up work during a turn: a transport its writes, a watcher its re-arming.
+    cdef bint flush_queued      # on the loop's flush list
+    cdef int flush(self) except -1
+    cdef int rearm(self) except -1
+
+
+cdef class WakeUp:
+    # Ends the loop's sleep from another thread or from a signal. Its own object, so that the
+    # ring's reference to it does not keep an abandoned loop alive.
+    cdef Ring ring
+    cdef int fd                 # polled for reading, owned by the loop; never read here
+    cdef Operation poll_op      # multishot
+    cdef object on_wake         # called for every wake-up; must not hold the loop; or None
+    cdef bint wanted            # re-arm when the poll ends
+
+    cdef int arm(self) except -1
+    cdef int on_poll(self, int res, unsigned int flags) except -1
+
+
+cdef class LoopCore:
+    cdef Ring ring
+    cdef BufferPool pool
+    cdef TimerHeap timers
+    cdef list ready             # circular queue of Handle; None in an empty slot
+    cdef Py_ssize_t ready_head
+    cdef Py_ssize_t ready_count
+    cdef list flush_list        # of Flushable, flushed at the end of the turn
+    cdef list starved           # of Flushable that wait for receive buffers
+    cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
+    cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
+    cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
+    cdef bint sleeping          # in a wait: others must wake the loop
+    cdef bint stopping
+    cdef bint closed
+    cdef bint debug
+    cdef unsigned long thread_id    # that runs the loop, 0 when none does
+    cdef Handle current_handle  # in debug mode, the one that runs; else None
+    cdef PyObject **transports  # by descriptor, borrowed: a transport takes itself out
+    cdef int transports_size
+    cdef public double slow_callback_duration
+    cdef object __weakref__
+
+    cdef int push_ready(self, Handle handle) except -1
+    cdef Handle pop_ready(self)
+    cdef int check_closed(self) except -1
+    cdef int check_thread(self) except -1
+    cdef int check_call(self, object callback, str method) except -1
+    cdef Handle schedule(self, object callback, tuple args, object context)
+    cdef int run_turn(self) except -1
+    cdef int collect(self) except -1
+    cdef int feed_starved(self) except -1
+    cdef int expire_timers(self) except -1
+    cdef int run_ready(self) except -1
+    cdef int run_timed(self, Handle handle) except -1
+    cdef int flush_all(self) except -1
+    cdef int submit_and_wait(self) except -1
+    cdef int add_flush(self, Flushable item) except -1
+    cdef int flush_early(self) except -1
+    cdef int starve(self, Flushable item) except -1
+    cdef int register_transport(self, int fd, PyObject *transport) except -1
+    cdef void forget_transport(self, int fd) noexcept
+    cdef int wake(self) except -1
+    cdef TimerHandle _call_at(
+        self, double when, object callback, tuple args, object context)
+    cdef int _grow_ready(self) except -1
+    cdef int _clear_ready(self) except -1

@@ -1,0 +1,510 @@
+"""The turn: what a loop does over and over, and what may be asked of it.
+
+    collect         dispatch completions: bytes reach protocols, futures are resolved
+    expire_timers   move due timers to the ready queue
+    run_ready       run the callbacks that were ready when this step began
+    flush_all       one send for each transport that wrote
+    submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
+
+LoopCore owns the ring, the buffer pool, the timers and the queues. The thread that runs the loop
+owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
+Everything that happens once for a connection or a loop is Python, in uringloop/loop.py.
+"""
+
+import inspect
+import sys
+import threading
+from asyncio import Task, coroutines, format_helpers
+from asyncio.log import logger
+
+from cpython.list cimport PyList_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from uringloop._core.buffers cimport BufferPool
+from uringloop._core.errors cimport ECANCELED, os_error
+from uringloop._core.handles cimport Handle, TimerHandle, new_handle, new_timer
+from uringloop._core.pyapi cimport (
+    PyErr_CheckSignals,
+    PyList_GET_ITEM_borrowed,
+    PyList_SET_ITEM_stolen,
+)
+from uringloop._core.ring cimport Operation, Ring, operation_init
+from uringloop._core.timers cimport NO_DEADLINE, TimerHeap
+from uringloop._native.uring cimport (
+    EFD_CLOEXEC,
+    EFD_NONBLOCK,
+    IORING_CQE_F_MORE,
+    POLLIN,
+    URING_FOREVER,
+    close,
+    eventfd,
+    eventfd_write,
+    io_uring_prep_poll_multishot,
+    io_uring_sqe,
+    uring_clock_ns,
+)
+
+
+# The ready queue starts with room for this many handles; a power of two, and grows by doubling.
+READY_AT_START = 64
+# One enter brings 20 deferred completions (kernel 6.13+): after this many in one turn callbacks
+# have their turn, however many sockets are ready.
+COLLECT_ROUNDS_MAX = 16
+# Longest sleep, as asyncio's: a deadline further away than this is looked at again then.
+SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
+
+cdef int ROUNDS = COLLECT_ROUNDS_MAX
+cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
+
+
+cdef class Flushable:
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+    cdef int rearm(self) except -1:
+        raise NotImplementedError
+
+
+cdef class WakeUp:
+
+    def __cinit__(self, Ring ring not None, int fd, on_wake=None):
+        self.ring = ring
+        self.fd = fd
+        self.on_wake = on_wake
+        operation_init(&self.poll_op, wake_up_on_poll, <PyObject*>self)
+        self.poll_op.background = True
+        self.wanted = True
+
+    cdef int arm(self) except -1:
+        """Arm the poll. Every write to the descriptor posts a completion; nothing reads it."""
+        cdef io_uring_sqe *sqe
+        if self.poll_op.in_flight or not self.wanted:
+            return 0
+        sqe = self.ring.submission()
+        io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)
+        return self.ring.start(sqe, &self.poll_op)
+
+    cdef int on_poll(self, int res, unsigned int flags) except -1:
+        if res > 0 and self.on_wake is not None:
+            self.on_wake()
+        if flags & IORING_CQE_F_MORE:
+            return 0
+        # Ended by an overflow of the completion queue or a change of thread.
+        if res < 0 and res != -ECANCELED:
+            raise os_error(res, "poll")
+        return self.arm()
+
+
+cdef class LoopCore:
+
+    def __cinit__(self, *args, **kwargs):
+        self.ready = [None] * READY_AT_START
+        self.flush_list = []
+        self.starved = []
+        self.timers = TimerHeap()
+        self.slow_callback_duration = 0.1
+        # Nothing is open until the constructor has made it.
+        self.closed = True
+
+    def __init__(self):
+        """Open the ring. Raises OSError where the kernel refuses one."""
+        cdef int fd
+        self.ring = Ring()
+        self.pool = BufferPool(self.ring)
+        fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if fd < 0:
+            self.ring.close()
+            raise OSError("eventfd")
+        self.waker = WakeUp(self.ring, fd)
+        self.closed = False
+        self.debug = coroutines._is_debug_mode()
+
+    def __dealloc__(self):
+        if self.waker is not None and self.waker.fd >= 0:
+            close(self.waker.fd)
+        PyMem_Free(self.transports)
+
+    # ── scheduling ───────────────────────────────────────────────────────────────────────────
+
+    def call_soon(self, callback, *args, context=None):
+        """Schedule *callback* for the next turn."""
+        if self.closed or self.debug:
+            self.check_closed()
+            if self.debug:
+                self.check_thread()
+                self.check_call(callback, "call_soon")
+        return self.schedule(callback, args, context)
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """Schedule *callback* from any thread, waking the loop if it sleeps."""
+        cdef Handle handle
+        self.check_closed()
+        if self.debug:
+            self.check_call(callback, "call_soon_threadsafe")
+        handle = self.schedule(callback, args, context)
+        self.wake()
+        return handle
+
+    def call_later(self, delay, callback, *args, context=None):
+        """Schedule *callback* after *delay* seconds."""
+        if delay is None:
+            raise TypeError("delay must not be None")
+        return self._call_at(self.time() + delay, callback, args, context)
+
+    def call_at(self, when, callback, *args, context=None):
+        """Schedule *callback* for the time *when* on the loop's clock."""
+        if when is None:
+            raise TypeError("when cannot be None")
+        return self._call_at(when, callback, args, context)
+
+    cdef TimerHandle _call_at(
+            self, double when, object callback, tuple args, object context):
+        cdef TimerHandle timer
+        self.check_closed()
+        if self.debug:
+            self.check_thread()
+            self.check_call(callback, "call_at")
+        timer = new_timer(self, when, callback, args, context)
+        if self.debug:
+            timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        self.timers.push(timer)
+        return timer
+
+    def time(self):
+        """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
+        return uring_clock_ns() * 1e-9
+
+    def get_debug(self):
+        return self.debug
+
+    def is_running(self):
+        return self.thread_id != 0
+
+    def is_closed(self):
+        return self.closed
+
+    def stop(self):
+        """Stop after the current turn."""
+        self.stopping = True
+
+    cdef Handle schedule(self, object callback, tuple args, object context):
+        cdef Handle handle = new_handle(self, callback, args, context)
+        if self.debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        self.push_ready(handle)
+        return handle
+
+    cdef int check_closed(self) except -1:
+        if self.closed:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    cdef int check_thread(self) except -1:
+        if self.thread_id != 0 and threading.get_ident() != self.thread_id:
+            raise RuntimeError(
+                "Non-thread-safe operation invoked on an event loop other "
+                "than the current one"
+            )
+        return 0
+
+    cdef int check_call(self, object callback, str method) except -1:
+        if coroutines.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
+            raise TypeError(f"coroutines cannot be used with {method}()")
+        if not callable(callback):
+            raise TypeError(
+                f"a callable object was expected by {method}(), got {callback!r}"
+            )
+        return 0
+
+    # ── the ready queue ──────────────────────────────────────────────────────────────────────
+
+    cdef int push_ready(self, Handle handle) except -1:
+        cdef Py_ssize_t capacity = PyList_GET_SIZE(self.ready)
+        if self.ready_count == capacity:
+            self._grow_ready()
+            capacity = PyList_GET_SIZE(self.ready)
+        Py_INCREF(handle)
+        PyList_SET_ITEM_stolen(
+            self.ready, (self.ready_head + self.ready_count) & (capacity - 1), <PyObject*>handle)
+        Py_DECREF(None)
+        self.ready_count += 1
+        return 0
+
+    cdef Handle pop_ready(self):
+        cdef Py_ssize_t capacity = PyList_GET_SIZE(self.ready)
+        cdef Handle handle = <Handle>PyList_GET_ITEM_borrowed(self.ready, self.ready_head)
+        Py_INCREF(None)
+        PyList_SET_ITEM_stolen(self.ready, self.ready_head, <PyObject*>None)
+        # The list's reference goes; the caller has its own.
+        Py_DECREF(handle)
+        self.ready_head = (self.ready_head + 1) & (capacity - 1)
+        self.ready_count -= 1
+        return handle
+
+    cdef int _grow_ready(self) except -1:
+        cdef list old = self.ready
+        self.ready = old[self.ready_head:] + old[:self.ready_head] + [None] * len(old)
+        self.ready_head = 0
+        return 0
+
+    cdef int _clear_ready(self) except -1:
+        cdef list old = self.ready
+        self.ready = [None] * READY_AT_START
+        self.ready_head = 0
+        self.ready_count = 0
+        # The old handles go last: dropping them may run code that schedules.
+        del old
+        return 0
+
+    # ── the turn ─────────────────────────────────────────────────────────────────────────────
+
+    cdef int run_turn(self) except -1:
+        self.collect()
+        self.expire_timers()
+        self.run_ready()
+        self.flush_all()
+        self.submit_and_wait()
+        return 0
+
+    cdef int collect(self) except -1:
+        """Dispatch what has completed, and what the kernel holds back for an enter."""
+        cdef int rounds = 0
+        self.ring.dispatch()
+        while self.ring.has_task_work() and rounds < ROUNDS:
+            rounds += 1
+            self.ring.submit()
+            self.ring.dispatch()
+        if PyList_GET_SIZE(self.starved):
+            self.feed_starved()
+        return 0
+
+    cdef int feed_starved(self) except -1:
+        """Re-arm as many receives as there are buffers: all of them at once would starve again."""
+        cdef Py_ssize_t count = min(PyList_GET_SIZE(self.starved), self.pool.published)
+        cdef list fed = self.starved[:count]
+        cdef Flushable item
+        del self.starved[:count]
+        for item in fed:
+            item.rearm()
+        return 0
+
+    cdef int expire_timers(self) except -1:
+        cdef int64_t deadline = self.timers.next_deadline_ns()
+        cdef int64_t now
+        if deadline == NO_DEADLINE:
+            return 0
+        now = uring_clock_ns()
+        while deadline != NO_DEADLINE and deadline <= now:
+            self.push_ready(self.timers.pop())
+            deadline = self.timers.next_deadline_ns()
+        return 0
+
+    cdef int run_ready(self) except -1:
+        cdef Py_ssize_t count = self.ready_count
+        cdef Handle handle
+        while count > 0:
+            # close() from a callback's thread is refused, but the queue may be cleared.
+            count = min(count, self.ready_count) - 1
+            if count < 0:
+                break
+            handle = self.pop_ready()
+            if self.debug:
+                self.run_timed(handle)
+            else:
+                handle.run()
+        return 0
+
+    cdef int run_timed(self, Handle handle) except -1:
+        cdef double began = self.time()
+        cdef double took
+        self.current_handle = handle
+        try:
+            handle.run()
+        finally:
+            self.current_handle = None
+        took = self.time() - began
+        if took >= self.slow_callback_duration:
+            logger.warning(
+                "Executing %s took %.3f seconds", format_handle(handle), took)
+        return 0
+
+    cdef int flush_all(self) except -1:
+        cdef list items
+        cdef Flushable item
+        if PyList_GET_SIZE(self.flush_list):
+            items = self.flush_list
+            self.flush_list = []
+            for item in items:
+                item.flush_queued = False
+                item.flush()
+        self.queued_bytes = 0
+        return 0
+
+    cdef int submit_and_wait(self) except -1:
+        cdef int64_t deadline, timeout
+        if not (self.ready_count or self.stopping or self.ring.has_completions()
+                or PyList_GET_SIZE(self.starved)):
+            deadline = self.timers.next_deadline_ns()
+            timeout = URING_FOREVER
+            if deadline != NO_DEADLINE:
+                timeout = min(deadline - uring_clock_ns(), SLEEP_MAX)
+            if timeout == URING_FOREVER or timeout > 0:
+                # Set and read under the GIL, which the wait gives up: no wake-up is missed.
+                self.sleeping = True
+                try:
+                    self.ring.wait(timeout)
+                finally:
+                    self.sleeping = False
+                PyErr_CheckSignals()
+                return 0
+        if self.ring.needs_enter():
+            self.ring.submit()
+        PyErr_CheckSignals()
+        return 0
+
+    # ── what transports ask for ──────────────────────────────────────────────────────────────
+
+    cdef int add_flush(self, Flushable item) except -1:
+        """Have *item* flushed at the end of this turn."""
+        if not item.flush_queued:
+            item.flush_queued = True
+            self.flush_list.append(item)
+        return 0
+
+    cdef int flush_early(self) except -1:
+        """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
+        if self.thread_id:
+            self.flush_all()
+            self.ring.submit()
+        return 0
+
+    cdef int starve(self, Flushable item) except -1:
+        """Queue *item* until the receive buffers of this batch are back."""
+        self.pool.grow()
+        self.starved.append(item)
+        return 0
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self):
+        """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
+        self.check_closed()
+        self.thread_id = threading.get_ident()
+        try:
+            self.ring.take_over()
+            self.ring.running = True
+            self.waker.arm()
+            while True:
+                self.run_turn()
+                if self.stopping:
+                    break
+            # What is armed stays armed for the next run, wherever that is; a send does not.
+            self.ring.reap_exact()
+        finally:
+            self.ring.running = False
+            self.stopping = False
+            self.thread_id = 0
+
+    def _close(self):
+        """Close the ring and drop every callback. The loop must not run."""
+        self.closed = True
+        self._clear_ready()
+        self.timers.clear()
+        self.flush_list = []
+        self.starved = []
+        self.ring.drain()
+        self.ring.close()
+        self.pool.close()
+        close(self.waker.fd)
+        self.waker.fd = -1
+
+    def _watch_signals(self, fd, on_wake):
+        """Call *on_wake* in the loop's thread whenever *fd*, a non-blocking one, has data."""
+        if self.signal_waker is None:
+            self.signal_waker = WakeUp(self.ring, fd, on_wake)
+        self.signal_waker.arm()
+
+    cdef int wake(self) except -1:
+        if self.sleeping:
+            eventfd_write(self.waker.fd, 1)
+        return 0
+
+    # ── what the Python half asks for ────────────────────────────────────────────────────────
+
+    def _check_closed(self):
+        self.check_closed()
+
+    def _check_callback(self, callback, method):
+        self.check_call(callback, method)
+
+    def _make_handle(self, callback, args):
+        return new_handle(self, callback, args, None)
+
+    def _push_handle(self, handle):
+        self.push_ready(handle)
+
+    def _set_debug(self, enabled):
+        self.debug = enabled
+
+    def _current_traceback(self):
+        """Return where the running callback was scheduled, in debug mode; else None."""
+        return None if self.current_handle is None else self.current_handle.source_traceback
+
+    def _transport_of(self, fd):
+        """Return the transport that owns *fd*, or None."""
+        if fd < self.transports_size and self.transports[fd] != NULL:
+            return <object>self.transports[fd]
+        return None
+
+    cdef int register_transport(self, int fd, PyObject *transport) except -1:
+        """Note who owns *fd*; the transport takes itself out before it closes the descriptor."""
+        cdef int size
+        cdef PyObject **grown
+        if fd >= self.transports_size:
+            size = max(2 * self.transports_size, fd + 64)
+            grown = <PyObject**>PyMem_Realloc(self.transports, size * sizeof(PyObject*))
+            if grown == NULL:
+                raise MemoryError
+            memset(
+                grown + self.transports_size, 0,
+                (size - self.transports_size) * sizeof(PyObject*))
+            self.transports = grown
+            self.transports_size = size
+        self.transports[fd] = transport
+        return 0
+
+    cdef void forget_transport(self, int fd) noexcept:
+        if 0 <= fd < self.transports_size:
+            self.transports[fd] = NULL
+
+    # ── counters ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _operations_in_flight(self):
+        return self.ring.count
+
+    @property
+    def _buffers_out(self):
+        return self.pool.out
+
+    @property
+    def _kernel_entries(self):
+        return self.ring.enters
+
+
+cdef str format_handle(Handle handle):
+    """Name a handle as asyncio's reports do: a task's step by its task."""
+    callback = handle.callback
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, Task):
+        return repr(task)
+    return str(handle)
+
+
+cdef int wake_up_on_poll(Operation *op, int res, unsigned int flags) except -1:
+    return (<WakeUp>op.owner).on_poll(res, flags)

@@ -1,0 +1,68 @@
+"""The pair of queues, and the operation that is in flight on it."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._native.uring cimport io_uring_sqe, uring
+
+
+# Called with the GIL for every completion of the operation; -1 with an exception leaves the turn.
+ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
+
+
+cdef struct Operation:
+    # One request in flight, embedded in the object that wants its answer. It is never freed
+    # before its terminal completion, because the ring holds a reference to the owner until then.
+    completion on_completion   # set once by the owner
+    PyObject *owner            # borrowed; while in flight the ring holds one reference to it
+    Operation *previous        # the ring's list of operations in flight
+    Operation *next
+    bint in_flight             # between start and the terminal completion
+    bint exact                 # a lost result would lose bytes: reaped before a change of thread
+    bint background            # belongs to the loop itself: not counted as in flight
+
+
+cdef class Ring:
+    cdef uring u                       # opened by the constructor, closed by close() or dealloc
+    cdef Operation in_flight           # sentinel of the circular list of operations in flight
+    cdef readonly int count            # operations in flight, without the loop's own
+    cdef readonly int exact_count      # of those, the ones whose result must not be lost
+    cdef bint running                  # a thread is in a run: no other may submit
+    cdef int generation                # grows when a new ring replaces this one
+    cdef readonly uint64_t enters      # io_uring_enter calls
+    cdef readonly uint64_t submissions
+    cdef readonly uint64_t completions
+
+    cdef int check_inherited(self) except -1
+    cdef io_uring_sqe *submission(self) except NULL
+    cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
+    cdef int cancel(self, Operation *op) except -1
+    cdef int submit(self) except -1
+    cdef int wait(self, int64_t timeout_ns) except -1
+    cdef bint needs_enter(self) noexcept
+    cdef bint has_task_work(self) noexcept
+    cdef bint has_completions(self) noexcept
+    cdef int dispatch(self) except -1
+    cdef int reap(self, Operation *op) except -1
+    cdef int reap_exact(self) except -1
+    cdef bint take_over(self) except -1
+    cdef int drain(self) except -1
+    cdef int close(self) except -1
+
+    cdef void _forget(self) noexcept
+    cdef void _unlink(self, Operation *op) noexcept
+    cdef int _take_completions_of(self, Operation *op) except -1
+    cdef int _entered(self, int res) except -1
+    cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1
+    cdef int _rebuild(self) except -1
+    cdef int _abandon(self) noexcept
+
+
+cdef inline void operation_init(Operation *op, completion on_completion, PyObject *owner) noexcept:
+    op.on_completion = on_completion
+    op.owner = owner
+    op.previous = NULL
+    op.next = NULL
+    op.in_flight = False
+    op.exact = False
+    op.background = False

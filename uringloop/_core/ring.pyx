@@ -1,0 +1,377 @@
+"""The pair of queues: submissions out, completions in, and who may touch what until when.
+
+A Ring owns the kernel's rings and knows no transport: it dispatches through the function pointer
+of the Operation that a completion names. While an operation is in flight the ring holds one
+reference to its owner, dropped in `_complete` after the terminal completion and nowhere else
+(`_abandon` is for a ring that will never deliver one). So a completion is never stale.
+
+The thread that runs the loop may call every method. Other threads may prepare submissions under
+the GIL while the loop does not run; only the kernel's answer (EEXIST) says which thread a ring
+belongs to, see `take_over`.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from uringloop._core.errors cimport EAGAIN, EBADR, EBUSY, ECANCELED, EEXIST, EINTR, ETIME, os_error
+from uringloop._native.uring cimport (
+    IORING_CQE_F_MORE,
+    IOSQE_CQE_SKIP_SUCCESS,
+    io_uring_cqe,
+    io_uring_sqe,
+    pthread_atfork,
+    uring,
+    uring_close,
+    uring_completion,
+    uring_consume,
+    uring_enable,
+    uring_get_submission,
+    uring_has_task_work,
+    uring_head,
+    uring_leave_to_parent,
+    uring_open,
+    uring_pending,
+    uring_prep_cancel,
+    uring_set_user_data,
+    uring_submit,
+    uring_tail,
+    uring_wait,
+)
+
+
+# 512 submissions are 32 KiB; a full queue is only an extra enter.
+SQ_ENTRIES = 512
+# 8192 completions are 128 KiB, and give the kernel's largest hash for cancel by user_data.
+CQ_ENTRIES = 8192
+# Enters that a full submission queue or a starved kernel is given before it is an error.
+RETRIES_MAX = 64
+
+# The rings of this process, for the fork handler. Changed under the GIL only.
+cdef uring *live_rings = NULL
+
+
+cdef void leave_rings_to_parent() noexcept nogil:
+    cdef uring *u = live_rings
+    while u != NULL:
+        uring_leave_to_parent(u)
+        u = u.next
+
+
+pthread_atfork(NULL, NULL, leave_rings_to_parent)
+
+
+cdef class Ring:
+
+    def __cinit__(self):
+        self.in_flight.previous = &self.in_flight
+        self.in_flight.next = &self.in_flight
+
+    def __init__(self):
+        """Open a ring. Raises OSError where the kernel refuses one."""
+        global live_rings
+        cdef int res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+        if res < 0:
+            raise os_error(res, "io_uring_setup")
+        self.u.next = live_rings
+        live_rings = &self.u
+
+    def __dealloc__(self):
+        self._abandon()
+        self._forget()
+
+    cdef void _forget(self) noexcept:
+        """Close, and take the ring out of the fork handler's list."""
+        global live_rings
+        cdef uring **link = &live_rings
+        while link[0] != NULL:
+            if link[0] == &self.u:
+                link[0] = self.u.next
+                break
+            link = &link[0].next
+        uring_close(&self.u)
+
+    cdef int check_inherited(self) except -1:
+        if self.u.inherited:
+            raise RuntimeError(
+                "the event loop was inherited through a fork; a child process must create its own"
+            )
+        if not self.u.open:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    # ── submitting ───────────────────────────────────────────────────────────────────────────
+
+    cdef io_uring_sqe *submission(self) except NULL:
+        """Return a free submission; a full queue is handed to the kernel first."""
+        cdef io_uring_sqe *sqe
+        cdef int tries = 0
+        if self.u.inherited or not self.u.open:
+            self.check_inherited()
+        sqe = uring_get_submission(&self.u)
+        while sqe == NULL:
+            tries += 1
+            if tries > RETRIES_MAX:
+                raise os_error(-EAGAIN, "io_uring_enter")
+            self.submit()
+            sqe = uring_get_submission(&self.u)
+        return sqe
+
+    cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
+        """Put a prepared submission in flight for *op*, and hold its owner."""
+        assert not op.in_flight
+        uring_set_user_data(sqe, <uint64_t><uintptr_t>op, 0)
+        Py_INCREF(<object>op.owner)
+        op.in_flight = True
+        op.next = &self.in_flight
+        op.previous = self.in_flight.previous
+        op.previous.next = op
+        self.in_flight.previous = op
+        if not op.background:
+            self.count += 1
+        if op.exact:
+            self.exact_count += 1
+        return 0
+
+    cdef int cancel(self, Operation *op) except -1:
+        """Ask the kernel to end *op*; only the operation's own completion tells that it ended."""
+        cdef io_uring_sqe *sqe = self.submission()
+        uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
+        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        return 0
+
+    # ── entering the kernel ──────────────────────────────────────────────────────────────────
+
+    cdef bint needs_enter(self) noexcept:
+        return uring_pending(&self.u) != 0 or uring_has_task_work(&self.u)
+
+    cdef bint has_task_work(self) noexcept:
+        return uring_has_task_work(&self.u)
+
+    cdef bint has_completions(self) noexcept:
+        return uring_head(&self.u) != uring_tail(&self.u)
+
+    cdef int submit(self) except -1:
+        """Hand over what is prepared and collect deferred completions, without sleeping."""
+        self.check_inherited()
+        return self._entered(uring_submit(&self.u))
+
+    cdef int wait(self, int64_t timeout_ns) except -1:
+        """Hand over what is prepared and sleep until a completion, a signal or the timeout."""
+        cdef int res
+        self.check_inherited()
+        with nogil:
+            res = uring_wait(&self.u, timeout_ns)
+        return self._entered(res)
+
+    cdef int _entered(self, int res) except -1:
+        self.enters += 1
+        if res >= 0:
+            self.submissions += <unsigned int>res
+            return 0
+        # The turn comes round again: what was not submitted is still queued.
+        if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
+            return 0
+        if res == -EBADR:
+            # The kernel had no memory for a completion: nobody can tell what is in flight.
+            return self._rebuild()
+        if res == -EEXIST:
+            if self.running:
+                raise RuntimeError(
+                    "Non-thread-safe operation invoked on an event loop other "
+                    "than the current one"
+                )
+            return self._rebuild()
+        raise os_error(res, "io_uring_enter")
+
+    # ── completions ──────────────────────────────────────────────────────────────────────────
+
+    cdef int dispatch(self) except -1:
+        """Run the owners of the completions that are there now, in the kernel's order."""
+        cdef unsigned int head, tail, flags
+        cdef io_uring_cqe *cqe
+        cdef Operation *op
+        cdef int res
+        if self.u.inherited or not self.u.open:
+            self.check_inherited()
+        head = uring_head(&self.u)
+        tail = uring_tail(&self.u)
+        while head != tail:
+            cqe = uring_completion(&self.u, head)
+            op = <Operation*><uintptr_t>cqe.user_data
+            res = cqe.res
+            flags = cqe.flags
+            head += 1
+            # Consumed before the callback runs: an exception must not deliver it twice.
+            uring_consume(&self.u, head)
+            if op != NULL:
+                self._complete(op, res, flags)
+                if not self.u.open:
+                    break
+        return 0
+
+    cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
+        cdef object owner
+        self.completions += 1
+        if flags & IORING_CQE_F_MORE:
+            return op.on_completion(op, res, flags)
+        owner = <object>op.owner
+        self._unlink(op)
+        Py_DECREF(owner)
+        return op.on_completion(op, res, flags)
+
+    cdef void _unlink(self, Operation *op) noexcept:
+        op.previous.next = op.next
+        op.next.previous = op.previous
+        op.in_flight = False
+        if not op.background:
+            self.count -= 1
+        if op.exact:
+            self.exact_count -= 1
+
+    cdef int reap(self, Operation *op) except -1:
+        """Cancel *op* and take its completions now, out of turn; others keep their order.
+
+        For the few places that must not wait for the next turn. If the kernel does not end the
+        operation at once its completion comes by the ordinary way.
+        """
+        cdef int tries = 0
+        if not op.in_flight:
+            return 0
+        self.cancel(op)
+        while op.in_flight and tries < RETRIES_MAX:
+            tries += 1
+            self.submit()
+            self._take_completions_of(op)
+        return 0
+
+    cdef int _take_completions_of(self, Operation *op) except -1:
+        cdef unsigned int index = uring_head(&self.u)
+        cdef io_uring_cqe *cqe
+        cdef unsigned int flags
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            index += 1
+            if <Operation*><uintptr_t>cqe.user_data == op:
+                # The queue is ours to write: a completion for nobody is skipped later.
+                cqe.user_data = 0
+                flags = cqe.flags
+                self._complete(op, cqe.res, flags)
+        return 0
+
+    cdef int reap_exact(self) except -1:
+        """End what cannot survive a change of thread without losing bytes.
+
+        Called by the owning thread at the end of a run. A receive or an accept left armed holds
+        no data: whatever the kernel has taken from a socket is in the completion queue.
+        """
+        cdef Operation *op
+        cdef int tries = 0
+        while (self.exact_count or self.has_task_work()) and tries < RETRIES_MAX:
+            tries += 1
+            op = self.in_flight.next
+            while op != &self.in_flight:
+                if op.exact:
+                    self.cancel(op)
+                op = op.next
+            self.submit()
+            self.dispatch()
+        return 0
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────
+
+    cdef bint take_over(self) except -1:
+        """Make the calling thread the one that submits; True when that took a new ring.
+
+        The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
+        Thread identifiers are no help: a new thread often gets the dead one's.
+        """
+        cdef int res, generation
+        self.check_inherited()
+        if not self.u.enabled:
+            res = uring_enable(&self.u)
+            if res < 0:
+                raise os_error(res, "io_uring_register")
+        generation = self.generation
+        self._entered(uring_submit(&self.u))
+        return self.generation != generation
+
+    cdef int _rebuild(self) except -1:
+        """Replace the ring: deliver what has completed, end the rest with ECANCELED.
+
+        The owners take an ECANCELED that they did not ask for as "arm again".
+        """
+        cdef Operation orphans
+        cdef uring fresh
+        cdef int res = uring_open(&fresh, SQ_ENTRIES, CQ_ENTRIES)
+        if res == 0:
+            res = uring_enable(&fresh)
+        if res < 0:
+            raise os_error(res, "io_uring_setup")
+        while self.has_completions():
+            self.dispatch()
+        # Move the whole list aside: owners arm anew while it is walked.
+        if self.in_flight.next == &self.in_flight:
+            orphans.next = orphans.previous = &orphans
+        else:
+            orphans.next = self.in_flight.next
+            orphans.previous = self.in_flight.previous
+            orphans.next.previous = &orphans
+            orphans.previous.next = &orphans
+        self.in_flight.next = self.in_flight.previous = &self.in_flight
+        uring_close(&self.u)
+        fresh.next = self.u.next
+        self.u = fresh
+        self.generation += 1
+        while orphans.next != &orphans:
+            self._complete(orphans.next, -ECANCELED, 0)
+        return 0
+
+    cdef int _abandon(self) noexcept:
+        """Drop the references of operations that will never complete."""
+        cdef Operation *op
+        while self.in_flight.next != &self.in_flight:
+            op = self.in_flight.next
+            self._unlink(op)
+            Py_DECREF(<object>op.owner)
+        return 0
+
+    cdef int drain(self) except -1:
+        """Cancel everything and take the completions without telling anybody.
+
+        So that closing the descriptors afterwards has its effect: a socket's FIN, a port's
+        freedom. In a thread that does not own the ring nothing can be cancelled, and closing
+        it leaves that to the kernel, some milliseconds later.
+        """
+        cdef Operation *op
+        cdef io_uring_cqe *cqe
+        cdef unsigned int head
+        cdef int idle = 0
+        if not self.u.open or self.u.inherited or not self.u.enabled:
+            return 0
+        if uring_submit(&self.u) < 0:
+            return 0
+        op = self.in_flight.next
+        while op != &self.in_flight:
+            self.cancel(op)
+            op = op.next
+        while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
+            idle += 1
+            uring_submit(&self.u)
+            head = uring_head(&self.u)
+            while head != uring_tail(&self.u):
+                idle = 0
+                cqe = uring_completion(&self.u, head)
+                op = <Operation*><uintptr_t>cqe.user_data
+                head += 1
+                uring_consume(&self.u, head)
+                if op != NULL and not cqe.flags & IORING_CQE_F_MORE:
+                    owner = <object>op.owner
+                    self._unlink(op)
+                    Py_DECREF(owner)
+        return 0
+
+    cdef int close(self) except -1:
+        """Give the rings back. The caller has ended the operations, or can not any more."""
+        self._forget()
+        self._abandon()
+        return 0

@@ -1,0 +1,29 @@
+"""What every transport has: a protocol, a socket, an end."""
+
+from uringloop._core.loop cimport Flushable, LoopCore
+
+
+cdef class Transport(Flushable):
+    cdef LoopCore loop
+    cdef object protocol        # None after connection_lost
+    cdef object context         # every callback of the protocol runs in it
+    cdef object sock            # the socket.socket that owns fd; None once closed
+    cdef int fd                 # -1 once closed
+    cdef object server          # counts its connections; None for a client or once detached
+    cdef dict extra
+    cdef bint closing           # no more reading; set by close, abort and every fatal error
+    cdef int lost               # grows once the end is scheduled; counts writes after it
+    cdef bint ended             # connection_lost has been called
+    cdef object __weakref__
+
+    cdef object call(self, object method, object argument)
+    cdef int report(self, str message, object exc) except -1
+    cdef int fatal_error(self, object exc, str message) except -1
+    cdef int force_close(self, object exc) except -1
+    cdef int schedule_end(self, object exc) except -1
+    cdef int release(self) except -1
+    cdef bint busy(self) noexcept
+    cdef int stop_operations(self) except -1
+
+
+cdef dict socket_extra(object sock, object peername)

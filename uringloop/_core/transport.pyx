@@ -1,0 +1,166 @@
+"""What every transport has: a protocol, a socket, an end.
+
+The end comes in this order, whoever asks for it: operations are cancelled; connection_lost is
+called in a turn of its own; the socket is closed when the kernel holds no operation on it any
+more. Closing it earlier would send no FIN and free no port, for an operation in flight keeps
+the file open.
+"""
+
+import asyncio
+import warnings
+from asyncio import trsock
+from asyncio.log import logger
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+
+from uringloop._core.loop cimport Flushable, LoopCore
+from uringloop._core.pyapi cimport (
+    PyContext_Enter,
+    PyContext_Exit,
+    PyObject_CallMethodNoArgs,
+    PyObject_CallMethodOneArg,
+    raise_pending,
+)
+
+
+cdef class Transport(Flushable):
+
+    def __cinit__(self, *args, **kwargs):
+        self.fd = -1
+
+    cdef object call(self, object method, object argument):
+        """Call the protocol's *method* in the transport's context; no *argument* is None."""
+        cdef PyObject *result
+        # Looked up at each call, as asyncio does: protocols are patched and swapped.
+        cdef object context = self.context
+        cdef object protocol = self.protocol
+        PyContext_Enter(context)
+        if argument is None:
+            result = PyObject_CallMethodNoArgs(protocol, method)
+        else:
+            result = PyObject_CallMethodOneArg(protocol, method, argument)
+        if result == NULL:
+            try:
+                raise_pending()
+            finally:
+                PyContext_Exit(context)
+        PyContext_Exit(context)
+        return own(result)
+
+    # ── errors ───────────────────────────────────────────────────────────────────────────────
+
+    cdef int report(self, str message, object exc) except -1:
+        self.loop.call_exception_handler(
+            {
+                "message": message,
+                "exception": exc,
+                "transport": self,
+                "protocol": self.protocol,
+            }
+        )
+        return 0
+
+    cdef int fatal_error(self, object exc, str message) except -1:
+        """End the connection for *exc*; errors of the network are not reported, as in asyncio."""
+        if isinstance(exc, OSError):
+            if self.loop.debug:
+                logger.debug("%r: %s", self, message, exc_info=exc)
+        else:
+            self.report(message, exc)
+        return self.force_close(exc)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int force_close(self, object exc) except -1:
+        if self.lost:
+            return 0
+        self.closing = True
+        self.stop_operations()
+        return self.schedule_end(exc)
+
+    cdef int schedule_end(self, object exc) except -1:
+        self.lost += 1
+        self.loop.schedule(self._call_connection_lost, (exc,), self.context)
+        return 0
+
+    def _call_connection_lost(self, exc):
+        try:
+            if self.protocol is not None:
+                self.protocol.connection_lost(exc)
+        finally:
+            self.ended = True
+            if not self.busy():
+                self.release()
+
+    cdef int release(self) except -1:
+        """Close the socket: connection_lost is done and the kernel holds nothing."""
+        cdef object sock = self.sock
+        cdef object server = self.server
+        if sock is None:
+            return 0
+        self.sock = None
+        self.loop.forget_transport(self.fd)
+        self.fd = -1
+        self.protocol = None
+        self.server = None
+        sock.close()
+        if server is not None:
+            server._detach(self)
+        return 0
+
+    cdef bint busy(self) noexcept:
+        """Whether an operation is in flight."""
+        return False
+
+    cdef int stop_operations(self) except -1:
+        """Cancel what is in flight, and forget what is not."""
+        return 0
+
+    def __del__(self):
+        if self.sock is not None:
+            self.loop.forget_transport(self.fd)
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            self.sock.close()
+            if self.server is not None:
+                self.server._detach(self)
+
+    # ── asyncio.BaseTransport ────────────────────────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # isinstance(transport, asyncio.Transport) holds, as programs expect, without its layout.
+        return asyncio.Transport
+
+    def get_extra_info(self, name, default=None):
+        return self.extra.get(name, default)
+
+    def is_closing(self):
+        return self.closing
+
+    def get_protocol(self):
+        return self.protocol
+
+    def abort(self):
+        self.force_close(None)
+
+
+cdef dict socket_extra(object sock, object peername):
+    """Build what get_extra_info tells about a socket, as asyncio's transports do."""
+    try:
+        sockname = sock.getsockname()
+    except OSError:
+        sockname = None
+    if peername is None:
+        try:
+            peername = sock.getpeername()
+        except OSError:
+            peername = None
+    return {"socket": trsock.TransportSocket(sock), "sockname": sockname, "peername": peername}
+
+
+cdef inline object own(PyObject *result):
+    """Take over a new reference that C gave."""
+    cdef object taken = <object>result
+    Py_DECREF(taken)
+    return taken

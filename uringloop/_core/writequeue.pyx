@@ -1,0 +1,106 @@
+"""Bytes that wait to be sent: a circular queue of immutable bytes objects.
+
+It owns a reference to every item until `consume` has passed its last byte, so an operation in
+flight may point into the items as long as nobody calls `clear`: the transport calls it only
+when no send is in flight.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.string cimport memset
+
+from uringloop._native.uring cimport iovec, msghdr
+
+
+# Most connections have one or two writes in a turn.
+CAPACITY_AT_START = 4
+# Buffers in one sendmsg: the gain over the next one is gone long before the kernel's 1024.
+VECTOR_MAX = 64
+# Bytes in one send: a longer one would report its progress, and free its buffers, too late.
+SEND_MAX = 1024 * 1024
+
+cdef Py_ssize_t BYTES_MAX = SEND_MAX
+
+
+@cython.final
+cdef class WriteQueue:
+
+    def __dealloc__(self):
+        self.clear()
+        PyMem_Free(self.items)
+        PyMem_Free(self.vector)
+
+    cdef int push(self, bytes data) except -1:
+        if self.count == self.capacity:
+            self._grow()
+        Py_INCREF(data)
+        self.items[(self.first + self.count) & (self.capacity - 1)] = <PyObject*>data
+        self.count += 1
+        self.size += PyBytes_GET_SIZE(data)
+        return 0
+
+    cdef int _grow(self) except -1:
+        cdef Py_ssize_t capacity = max(2 * self.capacity, CAPACITY_AT_START)
+        cdef Py_ssize_t index
+        cdef PyObject **items = <PyObject**>PyMem_Malloc(capacity * sizeof(PyObject*))
+        if items == NULL:
+            raise MemoryError
+        for index in range(self.count):
+            items[index] = self.items[(self.first + index) & (self.capacity - 1)]
+        PyMem_Free(self.items)
+        self.items = items
+        self.capacity = capacity
+        self.first = 0
+        return 0
+
+    cdef Py_ssize_t prepare(self) except -1:
+        """Point `data`, or `message` for several items, at what goes next; return the count."""
+        cdef Py_ssize_t index, size
+        cdef Py_ssize_t total = 0
+        cdef Py_ssize_t offset = self.offset
+        cdef PyObject *item = self.items[self.first]
+        if self.count == 1:
+            self.data = PyBytes_AS_STRING(<bytes>item) + offset
+            self.data_size = min(PyBytes_GET_SIZE(<bytes>item) - offset, BYTES_MAX)
+            return 1
+        if self.vector == NULL:
+            self.vector = <iovec*>PyMem_Malloc(VECTOR_MAX * sizeof(iovec))
+            if self.vector == NULL:
+                raise MemoryError
+            memset(&self.message, 0, sizeof(msghdr))
+            self.message.msg_iov = self.vector
+        index = 0
+        while index < self.count and index < VECTOR_MAX and total < BYTES_MAX:
+            item = self.items[(self.first + index) & (self.capacity - 1)]
+            size = min(PyBytes_GET_SIZE(<bytes>item) - offset, BYTES_MAX - total)
+            self.vector[index].iov_base = PyBytes_AS_STRING(<bytes>item) + offset
+            self.vector[index].iov_len = size
+            total += size
+            offset = 0
+            index += 1
+        self.message.msg_iovlen = index
+        return index
+
+    cdef void consume(self, Py_ssize_t sent) noexcept:
+        """Drop the first *sent* bytes, and every item that has no more."""
+        cdef PyObject *item
+        cdef Py_ssize_t left
+        self.size -= sent
+        while self.count:
+            item = self.items[self.first]
+            left = PyBytes_GET_SIZE(<bytes>item) - self.offset
+            if sent < left:
+                self.offset += sent
+                break
+            sent -= left
+            self.offset = 0
+            self.first = (self.first + 1) & (self.capacity - 1)
+            self.count -= 1
+            Py_DECREF(<object>item)
+
+    cdef void clear(self) noexcept:
+        """Drop everything. No operation may be in flight on it."""
+        self.consume(self.size)

@@ -1,0 +1,278 @@
+/* The only door to the kernel's rings: everything above talks to these functions.
+ *
+ * Header-only, over liburing 2.3 or newer. What liburing 2.3 lacks is here by number, because a
+ * feature belongs to the kernel that runs, not to the header that was there at build time. Every
+ * function returns 0 or a count, or -errno; none of them raises, allocates Python memory or needs
+ * the GIL. A uring belongs to one Ring object (_core/ring.pyx), which opens and closes it.
+ */
+#ifndef URINGLOOP_URING_H
+#define URINGLOOP_URING_H
+
+#include <errno.h>
+#include <liburing.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Values newer than liburing 2.3; the kernel that brought each one is named beside it. */
+#define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
+#define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
+
+/* A wait without a deadline. */
+#define URING_FOREVER INT64_MIN
+
+typedef struct uring {
+    struct io_uring ring;
+    unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
+    unsigned setup_flags; /* what the kernel accepted */
+    unsigned inline_sends; /* queued submissions that complete while they are submitted */
+    bool open;
+    bool enabled;
+    bool inherited;     /* made by a parent process: no memory of it may be touched */
+    struct uring *next; /* the list of live rings that the fork handler walks */
+} uring;
+
+/* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
+
+static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
+    struct io_uring_params params;
+
+    memset(&params, 0, sizeof(params));
+    params.flags = flags;
+    params.cq_entries = cq_entries;
+    memset(&u->ring, 0, sizeof(u->ring));
+    return io_uring_queue_init_params(sq_entries, &u->ring, &params);
+}
+
+/* Opens a disabled ring: the thread that enables it becomes its only issuer.
+ * Kernel 6.1 is the first with DEFER_TASKRUN; an older one answers EINVAL. */
+static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries) {
+    unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
+                     IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER |
+                     IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
+    int res = uring_setup(u, sq_entries, cq_entries, flags);
+
+    if (res < 0)
+        return res;
+    u->setup_flags = flags;
+    u->enter_flags = 0;
+    if (u->ring.features & URING_FEATURE_NO_IOWAIT)
+        u->enter_flags |= URING_ENTER_NO_IOWAIT;
+    u->inline_sends = 0;
+    u->open = true;
+    u->enabled = false;
+    u->inherited = false;
+    /* A forked child must not see the rings: one store there would corrupt the parent's. */
+    res = io_uring_ring_dontfork(&u->ring);
+    if (res < 0) {
+        io_uring_queue_exit(&u->ring);
+        u->open = false;
+        return res;
+    }
+    return 0;
+}
+
+static inline int uring_enable(uring *u) {
+    int res = io_uring_enable_rings(&u->ring);
+
+    if (res < 0)
+        return res;
+    u->enabled = true;
+    return 0;
+}
+
+/* Unmaps and closes. In a forked child the fork handler has closed the descriptor and the maps
+ * were never there (other memory may live at their addresses): nothing is left to do. */
+static inline void uring_close(uring *u) {
+    if (u->open && !u->inherited)
+        io_uring_queue_exit(&u->ring);
+    u->open = false;
+}
+
+/* For the fork handler's child: the maps are gone (dontfork), the descriptor must go too, or it
+ * would keep the parent's sockets alive after the parent has closed them. */
+static inline void uring_leave_to_parent(uring *u) {
+    if (u->open && !u->inherited)
+        close(u->ring.ring_fd);
+    u->inherited = true;
+}
+
+/* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
+
+static inline unsigned uring_pending(const uring *u) {
+    return u->ring.sq.sqe_tail - *u->ring.sq.khead;
+}
+
+/* Deferred completions that only an enter with GETEVENTS can bring into the queue. */
+static inline bool uring_has_task_work(const uring *u) {
+    return (*(volatile unsigned *)u->ring.sq.kflags &
+            (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/* Publishes the prepared submissions; the kernel reads them in the next enter. */
+static inline unsigned uring_publish(uring *u) {
+    struct io_uring_sq *sq = &u->ring.sq;
+
+    if (sq->sqe_head != sq->sqe_tail) {
+        sq->sqe_head = sq->sqe_tail;
+        io_uring_smp_store_release(sq->ktail, sq->sqe_tail);
+    }
+    return sq->sqe_tail - *sq->khead;
+}
+
+/* Submits, and runs deferred completions; never sleeps. A zero timeout would: it arms a timer
+ * and schedules, 15 us, where a plain GETEVENTS takes 0.2 us. */
+static inline int uring_submit(uring *u) {
+    unsigned count = uring_publish(u);
+
+    u->inline_sends = 0;
+    return io_uring_enter2(u->ring.ring_fd, count, 0, IORING_ENTER_GETEVENTS, NULL, 0);
+}
+
+/* Submits and sleeps until something completes or *timeout_ns* has passed.
+ *
+ * An inline send completes while it is submitted, so its completion must not end the sleep:
+ * the kernel is asked for one more than there are of them. It also lifts the number of deferred
+ * completions that one enter runs (20, or what is asked for if that is more; since 6.13). */
+static inline int uring_wait(uring *u, int64_t timeout_ns) {
+    unsigned count = uring_publish(u);
+    unsigned wanted = 1 + u->inline_sends;
+    unsigned flags = IORING_ENTER_GETEVENTS | u->enter_flags;
+    struct __kernel_timespec ts;
+    struct io_uring_getevents_arg arg;
+
+    u->inline_sends = 0;
+    if (timeout_ns == URING_FOREVER)
+        return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, NULL, _NSIG / 8);
+    ts.tv_sec = timeout_ns / 1000000000;
+    ts.tv_nsec = timeout_ns % 1000000000;
+    memset(&arg, 0, sizeof(arg));
+    arg.sigmask_sz = _NSIG / 8;
+    arg.ts = (uint64_t)(uintptr_t)&ts;
+    return io_uring_enter2(u->ring.ring_fd, count, wanted, flags | IORING_ENTER_EXT_ARG,
+                           (void *)&arg, sizeof(arg));
+}
+
+/* ── completions ────────────────────────────────────────────────────────────────────────────── */
+
+static inline unsigned uring_head(const uring *u) { return *u->ring.cq.khead; }
+
+static inline unsigned uring_tail(const uring *u) {
+    return io_uring_smp_load_acquire(u->ring.cq.ktail);
+}
+
+static inline struct io_uring_cqe *uring_completion(const uring *u, unsigned index) {
+    return &u->ring.cq.cqes[index & *u->ring.cq.kring_mask];
+}
+
+static inline void uring_consume(uring *u, unsigned head) {
+    io_uring_smp_store_release(u->ring.cq.khead, head);
+}
+
+/* ── submissions ────────────────────────────────────────────────────────────────────────────── */
+
+static inline struct io_uring_sqe *uring_get_submission(uring *u) {
+    return io_uring_get_sqe(&u->ring);
+}
+
+/* prep helpers leave user_data alone and may reset the flags: this comes last, always. */
+static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
+                                       unsigned flags) {
+    sqe->flags |= flags;
+    sqe->user_data = user_data;
+}
+
+static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
+                                             bool poll_first) {
+    io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
+    sqe->buf_group = (uint16_t)group;
+    sqe->flags |= IOSQE_BUFFER_SELECT;
+    if (poll_first)
+        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+}
+
+static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int group,
+                                          bool poll_first) {
+    io_uring_prep_recv(sqe, fd, NULL, 0, 0);
+    sqe->buf_group = (uint16_t)group;
+    sqe->flags |= IOSQE_BUFFER_SELECT;
+    if (poll_first)
+        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+}
+
+/* An inline send never waits for room in the socket: it completes within the enter. */
+static inline void uring_prep_send(uring *u, struct io_uring_sqe *sqe, int fd, const void *data,
+                                   size_t size, bool patient) {
+    int flags = MSG_NOSIGNAL | (patient ? MSG_WAITALL : MSG_DONTWAIT);
+
+    io_uring_prep_send(sqe, fd, data, size, flags);
+    if (!patient)
+        u->inline_sends++;
+}
+
+static inline void uring_prep_sendmsg(uring *u, struct io_uring_sqe *sqe, int fd,
+                                      const struct msghdr *message, bool patient) {
+    int flags = MSG_NOSIGNAL | (patient ? MSG_WAITALL : MSG_DONTWAIT);
+
+    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)flags);
+    if (!patient)
+        u->inline_sends++;
+}
+
+static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd) {
+    io_uring_prep_multishot_accept(sqe, fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+}
+
+static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {
+    io_uring_prep_cancel64(sqe, user_data, 0);
+}
+
+/* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
+
+static inline int uring_register_buffers(uring *u, struct io_uring_buf_ring *buffers,
+                                         unsigned entries, int group) {
+    struct io_uring_buf_reg reg;
+
+    memset(&reg, 0, sizeof(reg));
+    reg.ring_addr = (uint64_t)(uintptr_t)buffers;
+    reg.ring_entries = entries;
+    reg.bgid = (uint16_t)group;
+    return io_uring_register_buf_ring(&u->ring, &reg, 0);
+}
+
+static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned entries,
+                                     char *address, unsigned size, unsigned id) {
+    io_uring_buf_ring_add(buffers, address, size, (unsigned short)id,
+                          io_uring_buf_ring_mask(entries), 0);
+    io_uring_buf_ring_advance(buffers, 1);
+}
+
+/* Anonymous, page-aligned, not inherited by a forked child. NULL when there is no memory. */
+static inline void *uring_map(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return NULL;
+    madvise(memory, size, MADV_DONTFORK);
+    return memory;
+}
+
+/* ── the clock ──────────────────────────────────────────────────────────────────────────────── */
+
+static inline int64_t uring_clock_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+#endif

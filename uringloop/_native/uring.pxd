@@ -1,0 +1,121 @@
+"""Declarations of uring.h: the only way to a ring."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int SHUT_WR
+    ssize_t send(int fd, const void *data, size_t size, int flags)
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
+
+
+cdef extern from "uring.h" nogil:
+    int64_t URING_FOREVER
+
+    unsigned int IORING_CQE_F_BUFFER
+    unsigned int IORING_CQE_F_MORE
+    unsigned int IOSQE_CQE_SKIP_SUCCESS
+    int IORING_CQE_BUFFER_SHIFT
+
+    struct io_uring_sqe:
+        pass
+
+    struct io_uring_cqe:
+        uint64_t user_data
+        int res
+        unsigned int flags
+
+    struct io_uring_buf_ring:
+        pass
+
+    struct uring:
+        bint open
+        bint enabled
+        bint inherited
+        uring *next
+
+    int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
+    int uring_enable(uring *u)
+    void uring_close(uring *u)
+    void uring_leave_to_parent(uring *u)
+
+    unsigned int uring_pending(const uring *u)
+    bint uring_has_task_work(const uring *u)
+    int uring_submit(uring *u)
+    int uring_wait(uring *u, int64_t timeout_ns)
+
+    unsigned int uring_head(const uring *u)
+    unsigned int uring_tail(const uring *u)
+    io_uring_cqe *uring_completion(const uring *u, unsigned int index)
+    void uring_consume(uring *u, unsigned int head)
+
+    io_uring_sqe *uring_get_submission(uring *u)
+    void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
+
+    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_send(
+        uring *u, io_uring_sqe *sqe, int fd, const void *data, size_t size, bint patient)
+    void uring_prep_sendmsg(
+        uring *u, io_uring_sqe *sqe, int fd, const msghdr *message, bint patient)
+    void uring_prep_accept_multishot(io_uring_sqe *sqe, int fd)
+    void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
+
+    int uring_register_buffers(
+        uring *u, io_uring_buf_ring *buffers, unsigned int entries, int group)
+    void uring_give_buffer(
+        io_uring_buf_ring *buffers, unsigned int entries, char *address, unsigned int size,
+        unsigned int id)
+    void io_uring_buf_ring_init(io_uring_buf_ring *buffers)
+    void *uring_map(size_t size)
+
+    int64_t uring_clock_ns()
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void *address, size_t size)
+
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+    int eventfd(unsigned int value, int flags)
+    int eventfd_write(int fd, unsigned long long value)
+
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*prepare)(), void (*parent)(), void (*child)())
+
+
+cdef extern from "<poll.h>" nogil:
+    unsigned int POLLIN
+    unsigned int POLLOUT
+    unsigned int POLLERR
+    unsigned int POLLHUP
+    unsigned int POLLNVAL
+    unsigned int POLLRDHUP
+
+    struct pollfd:
+        int fd
+        short events
+        short revents
+
+    int poll(pollfd *fds, unsigned long count, int timeout_ms)

@@ -1,0 +1,66 @@
+"""Checks of arguments that several methods share, with asyncio's wording."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import stat
+
+
+def check_socket(sock: socket.socket) -> None:
+    """Refuse a socket that is TLS already: a transport would read its records."""
+    if isinstance(sock, ssl.SSLSocket):
+        raise TypeError("Socket cannot be of type SSLSocket")
+
+
+def check_nonblocking(sock: socket.socket) -> None:
+    if sock.gettimeout() != 0:
+        raise ValueError("the socket must be non-blocking")
+
+
+def check_ssl_timeouts(
+    ssl: object, ssl_handshake_timeout: float | None, ssl_shutdown_timeout: float | None
+) -> None:
+    """Refuse TLS timeouts without TLS."""
+    if ssl:
+        return
+    if ssl_handshake_timeout is not None:
+        raise ValueError("ssl_handshake_timeout is only meaningful with ssl")
+    if ssl_shutdown_timeout is not None:
+        raise ValueError("ssl_shutdown_timeout is only meaningful with ssl")
+
+
+def check_server_hostname(ssl: object, server_hostname: str | None, host: str | None) -> None:
+    """Refuse a host name without TLS, and TLS without any host name."""
+    if server_hostname is not None and not ssl:
+        raise ValueError("server_hostname is only meaningful with ssl")
+    if server_hostname is None and ssl and not host:
+        raise ValueError("You must set server_hostname when using ssl without a host")
+
+
+def refuse_tls(ssl: object) -> None:
+    if ssl:
+        raise NotImplementedError("TLS is not available on this event loop yet")
+
+
+def descriptor(file: object) -> int:
+    """Return the number of a file descriptor or of an object with fileno()."""
+    if isinstance(file, int):
+        number = file
+    else:
+        try:
+            number = int(file.fileno())  # type: ignore[attr-defined]
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"Invalid file object: {file!r}") from None
+    if number < 0:
+        raise ValueError(f"Invalid file descriptor: {number}")
+    return number
+
+
+def check_pollable(fd: int) -> None:
+    """Refuse what epoll refuses: io_uring would call a regular file always ready."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

@@ -1,0 +1,230 @@
+"""Clients: create_connection, create_unix_connection, connect_accepted_socket."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import itertools
+import os
+import socket
+from asyncio import staggered
+from asyncio.log import logger
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from uringloop._core.stream import make_stream
+from uringloop.checks import check_socket
+from uringloop.resolver import AddressInfo, ensure_resolved
+
+if TYPE_CHECKING:
+    from uringloop.loop import Loop
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+async def create_connection(
+    loop: Loop,
+    protocol_factory: Callable[[], P],
+    host: str | None,
+    port: int | None,
+    *,
+    family: int,
+    proto: int,
+    flags: int,
+    sock: socket.socket | None,
+    local_addr: tuple[str, int] | None,
+    happy_eyeballs_delay: float | None,
+    interleave: int | None,
+    all_errors: bool,
+) -> tuple[asyncio.Transport, P]:
+    if host is not None or port is not None:
+        if sock is not None:
+            raise ValueError("host/port and sock can not be specified at the same time")
+        resolve = functools.partial(
+            ensure_resolved, loop, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
+        )
+        infos = await resolve((host, port))
+        if not infos:
+            raise OSError("getaddrinfo() returned empty list")
+        local_infos = None
+        if local_addr is not None:
+            local_infos = await resolve(local_addr)
+            if not local_infos:
+                raise OSError("getaddrinfo() returned empty list")
+        if happy_eyeballs_delay is not None and interleave is None:
+            interleave = 1
+        if interleave:
+            infos = interleaved(infos, interleave)
+        sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
+    else:
+        if sock is None:
+            raise ValueError("host and port was not specified and no sock specified")
+        # AF_UNIX is welcome too, as in asyncio: only the type counts.
+        if sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+    transport, protocol = await attach(loop, sock, protocol_factory)
+    if loop.get_debug():
+        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
+    return transport, protocol
+
+
+async def create_unix_connection(
+    loop: Loop,
+    protocol_factory: Callable[[], P],
+    path: str | bytes | os.PathLike[str] | None,
+    *,
+    sock: socket.socket | None,
+) -> tuple[asyncio.Transport, P]:
+    if path is not None:
+        if sock is not None:
+            raise ValueError("path and sock can not be specified at the same time")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, os.fspath(path))
+        except BaseException:
+            sock.close()
+            raise
+    else:
+        if sock is None:
+            raise ValueError("no path and sock were specified")
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
+    return await attach(loop, sock, protocol_factory)
+
+
+async def connect_accepted_socket(
+    loop: Loop, protocol_factory: Callable[[], P], sock: socket.socket
+) -> tuple[asyncio.Transport, P]:
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+    check_socket(sock)
+    transport, protocol = await attach(loop, sock, protocol_factory)
+    if loop.get_debug():
+        logger.debug("%r handled: (%r, %r)", sock, transport, protocol)
+    return transport, protocol
+
+
+async def attach(
+    loop: Loop, sock: socket.socket, protocol_factory: Callable[[], P]
+) -> tuple[asyncio.Transport, P]:
+    """Give a connected socket a transport and a protocol, and wait for connection_made."""
+    sock.setblocking(False)
+    protocol = protocol_factory()
+    waiter = loop.create_future()
+    transport = make_stream(loop, sock, protocol, waiter)
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        raise
+    return transport, protocol
+
+
+# ── happy eyeballs ───────────────────────────────────────────────────────────────────────────
+
+
+def interleaved(infos: Sequence[AddressInfo], first_count: int) -> list[AddressInfo]:
+    """Alternate the families of *infos*, the first family leading by *first_count*."""
+    by_family: dict[int, list[AddressInfo]] = collections.OrderedDict()
+    for info in infos:
+        by_family.setdefault(info[0], []).append(info)
+    groups = list(by_family.values())
+    leading = groups[0][: first_count - 1]
+    del groups[0][: first_count - 1]
+    rounds: Iterable[tuple[AddressInfo | None, ...]] = itertools.zip_longest(*groups)
+    return leading + [info for group in rounds for info in group if info is not None]
+
+
+async def _connect_first(
+    loop: Loop,
+    infos: Sequence[AddressInfo],
+    local_infos: Sequence[AddressInfo] | None,
+    delay: float | None,
+    all_errors: bool,
+) -> socket.socket:
+    """Return the first socket that connects; *delay* seconds apart, or one after the other."""
+    failures: list[list[OSError]] = []
+    attempts = [
+        functools.partial(_connect_one, loop, failures, info, local_infos) for info in infos
+    ]
+    sock = None
+    if delay is None:
+        for attempt in attempts:
+            try:
+                sock = await attempt()
+                break
+            except OSError:
+                continue
+    else:
+        sock, _, _ = await staggered.staggered_race(attempts, delay, loop=loop)
+    try:
+        if sock is not None:
+            return sock
+        raise _combined([exc for group in failures for exc in group], all_errors)
+    finally:
+        # The exceptions refer to frames that refer to them.
+        del failures, attempts
+
+
+def _combined(failures: list[OSError], all_errors: bool) -> Exception:
+    if all_errors:
+        return ExceptionGroup("create_connection failed", failures)
+    if len({str(exc) for exc in failures}) == 1:
+        return failures[0]
+    return OSError("Multiple exceptions: {}".format(", ".join(map(str, failures))))
+
+
+async def _connect_one(
+    loop: Loop,
+    failures: list[list[OSError]],
+    info: AddressInfo,
+    local_infos: Sequence[AddressInfo] | None,
+) -> socket.socket:
+    mine: list[OSError] = []
+    failures.append(mine)
+    family, kind, proto, _, address = info
+    sock = None
+    try:
+        sock = socket.socket(family, kind, proto)
+        sock.setblocking(False)
+        if local_infos is not None:
+            _bind_local(sock, local_infos, mine)
+        await loop.sock_connect(sock, address)
+        return sock
+    except OSError as exc:
+        mine.append(exc)
+        if sock is not None:
+            sock.close()
+        raise
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+    finally:
+        del failures, mine
+
+
+def _bind_local(
+    sock: socket.socket, local_infos: Sequence[AddressInfo], failures: list[OSError]
+) -> None:
+    """Bind to the first local address of the socket's family that can be had."""
+    family = sock.family
+    for local_family, _, _, _, address in local_infos:
+        if local_family != family:
+            continue
+        try:
+            sock.bind(address)
+            return
+        except OSError as exc:
+            failures.append(
+                OSError(
+                    exc.errno,
+                    f"error while attempting to bind on address {address!r}: {str(exc).lower()}",
+                )
+            )
+    if failures:
+        raise failures.pop()
+    raise OSError(f"no matching local address with {family=} found")
+

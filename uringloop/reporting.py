@@ -1,0 +1,94 @@
+"""What becomes of exceptions that nobody awaits: the loop's exception handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import traceback
+from asyncio.log import logger
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+Context: TypeAlias = dict[str, object]
+ExceptionHandler: TypeAlias = Callable[[asyncio.AbstractEventLoop, Context], object]
+
+TRACEBACK_TITLES = {
+    "source_traceback": "Object created at (most recent call last):\n",
+    "handle_traceback": "Handle created at (most recent call last):\n",
+}
+
+
+def log(context: Context, handle_traceback: object) -> None:
+    """Log *context* as asyncio's default handler does."""
+    if "source_traceback" not in context and handle_traceback:
+        context["handle_traceback"] = handle_traceback
+    lines = [str(context.get("message") or "Unhandled exception in event loop")]
+    for key in sorted(context):
+        if key in ("message", "exception"):
+            continue
+        lines.append(f"{key}: {_described(key, context[key])}")
+    exception = context.get("exception")
+    logger.error(
+        "\n".join(lines), exc_info=exception if isinstance(exception, BaseException) else None
+    )
+
+
+def _described(key: str, value: object) -> str:
+    title = TRACEBACK_TITLES.get(key)
+    if title is None:
+        return repr(value)
+    assert isinstance(value, list)
+    return title + "".join(traceback.format_list(value)).rstrip()
+
+
+def dispatch(
+    loop: asyncio.AbstractEventLoop, handler: ExceptionHandler | None, context: Context
+) -> None:
+    """Give *context* to *handler*, or to the default one; no exception of theirs gets out."""
+    if handler is None:
+        _default(loop, context, "Exception in default exception handler")
+        return
+    try:
+        _run(loop, handler, context)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
+        _default(
+            loop,
+            {
+                "message": "Unhandled error in exception handler",
+                "exception": exc,
+                "context": context,
+            },
+            "Exception in default exception handler while handling an unexpected error "
+            "in custom exception handler",
+        )
+
+
+def _default(loop: asyncio.AbstractEventLoop, context: Context, failure: str) -> None:
+    try:
+        loop.default_exception_handler(context)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        # A subclass may have replaced it: the last resort is the log.
+        logger.error(failure, exc_info=True)
+
+
+def _run(loop: asyncio.AbstractEventLoop, handler: ExceptionHandler, context: Context) -> None:
+    """Run *handler* in the context of the task, future or handle that failed."""
+    own = _context_of(context)
+    if own is None:
+        handler(loop, context)
+    else:
+        own.run(handler, loop, context)
+
+
+def _context_of(context: Mapping[str, object]) -> contextvars.Context | None:
+    for key in ("task", "future", "handle"):
+        subject = context.get(key)
+        if subject is not None:
+            get_context = getattr(subject, "get_context", None)
+            found = get_context() if get_context is not None else None
+            return found if isinstance(found, contextvars.Context) else None
+    return None

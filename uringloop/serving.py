@@ -1,0 +1,336 @@
+"""Servers: create_server, create_unix_server, and the Server object they return."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import socket
+import stat
+import sys
+import weakref
+from asyncio import trsock
+from asyncio.log import logger
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from uringloop._core.listener import Listener
+from uringloop.checks import check_socket
+from uringloop.resolver import AddressInfo, ensure_resolved
+
+if TYPE_CHECKING:
+    from uringloop.loop import Loop
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+Hosts = str | Iterable[str] | None
+
+
+class Server(asyncio.Server):
+    """A listening server; every version of Python gets close_clients and abort_clients."""
+
+    # asyncio.Server is the base for isinstance() and annotations; nothing of it is called.
+
+    def __init__(
+        self,
+        loop: Loop,
+        sockets: list[socket.socket],
+        protocol_factory: ProtocolFactory,
+        backlog: int,
+    ) -> None:
+        self._loop = loop
+        self._open_sockets: list[socket.socket] | None = sockets
+        self._listeners: list[Listener] = []
+        self._protocol_factory = protocol_factory
+        self._backlog = backlog
+        # Weak: an abandoned transport is noticed by its own finalizer.
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._closed_waiters: list[asyncio.Future[None]] | None = []
+        self._serving_now = False
+        self._forever: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} sockets={self.sockets!r}>"
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────
+
+    def _attach(self, transport: asyncio.Transport) -> None:
+        self._transports.add(transport)
+
+    def _detach(self, transport: asyncio.Transport) -> None:
+        self._transports.discard(transport)
+        self._wake_if_done()
+
+    def _wake_if_done(self) -> None:
+        """Wake who waits for the end: closed, and no connection left."""
+        if self._open_sockets is not None or self._transports or self._closed_waiters is None:
+            return
+        waiters, self._closed_waiters = self._closed_waiters, None
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def close_clients(self) -> None:
+        for transport in list(self._transports):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        for transport in list(self._transports):
+            transport.abort()
+
+    # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return self._serving_now
+
+    @property
+    def sockets(self) -> tuple[trsock.TransportSocket, ...]:  # type: ignore[override]
+        return tuple(trsock.TransportSocket(sock) for sock in self._open_sockets or ())
+
+    def _begin(self) -> None:
+        if self._serving_now or self._open_sockets is None:
+            return
+        self._serving_now = True
+        for sock in self._open_sockets:
+            sock.listen(self._backlog)
+            listener = Listener(self._loop, sock, self._protocol_factory, self)
+            self._listeners.append(listener)
+            listener.start()
+
+    async def start_serving(self) -> None:
+        self._begin()
+        # The kernel has the accepts when this returns.
+        await asyncio.sleep(0)
+
+    async def serve_forever(self) -> None:
+        if self._forever is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if self._open_sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._begin()
+        self._forever = self._loop.create_future()
+        try:
+            await self._forever
+        except asyncio.CancelledError:
+            self.close()
+            await self.wait_closed()
+            raise
+        finally:
+            self._forever = None
+
+    def close(self) -> None:
+        """Stop listening: the ports are free when this returns. Connections stay open."""
+        sockets, self._open_sockets = self._open_sockets, None
+        if sockets is None:
+            return
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        if not listeners:
+            for sock in sockets:
+                sock.close()
+        self._serving_now = False
+        if self._forever is not None and not self._forever.done():
+            self._forever.cancel()
+            self._forever = None
+        self._wake_if_done()
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and its connections have ended.
+
+        As on the running Python: before 3.12 this returned at once for a closed server.
+        """
+        if self._closed_waiters is None:
+            return
+        if self._open_sockets is None and sys.version_info < (3, 12):
+            return
+        waiter = self._loop.create_future()
+        self._closed_waiters.append(waiter)
+        await waiter
+
+
+# ── TCP ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_server(
+    loop: Loop,
+    protocol_factory: ProtocolFactory,
+    host: Hosts,
+    port: int | str | None,
+    *,
+    family: int,
+    flags: int,
+    sock: socket.socket | None,
+    backlog: int,
+    reuse_address: bool | None,
+    reuse_port: bool | None,
+    keep_alive: bool | None,
+    start_serving: bool,
+) -> Server:
+    if host is not None or port is not None:
+        if sock is not None:
+            raise ValueError("host/port and sock can not be specified at the same time")
+        infos = await _resolve_hosts(loop, host, port, family, flags)
+        options = [socket.SO_REUSEADDR] if reuse_address is None or reuse_address else []
+        if reuse_port:
+            options.append(socket.SO_REUSEPORT)
+        if keep_alive:
+            options.append(socket.SO_KEEPALIVE)
+        sockets = _bind_all(loop, infos, options)
+    else:
+        if sock is None:
+            raise ValueError("Neither host/port nor sock were specified")
+        check_socket(sock)
+        if sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+        sockets = [sock]
+    return await _serve(loop, sockets, protocol_factory, backlog, start_serving)
+
+
+async def _serve(
+    loop: Loop,
+    sockets: list[socket.socket],
+    protocol_factory: ProtocolFactory,
+    backlog: int,
+    start_serving: bool,
+) -> Server:
+    for sock in sockets:
+        sock.setblocking(False)
+    server = Server(loop, sockets, protocol_factory, backlog)
+    if start_serving:
+        await server.start_serving()
+    if loop.get_debug():
+        logger.info("%r is serving", server)
+    return server
+
+
+async def _resolve_hosts(
+    loop: Loop, host: Hosts, port: int | str | None, family: int, flags: int
+) -> list[AddressInfo]:
+    """Resolve every host; an address that several of them have is there once."""
+    hosts: list[str | None]
+    if host == "" or host is None:
+        hosts = [None]
+    elif isinstance(host, str) or not isinstance(host, Iterable):
+        hosts = [host]
+    else:
+        hosts = list(host)
+    found = await asyncio.gather(
+        *(_resolve_host(loop, name, port, family, flags) for name in hosts)
+    )
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+async def _resolve_host(
+    loop: Loop, host: str | None, port: int | str | None, family: int, flags: int
+) -> list[AddressInfo]:
+    infos = await ensure_resolved(
+        loop, (host, port), family=family, type=socket.SOCK_STREAM, flags=flags
+    )
+    if not infos:
+        raise OSError(f"getaddrinfo({host!r}) returned empty list")
+    return infos
+
+
+def _bind_all(
+    loop: Loop, infos: Sequence[AddressInfo], options: Sequence[int]
+) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in infos:
+            try:
+                sock = socket.socket(family, kind, proto)
+            except OSError:
+                # The family is not built into this kernel.
+                if loop.get_debug():
+                    logger.warning(
+                        "create_server() failed to create socket.socket(%r, %r, %r)",
+                        family,
+                        kind,
+                        proto,
+                        exc_info=True,
+                    )
+                continue
+            sockets.append(sock)
+            for option in options:
+                sock.setsockopt(socket.SOL_SOCKET, option, True)
+            if family == socket.AF_INET6:
+                # One socket a family: a dual-stack one would take the IPv4 port as well.
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
+            try:
+                sock.bind(address)
+            except OSError as exc:
+                reason = (
+                    f"error while attempting to bind on address {address!r}: {str(exc).lower()}"
+                )
+                if exc.errno != errno.EADDRNOTAVAIL:
+                    raise OSError(exc.errno, reason) from None
+                # The family is switched off.
+                sockets.pop().close()
+                if loop.get_debug():
+                    logger.warning(reason)
+        if not sockets:
+            raise OSError(
+                f"could not bind on any address out of {[info[4] for info in infos]!r}"
+            )
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+# ── UNIX ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_unix_server(
+    loop: Loop,
+    protocol_factory: ProtocolFactory,
+    path: str | bytes | os.PathLike[str] | None,
+    *,
+    sock: socket.socket | None,
+    backlog: int,
+    start_serving: bool,
+) -> Server:
+    if path is not None:
+        if sock is not None:
+            raise ValueError("path and sock can not be specified at the same time")
+        sock = _bind_path(os.fspath(path))
+    else:
+        if sock is None:
+            raise ValueError("path was not specified, and no sock specified")
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
+    return await _serve(loop, [sock], protocol_factory, backlog, start_serving)
+
+
+def _bind_path(path: str | bytes) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path and path[0] not in (0, "\0"):
+            _remove_stale_socket(path)
+        sock.bind(path)
+    except OSError as exc:
+        sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise OSError(errno.EADDRINUSE, f"Address {path!r} is already in use") from None
+        raise
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str | bytes) -> None:
+    """Remove what an earlier server has left at *path*, if it is a socket."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.remove(path)
+    except FileNotFoundError:
+        # The usual case: nobody was there.
+        return
+    except OSError as exc:
+        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)

@@ -1,0 +1,186 @@
+"""Signals: Python writes each one's number to a socket that the loop polls.
+
+The wake-up descriptor is set for every run in the main thread, handlers or not: without it a
+signal that lands between the last check and the wait would be noticed only when something else
+happens, and Ctrl-C would hang an idle program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import sys
+import threading
+import warnings
+import weakref
+from asyncio.log import logger
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uringloop.loop import Loop
+
+
+class SignalState:
+    """The handlers of one loop, and the socket pair that tells of signals."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = weakref.ref(loop)
+        self.handlers: dict[int, asyncio.Handle] = {}
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        # What was there before: given back when the loop needs the descriptor no more.
+        self._previous_fd: int | None = None
+
+    # ── the wake-up descriptor ───────────────────────────────────────────────────────────────
+
+    def claim(self) -> None:
+        """Have Python write signal numbers to the loop. Raises ValueError in other threads."""
+        if self._pair is None:
+            reader, writer = socket.socketpair()
+            reader.setblocking(False)
+            writer.setblocking(False)
+            self._pair = reader, writer
+        previous = signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
+        if self._previous_fd is None:
+            self._previous_fd = previous
+
+    def watch(self, loop: Loop) -> None:
+        """Poll the socket; the poll outlives the run, and holds the loop weakly."""
+        if self._pair is not None:
+            loop._watch_signals(self._pair[0].fileno(), self._read)
+
+    def yield_back(self) -> None:
+        """Restore the descriptor that was there before, unless handlers need the loop's."""
+        if self._previous_fd is None or self.handlers:
+            return
+        previous, self._previous_fd = self._previous_fd, None
+        try:
+            signal.set_wakeup_fd(previous)
+        except (ValueError, OSError) as exc:
+            # Another thread closes the loop, or the old descriptor has gone.
+            logger.info("set_wakeup_fd(%d) failed: %s", previous, exc)
+
+    def close(self) -> None:
+        if self._pair is not None:
+            for end in self._pair:
+                end.close()
+            self._pair = None
+
+    def _read(self) -> None:
+        loop = self._loop()
+        if self._pair is None or loop is None:
+            return
+        while True:
+            try:
+                numbers = self._pair[0].recv(4096)
+            except (BlockingIOError, InterruptedError):
+                return
+            for number in numbers:
+                self._handle(loop, number)
+            if len(numbers) < 4096:
+                return
+
+    def _handle(self, loop: Loop, number: int) -> None:
+        handle = self.handlers.get(number)
+        if handle is None:
+            # Python's own handler runs, or has run, for this one.
+            return
+        if handle.cancelled():
+            remove_handler(loop, number)
+        else:
+            loop._push_handle(handle)
+
+
+def begin_run(loop: Loop) -> None:
+    if threading.current_thread() is threading.main_thread():
+        try:
+            loop._signals.claim()
+        except ValueError:
+            # The main thread of a subinterpreter: signals are not its business.
+            return
+        loop._signals.watch(loop)
+
+
+def end_run(loop: Loop) -> None:
+    if threading.current_thread() is threading.main_thread():
+        loop._signals.yield_back()
+
+
+def add_handler(
+    loop: Loop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
+) -> None:
+    if asyncio.iscoroutine(callback) or asyncio.iscoroutinefunction(callback):
+        raise TypeError("coroutines cannot be used with add_signal_handler()")
+    _check_signal(sig)
+    loop._check_closed()
+    try:
+        loop._signals.claim()
+    except (ValueError, OSError) as exc:
+        raise RuntimeError(str(exc)) from exc
+    loop._signals.handlers[sig] = loop._make_handle(callback, args)
+    try:
+        # Any Python-level handler makes Python write the number to the wake-up descriptor.
+        signal.signal(sig, _ignore)
+        # Restart interrupted system calls of other threads and libraries.
+        signal.siginterrupt(sig, False)
+    except OSError as exc:
+        del loop._signals.handlers[sig]
+        _yield_if_idle(loop)
+        if exc.errno == errno.EINVAL:
+            raise RuntimeError(f"sig {sig} cannot be caught") from exc
+        raise
+
+
+def remove_handler(loop: Loop, sig: int) -> bool:
+    """Give *sig* its default handling back; False if the loop had no handler for it."""
+    _check_signal(sig)
+    if loop._signals.handlers.pop(sig, None) is None:
+        return False
+    default = signal.default_int_handler if sig == signal.SIGINT else signal.SIG_DFL
+    try:
+        signal.signal(sig, default)
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            raise RuntimeError(f"sig {sig} cannot be caught") from exc
+        raise
+    _yield_if_idle(loop)
+    return True
+
+
+def close(loop: Loop) -> None:
+    """Remove every handler, and close the sockets."""
+    state = loop._signals
+    if sys.is_finalizing():
+        if state.handlers:
+            warnings.warn(
+                f"Closing the loop {loop!r} on interpreter shutdown stage, "
+                "skipping signal handlers removal",
+                ResourceWarning,
+                source=loop,
+                stacklevel=3,
+            )
+            state.handlers.clear()
+    else:
+        for sig in list(state.handlers):
+            remove_handler(loop, sig)
+        state.yield_back()
+    state.close()
+
+
+def _yield_if_idle(loop: Loop) -> None:
+    if not loop.is_running():
+        loop._signals.yield_back()
+
+
+def _ignore(sig: int, frame: FrameType | None) -> None:
+    """Stand in as a handler; the loop's runs from the wake-up descriptor."""
+
+
+def _check_signal(sig: int) -> None:
+    if not isinstance(sig, int):
+        raise TypeError(f"sig must be an int, not {sig!r}")
+    if sig not in signal.valid_signals():
+        raise ValueError(f"invalid signal number {sig}")
