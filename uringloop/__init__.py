@@ -1,8 +1,8 @@
 """An asyncio event loop for Linux on io_uring.
 
-    uringloop.run(main())                                       instead of asyncio.run
-    asyncio.Runner(loop_factory=uringloop.new_event_loop)       where a loop is made
-    uringloop.install()                                         for programs that set policies
+uringloop.run(main())                                       instead of asyncio.run
+asyncio.Runner(loop_factory=uringloop.new_event_loop)       where a loop is made
+uringloop.install()                                         for programs that set policies
 """
 
 from uringloop._version import __version__

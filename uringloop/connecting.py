@@ -57,13 +57,15 @@ async def create_connection(
         if interleave:
             infos = interleaved(infos, interleave)
         sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
+        protocol = made_or_closed(protocol_factory, sock)
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
         # AF_UNIX is welcome too, as in asyncio: only the type counts.
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
-    transport, protocol = await attach(loop, sock, protocol_factory)
+        protocol = protocol_factory()
+    transport = await attach(loop, sock, protocol)
     if loop.get_debug():
         logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
     return transport, protocol
@@ -86,12 +88,14 @@ async def create_unix_connection(
         except BaseException:
             sock.close()
             raise
+        protocol = made_or_closed(protocol_factory, sock)
     else:
         if sock is None:
             raise ValueError("no path and sock were specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-    return await attach(loop, sock, protocol_factory)
+        protocol = protocol_factory()
+    return await attach(loop, sock, protocol), protocol
 
 
 async def connect_accepted_socket(
@@ -100,18 +104,18 @@ async def connect_accepted_socket(
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"A Stream Socket was expected, got {sock!r}")
     check_socket(sock)
-    transport, protocol = await attach(loop, sock, protocol_factory)
+    protocol = protocol_factory()
+    transport = await attach(loop, sock, protocol)
     if loop.get_debug():
         logger.debug("%r handled: (%r, %r)", sock, transport, protocol)
     return transport, protocol
 
 
 async def attach(
-    loop: Loop, sock: socket.socket, protocol_factory: Callable[[], P]
-) -> tuple[asyncio.Transport, P]:
-    """Give a connected socket a transport and a protocol, and wait for connection_made."""
+    loop: Loop, sock: socket.socket, protocol: asyncio.BaseProtocol
+) -> asyncio.Transport:
+    """Give a connected socket a transport, and wait for connection_made."""
     sock.setblocking(False)
-    protocol = protocol_factory()
     waiter = loop.create_future()
     transport = make_stream(loop, sock, protocol, waiter)
     try:
@@ -119,7 +123,16 @@ async def attach(
     except BaseException:
         transport.close()
         raise
-    return transport, protocol
+    return transport
+
+
+def made_or_closed(protocol_factory: Callable[[], P], sock: socket.socket) -> P:
+    """Make the protocol for a socket that is ours to close when that fails."""
+    try:
+        return protocol_factory()
+    except BaseException:
+        sock.close()
+        raise
 
 
 # ── happy eyeballs ───────────────────────────────────────────────────────────────────────────
@@ -227,4 +240,3 @@ def _bind_local(
     if failures:
         raise failures.pop()
     raise OSError(f"no matching local address with {family=} found")
-

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from uringloop import (
     availability,
@@ -30,9 +30,11 @@ from uringloop._core.loop import LoopCore
 from uringloop.resolver import AddressInfo
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 SSLArgument = bool | ssl_module.SSLContext | None
-TaskFactory = Callable[..., "asyncio.Future[Any]"]
+# Any future may come back, though the annotations of asyncio promise a task.
+TaskFactory = Callable[..., Any]
 FileLike = int | Any
 
 
@@ -165,29 +167,30 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         self._check_closed()
         factory = self._task_factory
         if factory is None:
-            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type]
+            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)
             traceback = getattr(task, "_source_traceback", None)
             if traceback:
                 # This frame is not where the task was made.
                 del traceback[-1]
             return task
         if FACTORY_TAKES_ALL:
-            return factory(self, coro, name=name, context=context, **kwargs)  # type: ignore[return-value]
+            whole: asyncio.Task[T] = factory(self, coro, name=name, context=context, **kwargs)
+            return whole
         # A factory of two arguments is still a factory: pass on only what was given.
         if context is not None:
             kwargs["context"] = context
-        made = factory(self, coro, **kwargs)
+        made: asyncio.Task[T] = factory(self, coro, **kwargs)
         set_name = getattr(made, "set_name", None)
         if set_name is not None:
             set_name(name)
-        return made  # type: ignore[return-value]
+        return made
 
-    def set_task_factory(self, factory: TaskFactory | None) -> None:  # type: ignore[override]
+    def set_task_factory(self, factory: TaskFactory | None) -> None:
         if factory is not None and not callable(factory):
             raise TypeError("task factory must be a callable or None")
         self._task_factory = factory
 
-    def get_task_factory(self) -> TaskFactory | None:  # type: ignore[override]
+    def get_task_factory(self) -> TaskFactory | None:
         return self._task_factory
 
     def _asyncgen_started(self, agen: AsyncGenerator[Any, Any]) -> None:
@@ -243,8 +246,8 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
     def run_in_executor(
         self,
         executor: concurrent.futures.Executor | None,
-        func: Callable[..., T],
-        *args: Any,
+        func: Callable[[*_Ts], T],
+        *args: *_Ts,
     ) -> asyncio.Future[T]:
         self._check_closed()
         if self.get_debug():
@@ -275,14 +278,14 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     async def getnameinfo(
         self,
-        sockaddr: tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, int],
+        sockaddr: resolver.SocketAddress,
         flags: int = 0,
     ) -> tuple[str, str]:
         return await resolver.getnameinfo(self, sockaddr, flags)
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
         signals.add_handler(self, sig, callback, args)
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -290,7 +293,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self,
         protocol_factory: Callable[[], P],
         host: str | None = None,
@@ -329,7 +332,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             all_errors=all_errors,
         )
 
-    async def create_unix_connection(  # type: ignore[override]
+    async def create_unix_connection(
         self,
         protocol_factory: Callable[[], P],
         path: str | bytes | os.PathLike[str] | None = None,
@@ -362,7 +365,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────
 
-    async def create_server(  # type: ignore[override]
+    async def create_server(
         self,
         protocol_factory: serving.ProtocolFactory,
         host: str | Sequence[str] | None = None,
@@ -399,7 +402,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             start_serving=start_serving,
         )
 
-    async def create_unix_server(  # type: ignore[override]
+    async def create_unix_server(
         self,
         protocol_factory: serving.ProtocolFactory,
         path: str | bytes | os.PathLike[str] | None = None,
@@ -467,13 +470,13 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── watchers ─────────────────────────────────────────────────────────────────────────────
 
-    def add_reader(self, fd: FileLike, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
         self._add_watcher(self._readers, fd, poll.READ, callback, args)
 
     def remove_reader(self, fd: FileLike) -> bool:
         return self._remove_watcher(self._readers, fd)
 
-    def add_writer(self, fd: FileLike, callback: Callable[..., Any], *args: Any) -> None:
+    def add_writer(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
         self._add_watcher(self._writers, fd, poll.WRITE, callback, args)
 
     def remove_writer(self, fd: FileLike) -> bool:
@@ -530,9 +533,7 @@ FACTORY_TAKES_ALL = sys.version_info >= (3, 13, 3)
 
 
 def _stop_loop_of(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled() and isinstance(
-        future.exception(), (SystemExit, KeyboardInterrupt)
-    ):
+    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
         # It has left run_forever already.
         return
     future.get_loop().stop()

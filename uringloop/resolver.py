@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 import time
 from asyncio.log import logger
-from typing import TypeAlias
+from socket import AddressFamily, SocketKind
+from typing import Literal, TypeAlias
 
 Port: TypeAlias = bytes | str | int | None
-AddressInfo: TypeAlias = tuple[
-    int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-]
+SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+AddressInfo: TypeAlias = (
+    tuple[Literal[AddressFamily.AF_INET], SocketKind, int, str, tuple[str, int]]
+    | tuple[
+        Literal[AddressFamily.AF_INET6],
+        SocketKind,
+        int,
+        str,
+        tuple[str, int, int, int] | tuple[int, bytes],
+    ]
+)
 
-PROTOCOL_OF_TYPE = {
-    socket.SOCK_STREAM: socket.IPPROTO_TCP,
-    socket.SOCK_DGRAM: socket.IPPROTO_UDP,
+# What getaddrinfo answers for an address in digits, by the type that was asked for.
+KINDS = {
+    int(socket.SOCK_STREAM): (socket.SOCK_STREAM, socket.IPPROTO_TCP),
+    int(socket.SOCK_DGRAM): (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
 }
 
 
@@ -31,16 +40,21 @@ async def getaddrinfo(
     flags: int = 0,
 ) -> list[AddressInfo]:
     """Resolve on the default executor; in debug mode, log how long it took."""
-    resolve = _timed_getaddrinfo if loop.get_debug() else socket.getaddrinfo
-    call = functools.partial(resolve, host, port, family, type, proto, flags)
-    return await loop.run_in_executor(None, call)
+    resolve = _timed_getaddrinfo if loop.get_debug() else _getaddrinfo
+    return await loop.run_in_executor(None, resolve, host, port, family, type, proto, flags)
+
+
+def _getaddrinfo(
+    host: bytes | str | None, port: Port, family: int, type: int, proto: int, flags: int
+) -> list[AddressInfo]:
+    return list(socket.getaddrinfo(host, port, family, type, proto, flags))
 
 
 def _timed_getaddrinfo(
     host: bytes | str | None, port: Port, family: int, type: int, proto: int, flags: int
 ) -> list[AddressInfo]:
     began = time.monotonic()
-    infos = socket.getaddrinfo(host, port, family, type, proto, flags)
+    infos = _getaddrinfo(host, port, family, type, proto, flags)
     took_ms = (time.monotonic() - began) * 1e3
     level = logger.info if took_ms >= 100 else logger.debug
     level("Getting address info %s:%r took %.3fms: %r", host, port, took_ms, infos)
@@ -49,7 +63,7 @@ def _timed_getaddrinfo(
 
 async def getnameinfo(
     loop: asyncio.AbstractEventLoop,
-    sockaddr: tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, int],
+    sockaddr: SocketAddress,
     flags: int = 0,
 ) -> tuple[str, str]:
     return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)
@@ -68,7 +82,8 @@ def literal_info(
     """Return what getaddrinfo would say of an IP address and port in digits, or None."""
     if host is None or proto not in (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP):
         return None
-    if type not in PROTOCOL_OF_TYPE:
+    kind = KINDS.get(type)
+    if kind is None:
         return None
     number = _port_number(port)
     if number is None:
@@ -81,24 +96,19 @@ def literal_info(
     if "%" in host:
         # A scope's name is the resolver's to translate.
         return None
-    families = [family]
-    if family == socket.AF_UNSPEC:
-        families = [socket.AF_INET, socket.AF_INET6]
-    for candidate in families:
-        try:
-            socket.inet_pton(candidate, host)
-        except (OSError, ValueError):
-            continue
-        if candidate == socket.AF_INET6:
-            return (
-                candidate,
-                type,
-                PROTOCOL_OF_TYPE[type],  # type: ignore[index]
-                "",
-                (host, number, flowinfo, scope_id),
-            )
-        return candidate, type, PROTOCOL_OF_TYPE[type], "", (host, number)  # type: ignore[index]
+    if family in (socket.AF_UNSPEC, socket.AF_INET) and _is_literal(socket.AF_INET, host):
+        return socket.AF_INET, *kind, "", (host, number)
+    if family in (socket.AF_UNSPEC, socket.AF_INET6) and _is_literal(socket.AF_INET6, host):
+        return socket.AF_INET6, *kind, "", (host, number, flowinfo, scope_id)
     return None
+
+
+def _is_literal(family: int, host: str) -> bool:
+    try:
+        socket.inet_pton(family, host)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _port_number(port: Port) -> int | None:
@@ -133,11 +143,13 @@ async def ensure_resolved(
     )
     if info is not None:
         return [info]
-    return await loop.getaddrinfo(
-        host,  # type: ignore[arg-type]
-        port,  # type: ignore[arg-type]
-        family=family,
-        type=type,
-        proto=proto,
-        flags=flags,
+    return list(
+        await loop.getaddrinfo(
+            host,  # type: ignore[arg-type]  # The user's; the resolver refuses what is wrong.
+            port,  # type: ignore[arg-type]
+            family=family,
+            type=type,
+            proto=proto,
+            flags=flags,
+        )
     )

@@ -273,9 +273,7 @@ def _bind_all(
                 if loop.get_debug():
                     logger.warning(reason)
         if not sockets:
-            raise OSError(
-                f"could not bind on any address out of {[info[4] for info in infos]!r}"
-            )
+            raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
     except BaseException:
         for sock in sockets:
             sock.close()

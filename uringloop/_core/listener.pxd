@@ -1,10 +1,10 @@
 """The kernel's side of a server: one listening socket."""
 
-from uringloop._core.loop cimport LoopCore
+from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation
 
 
-cdef class Listener:
+cdef class Listener(Flushable):
     cdef LoopCore loop
     cdef object sock            # the listening socket; its fd is ours until close() has ended
     cdef int fd

@@ -21,7 +21,7 @@ from uringloop._core.errors cimport (
     ENOMEM,
     os_error,
 )
-from uringloop._core.loop cimport LoopCore
+from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.stream cimport begin, new_stream
@@ -33,7 +33,7 @@ from uringloop._native.uring cimport (
 )
 
 
-cdef class Listener:
+cdef class Listener(Flushable):
 
     def __cinit__(self, LoopCore loop not None, sock, factory, server):
         self.loop = loop
@@ -43,6 +43,7 @@ cdef class Listener:
         self.server = server
         self.context = PyContext_CopyCurrent()
         operation_init(&self.accept_op, listener_on_accept, <PyObject*>self)
+        self.accept_op.ends_with_run = True
 
     def start(self):
         """Begin to accept."""
@@ -81,7 +82,12 @@ cdef class Listener:
             if res == -EINVAL:
                 # Not a listening socket any more: somebody has shut it down.
                 return 0
-        return self.submit_accept()
+        # At the end of this turn, or in the first of the next run.
+        return self.loop.add_flush(self)
+
+    cdef int flush(self) except -1:
+        self.start()
+        return 0
 
     cdef int accepted(self, int fd) except -1:
         cdef object sock

@@ -403,8 +403,7 @@ cdef class LoopCore:
                 self.run_turn()
                 if self.stopping:
                     break
-            # What is armed stays armed for the next run, wherever that is; a send does not.
-            self.ring.reap_exact()
+            self.ring.settle()
         finally:
             self.ring.running = False
             self.stopping = False

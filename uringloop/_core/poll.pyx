@@ -9,7 +9,7 @@ cancelled poll cannot lose a byte.
 from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport ECANCELED, os_error
-from uringloop._core.handles cimport Handle, new_handle
+from uringloop._core.handles cimport new_handle
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._native.uring cimport (

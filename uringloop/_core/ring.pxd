@@ -18,7 +18,7 @@ cdef struct Operation:
     Operation *previous        # the ring's list of operations in flight
     Operation *next
     bint in_flight             # between start and the terminal completion
-    bint exact                 # a lost result would lose bytes: reaped before a change of thread
+    bint ends_with_run         # a send or an accept: not left in flight when a run ends
     bint background            # belongs to the loop itself: not counted as in flight
 
 
@@ -26,7 +26,7 @@ cdef class Ring:
     cdef uring u                       # opened by the constructor, closed by close() or dealloc
     cdef Operation in_flight           # sentinel of the circular list of operations in flight
     cdef readonly int count            # operations in flight, without the loop's own
-    cdef readonly int exact_count      # of those, the ones whose result must not be lost
+    cdef int run_count                 # of those, the ones that end with the run
     cdef bint running                  # a thread is in a run: no other may submit
     cdef int generation                # grows when a new ring replaces this one
     cdef readonly uint64_t enters      # io_uring_enter calls
@@ -44,7 +44,7 @@ cdef class Ring:
     cdef bint has_completions(self) noexcept
     cdef int dispatch(self) except -1
     cdef int reap(self, Operation *op) except -1
-    cdef int reap_exact(self) except -1
+    cdef int settle(self) except -1
     cdef bint take_over(self) except -1
     cdef int drain(self) except -1
     cdef int close(self) except -1
@@ -64,5 +64,5 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.previous = NULL
     op.next = NULL
     op.in_flight = False
-    op.exact = False
+    op.ends_with_run = False
     op.background = False

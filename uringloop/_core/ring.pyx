@@ -26,6 +26,7 @@ from uringloop._native.uring cimport (
     uring_consume,
     uring_enable,
     uring_get_submission,
+    uring_has_overflow,
     uring_has_task_work,
     uring_head,
     uring_leave_to_parent,
@@ -128,8 +129,8 @@ cdef class Ring:
         self.in_flight.previous = op
         if not op.background:
             self.count += 1
-        if op.exact:
-            self.exact_count += 1
+        if op.ends_with_run:
+            self.run_count += 1
         return 0
 
     cdef int cancel(self, Operation *op) except -1:
@@ -225,8 +226,8 @@ cdef class Ring:
         op.in_flight = False
         if not op.background:
             self.count -= 1
-        if op.exact:
-            self.exact_count -= 1
+        if op.ends_with_run:
+            self.run_count -= 1
 
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
@@ -244,37 +245,46 @@ cdef class Ring:
             self._take_completions_of(op)
         return 0
 
-    cdef int _take_completions_of(self, Operation *op) except -1:
+    cdef int _take_completions_of(self, Operation *wanted) except -1:
+        """Deliver what is there of one operation, or with NULL of all that end with a run."""
         cdef unsigned int index = uring_head(&self.u)
         cdef io_uring_cqe *cqe
+        cdef Operation *op
         cdef unsigned int flags
         while index != uring_tail(&self.u):
             cqe = uring_completion(&self.u, index)
+            op = <Operation*><uintptr_t>cqe.user_data
             index += 1
-            if <Operation*><uintptr_t>cqe.user_data == op:
+            if op != NULL and (op == wanted or (wanted == NULL and op.ends_with_run)):
                 # The queue is ours to write: a completion for nobody is skipped later.
                 cqe.user_data = 0
                 flags = cqe.flags
                 self._complete(op, cqe.res, flags)
         return 0
 
-    cdef int reap_exact(self) except -1:
-        """End what cannot survive a change of thread without losing bytes.
+    cdef int settle(self) except -1:
+        """End what cannot survive a change of thread; called by the owner as its run ends.
 
-        Called by the owning thread at the end of a run. A receive or an accept left armed holds
-        no data: whatever the kernel has taken from a socket is in the completion queue.
+        A send, because only its completion tells how much has gone. An accept, because a dead
+        ring's would take the wake-up of the next connection and do nothing with it. A receive
+        left armed is harmless: what the kernel took from a socket is in the completion queue.
         """
         cdef Operation *op
         cdef int tries = 0
-        while (self.exact_count or self.has_task_work()) and tries < RETRIES_MAX:
+        while self.run_count and tries < RETRIES_MAX:
             tries += 1
             op = self.in_flight.next
             while op != &self.in_flight:
-                if op.exact:
+                if op.ends_with_run:
                     self.cancel(op)
                 op = op.next
             self.submit()
+            self._take_completions_of(NULL)
+        while uring_has_overflow(&self.u) and tries < 2 * RETRIES_MAX:
+            # The kernel keeps completions that found the queue full; a new ring would lose them.
+            tries += 1
             self.dispatch()
+            self.submit()
         return 0
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────

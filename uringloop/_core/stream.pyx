@@ -64,7 +64,7 @@ cdef class StreamTransport(Transport):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
         operation_init(&self.send_op, stream_on_send, <PyObject*>self)
         # Only the kernel knows how much of an unfinished send has gone.
-        self.send_op.exact = True
+        self.send_op.ends_with_run = True
         self.queue = WriteQueue()
         self.high_water = HIGH_WATER
         self.low_water = HIGH_WATER // 4
@@ -141,7 +141,6 @@ cdef class StreamTransport(Transport):
         """Hand the bytes of a receive buffer to the protocol, or keep them for later."""
         cdef char *memory = self.loop.pool.take(flags, size)
         cdef bytes data
-        cdef Py_ssize_t taken = 0
         if self.closing:
             self.loop.pool.give_back(flags)
             return 0

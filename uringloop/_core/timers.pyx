@@ -87,7 +87,7 @@ cdef class TimerHeap:
         return nearest
 
     cdef int64_t next_deadline_ns(self) except? -1:
-        """Return the nearest deadline that counts, or NO_DEADLINE; cancelled ones on top are dropped."""
+        """Return the nearest deadline or NO_DEADLINE, dropping cancelled timers on top."""
         cdef TimerHandle nearest
         while PyList_GET_SIZE(self.items):
             nearest = <TimerHandle>PyList_GET_ITEM_borrowed(self.items, 0)

@@ -14,7 +14,7 @@ from asyncio.log import logger
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
-from uringloop._core.loop cimport Flushable, LoopCore
+from uringloop._core.loop cimport Flushable
 from uringloop._core.pyapi cimport (
     PyContext_Enter,
     PyContext_Exit,

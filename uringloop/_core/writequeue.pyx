@@ -62,9 +62,10 @@ cdef class WriteQueue:
         cdef Py_ssize_t total = 0
         cdef Py_ssize_t offset = self.offset
         cdef PyObject *item = self.items[self.first]
-        if self.count == 1:
+        size = PyBytes_GET_SIZE(<bytes>item) - offset
+        if self.count == 1 or size >= BYTES_MAX:
             self.data = PyBytes_AS_STRING(<bytes>item) + offset
-            self.data_size = min(PyBytes_GET_SIZE(<bytes>item) - offset, BYTES_MAX)
+            self.data_size = min(size, BYTES_MAX)
             return 1
         if self.vector == NULL:
             self.vector = <iovec*>PyMem_Malloc(VECTOR_MAX * sizeof(iovec))

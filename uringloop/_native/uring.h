@@ -118,6 +118,11 @@ static inline bool uring_has_task_work(const uring *u) {
             (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
+/* Completions that found the queue full: the kernel keeps them for an enter with GETEVENTS. */
+static inline bool uring_has_overflow(const uring *u) {
+    return (*(volatile unsigned *)u->ring.sq.kflags & IORING_SQ_CQ_OVERFLOW) != 0;
+}
+
 /* Publishes the prepared submissions; the kernel reads them in the next enter. */
 static inline unsigned uring_publish(uring *u) {
     struct io_uring_sq *sq = &u->ring.sq;

@@ -1,0 +1,114 @@
+/* What the two reference servers share: the listening socket, and an end with the parent.
+ *
+ * A reference server is the limit that an event loop in any language can approach: one thread, no
+ * interpreter, nothing but the system calls of an echo. It is measured with the same load.
+ */
+#ifndef URINGLOOP_REFERENCE_ECHO_H
+#define URINGLOOP_REFERENCE_ECHO_H
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* The runner tells a port in use from any other failure by this exit status. */
+#define EXIT_ADDRESS_IN_USE 98
+
+_Noreturn static void die(const char *what, int error)
+{
+    fprintf(stderr, "%s: %s\n", what, strerror(error));
+    exit(error == EADDRINUSE ? EXIT_ADDRESS_IN_USE : EXIT_FAILURE);
+}
+
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int listen_unix(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (strlen(path) >= sizeof(address.sun_path))
+        die(path, ENAMETOOLONG);
+    strcpy(address.sun_path, path);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        die(path, errno);
+    return fd;
+}
+
+static int listen_tcp(const char *host, const char *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+
+    if (fd < 0 || inet_pton(AF_INET, host, &address.sin_addr) != 1)
+        die(host, EINVAL);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        die(host, errno);
+    return fd;
+}
+
+static int port_of(int fd)
+{
+    struct sockaddr_in address;
+    socklen_t length = sizeof(address);
+
+    if (getsockname(fd, (struct sockaddr *)&address, &length) < 0)
+        die("getsockname", errno);
+    return ntohs(address.sin_port);
+}
+
+/* The arguments are HOST PORT or PATH. */
+static int listen_on_arguments(int argc, char **argv)
+{
+    int fd;
+
+    if (argc != 2 && argc != 3) {
+        fprintf(stderr, "usage: %s HOST PORT | PATH\n", argv[0]);
+        exit(2);
+    }
+    /* A benchmark that dies leaves no server behind. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_IGN);
+    raise_descriptor_limit();
+    fd = argc == 2 ? listen_unix(argv[1]) : listen_tcp(argv[1], argv[2]);
+    if (listen(fd, 4096) < 0)
+        die("listen", errno);
+    return fd;
+}
+
+/* One line that says that connections are welcome: the port, or 0 for a UNIX socket. */
+static void announce(int argc, int fd)
+{
+    printf("%d\n", argc == 3 ? port_of(fd) : 0);
+    fflush(stdout);
+}
+
+/* Refused on a UNIX socket, which has no delay to switch off. */
+static void set_no_delay(int fd)
+{
+    int on = 1;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+#endif

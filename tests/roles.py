@@ -1,0 +1,295 @@
+"""What the tests of connections share beyond conftest: running a test on its loop, and its peers.
+
+A peer is a plain non-blocking socket driven by ``loop.sock_*``, so that a test sees exactly
+what went over the wire and when. Every context manager here closes what it opened and waits
+until the loop has let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import ParamSpec, Protocol, runtime_checkable
+
+import pytest
+from conftest import Collector, tcp_pair
+
+Loop = asyncio.AbstractEventLoop
+Complaint = dict[str, object]
+P = ParamSpec("P")
+
+# A test that hangs fails after this time; nothing here waits for it on purpose.
+TIME_LIMIT = 30.0
+
+# What takes longer than this on loopback does not happen at all.
+PATIENCE = 10.0
+
+
+# ── running ───────────────────────────────────────────────────────────────────────────────
+
+
+def complaints(loop: Loop) -> list[Complaint]:
+    """Collect what *loop* reports to its exception handler from now on."""
+    seen: list[Complaint] = []
+    loop.set_exception_handler(lambda _, context: seen.append(context))
+    return seen
+
+
+def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run an async test on its `each_loop` or `loop`, and fail it on an unexpected complaint."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        loop = kwargs.get("each_loop", kwargs.get("loop"))
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        unexpected = complaints(loop)
+
+        async def limited() -> None:
+            await asyncio.wait_for(test(*args, **kwargs), TIME_LIMIT)
+
+        loop.run_until_complete(limited())
+        assert unexpected == []
+
+    return run
+
+
+async def turns(count: int = 1) -> None:
+    """Let *count* turns of the running loop pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Let turns pass until *fact* holds, and fail if it never does."""
+    deadline = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
+        await asyncio.sleep(0)
+
+
+async def released(transport: asyncio.BaseTransport) -> None:
+    """Wait until *transport* has closed its socket."""
+    sock = transport.get_extra_info("socket")
+    await until(lambda: sock.fileno() == -1)
+
+
+async def ended(transport: asyncio.WriteTransport) -> None:
+    """Abort *transport* unless it has closed its socket, and wait until it has."""
+    # Asyncio's abort() trips over its own state once a close() has flushed and finished.
+    if transport.get_extra_info("socket").fileno() != -1:
+        transport.abort()
+        await released(transport)
+
+
+def noise(count: int, seed: int = 0) -> bytes:
+    """Return *count* bytes that look random and are the same in every run."""
+    return random.Random(seed).randbytes(count)
+
+
+# ── sockets ───────────────────────────────────────────────────────────────────────────────
+
+
+def narrow_pair(buffer_size: int) -> tuple[socket.socket, socket.socket]:
+    """Return two connected TCP sockets that hold only about *buffer_size* bytes in transit."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_size)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        left = socket.socket()
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_size)
+        left.connect(listener.getsockname())
+        right, _ = listener.accept()
+    left.setblocking(False)
+    right.setblocking(False)
+    return left, right
+
+
+def fill(write: Callable[[bytes], int]) -> None:
+    """Write until nothing more fits."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            write(bytes(65_536))
+
+
+def reset(sock: socket.socket) -> None:
+    """Close *sock* with a RST instead of a FIN."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+@contextlib.contextmanager
+def silent_listener(address: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """Listen with a full backlog: a connection attempt to it is neither accepted nor refused."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(family))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(0)
+        host, port = listener.getsockname()[:2]
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket(family))
+            filler.setblocking(False)
+            filler.connect_ex((host, port))
+        yield host, port
+
+
+def unused_port(host: str = "127.0.0.1") -> int:
+    """Return a port on which nothing listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.bind((host, 0))
+        port = sock.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def has_ipv6() -> bool:
+    """Return whether this machine has the IPv6 loopback."""
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback on this machine")
+
+
+async def read_exactly(loop: Loop, sock: socket.socket, count: int) -> bytes:
+    """Read *count* bytes from the peer's socket."""
+    data = bytearray()
+    while len(data) < count:
+        piece = await loop.sock_recv(sock, count - len(data))
+        assert piece, f"end of stream after {len(data)} of {count} bytes"
+        data += piece
+    return bytes(data)
+
+
+async def read_to_end(loop: Loop, sock: socket.socket) -> bytes:
+    """Read from the peer's socket until end of stream."""
+    data = bytearray()
+    while piece := await loop.sock_recv(sock, 1 << 20):
+        data += piece
+    return bytes(data)
+
+
+# ── transports ────────────────────────────────────────────────────────────────────────────
+
+
+class HalfOpen(Collector):
+    """A collector that keeps its side open after the peer's end of stream."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return True
+
+
+@contextlib.asynccontextmanager
+async def stream(
+    loop: Loop, protocol: asyncio.BaseProtocol, *, buffer_size: int = 0
+) -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
+    """Connect *protocol* to a raw peer; a *buffer_size* narrows the kernel's buffers."""
+    ours, peer = narrow_pair(buffer_size) if buffer_size else tcp_pair()
+    with peer:
+        transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
+        try:
+            yield transport, peer
+        finally:
+            await ended(transport)
+
+
+@contextlib.asynccontextmanager
+async def link(
+    loop: Loop, left: asyncio.BaseProtocol, right: asyncio.BaseProtocol
+) -> AsyncIterator[tuple[asyncio.Transport, asyncio.Transport]]:
+    """Connect two protocols of one loop to each other."""
+    left_sock, right_sock = tcp_pair()
+    left_transport, _ = await loop.create_connection(lambda: left, sock=left_sock)
+    right_transport, _ = await loop.connect_accepted_socket(lambda: right, right_sock)
+    try:
+        yield left_transport, right_transport
+    finally:
+        await ended(left_transport)
+        await ended(right_transport)
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A protocol that remembers its transport, as Echo and Collector do."""
+
+    transport: asyncio.Transport
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    loop: Loop, factory: Callable[[], asyncio.BaseProtocol], *, backlog: int = 1000
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve *factory* on a free port, and wait at the end until every client is gone."""
+    accepted: list[asyncio.BaseProtocol] = []
+
+    def remember() -> asyncio.BaseProtocol:
+        accepted.append(factory())
+        return accepted[-1]
+
+    server = await loop.create_server(remember, "127.0.0.1", 0, backlog=backlog)
+    try:
+        yield server.sockets[0].getsockname()
+    finally:
+        await turns(3)
+        server.close()
+        for protocol in accepted:
+            await until(lambda protocol=protocol: isinstance(protocol, Connected))  # type: ignore[misc]
+            assert isinstance(protocol, Connected)
+            await released(protocol.transport)
+
+
+# ── servers ──────────────────────────────────────────────────────────────────────────────
+
+
+class Guests:
+    """A protocol factory that remembers the collectors it made."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.seen: list[Collector] = []
+
+    def __call__(self) -> Collector:
+        self.seen.append(Collector(self.loop))
+        return self.seen[-1]
+
+    async def arrived(self, count: int = 1) -> None:
+        """Wait until *count* connections have been made."""
+        await until(lambda: sum(guest.made.done() for guest in self.seen) >= count)
+
+    async def end(self) -> None:
+        """Wait until every connection is gone, aborting those that are open."""
+        for guest in self.seen:
+            await ended(guest.transport)
+
+
+def connected(address: tuple[str, int]) -> socket.socket:
+    """Connect a blocking socket; the kernel does it without the loop."""
+    return socket.create_connection(address[:2], timeout=10)
+
+
+async def answers(loop: Loop, address: tuple[str, int]) -> bool:
+    """Tell whether an echo server listens at *address*."""
+    sock = connected(address)
+    with sock:
+        sock.setblocking(False)
+        sock.send(b"ping")
+        return await read_exactly(loop, sock, 4) == b"ping"
+
+
+async def gone(server: asyncio.AbstractServer) -> None:
+    """Close *server* and wait for its end."""
+    server.close()
+    await server.wait_closed()

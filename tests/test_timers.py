@@ -1,0 +1,581 @@
+"""Timers: their order, their handles, how they are cancelled, and what asyncio builds on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import itertools
+import operator
+import random
+import sys
+import threading
+import time
+import weakref
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+
+import pytest
+from conftest import run_turns
+
+import uringloop
+
+VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
+CLOCK_RESOLUTION = time.get_clock_info("monotonic").resolution
+
+
+def callback() -> None:
+    """A callback with a place in the source."""
+
+
+async def expire(deadline: float) -> None:
+    """Wait for ever, inside a timeout at *deadline*."""
+    async with asyncio.timeout_at(deadline):
+        await asyncio.Event().wait()
+
+
+async def expire_early() -> None:
+    """Wait for ever, inside a timeout that is shortened on the way."""
+    async with asyncio.timeout(3600) as shortened:
+        shortened.reschedule(asyncio.get_running_loop().time() + 0.001)
+        await asyncio.Event().wait()
+
+
+def run_until(loop: AbstractEventLoop, when: float) -> None:
+    """Run *loop* until the turn in which a timer for *when* fires."""
+    loop.call_at(when, loop.stop)
+    loop.run_forever()
+
+
+# ── order ────────────────────────────────────────────────────────
+
+
+def test_timers_run_in_the_order_of_their_deadlines(each_loop: AbstractEventLoop) -> None:
+    start = each_loop.time()
+    deadlines = [start + number * 0.0001 for number in range(500)]
+    shuffled = random.Random(7).sample(deadlines, len(deadlines))
+    ran: list[float] = []
+    for deadline in shuffled:
+        each_loop.call_at(deadline, ran.append, deadline)
+    run_until(each_loop, deadlines[-1] + 0.001)
+    assert ran == deadlines
+
+
+def test_timers_that_are_due_together_run_in_the_order_of_their_deadlines(
+    each_loop: AbstractEventLoop,
+) -> None:
+    ran: list[int] = []
+    past = each_loop.time() - 1
+    for number in random.Random(7).sample(range(1000), 1000):
+        each_loop.call_at(past + number * 1e-6, ran.append, number)
+    run_turns(each_loop)
+    assert ran == list(range(1000))
+
+
+def test_timers_with_one_deadline_run_in_the_order_they_were_scheduled(
+    loop: uringloop.Loop,
+) -> None:
+    # Stock asyncio leaves the order of equal deadlines open.
+    ran: list[int] = []
+    when = loop.time() + 0.001
+    for number in range(1000):
+        loop.call_at(when, ran.append, number)
+    run_until(loop, when + 0.001)
+    assert ran == list(range(1000))
+
+
+def test_negative_and_past_deadlines_run_in_the_next_turn(each_loop: AbstractEventLoop) -> None:
+    ran: list[str] = []
+    each_loop.call_later(-0.001, ran.append, "recent")
+    each_loop.call_later(-1e9, ran.append, "ancient")
+    each_loop.call_at(0, ran.append, "epoch")
+    each_loop.call_later(float("-inf"), ran.append, "always")
+    run_turns(each_loop)
+    assert sorted(ran) == ["always", "ancient", "epoch", "recent"]
+    assert ran[-1] == "recent"
+
+
+def test_zero_delay_runs_in_a_later_turn_than_its_caller(each_loop: AbstractEventLoop) -> None:
+    ran: list[str] = []
+
+    def first() -> None:
+        each_loop.call_later(0, ran.append, "second")
+        ran.append("first")
+
+    each_loop.call_soon(first)
+    run_turns(each_loop)
+    assert ran == ["first"]
+    run_turns(each_loop, 2)
+    assert ran == ["first", "second"]
+
+
+def test_timers_never_fire_early(each_loop: AbstractEventLoop) -> None:
+    early: list[float] = []
+    handles: dict[int, asyncio.TimerHandle] = {}
+
+    def check(number: int) -> None:
+        if each_loop.time() < handles[number].when() - CLOCK_RESOLUTION:
+            early.append(handles[number].when())
+
+    for number in range(300):
+        handles[number] = each_loop.call_later(number * 0.000317, check, number)
+    run_until(each_loop, handles[299].when() + 0.001)
+    assert early == []
+
+
+def test_stream_of_callbacks_does_not_hold_timers_back(each_loop: AbstractEventLoop) -> None:
+    def again() -> None:
+        each_loop.call_soon(again)
+
+    each_loop.call_soon(again)
+    each_loop.call_later(0.005, each_loop.stop)
+    each_loop.run_forever()
+
+
+def test_stream_of_zero_delay_timers_does_not_hold_the_rest_back(
+    each_loop: AbstractEventLoop,
+) -> None:
+    started = threading.Event()
+
+    def again() -> None:
+        started.set()
+        each_loop.call_later(0, again)
+
+    def knock() -> None:
+        started.wait()
+        each_loop.call_soon_threadsafe(each_loop.stop)
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    each_loop.call_later(0, again)
+    each_loop.run_forever()
+    thread.join()
+    run_turns(each_loop)
+
+
+def test_timer_shorter_than_a_millisecond_is_not_rounded_up(loop: uringloop.Loop) -> None:
+    async def shortest() -> float:
+        lengths = []
+        for _ in range(50):
+            start = loop.time()
+            await asyncio.sleep(0.0001)
+            lengths.append(loop.time() - start)
+        return min(lengths)
+
+    assert 0.0001 - CLOCK_RESOLUTION <= loop.run_until_complete(shortest()) < 0.001
+
+
+# ── arguments, contexts, refusals ────────────────────────────────
+
+
+def test_timer_callback_receives_its_arguments(each_loop: AbstractEventLoop) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def collect(*args: object) -> None:
+        calls.append(args)
+
+    each_loop.call_later(-2, collect, 1, "two")
+    each_loop.call_later(-1, collect)
+    each_loop.call_at(each_loop.time(), collect, None)
+    run_turns(each_loop)
+    assert calls == [(1, "two"), (), (None,)]
+
+
+def test_timer_runs_in_the_context_that_scheduled_it(each_loop: AbstractEventLoop) -> None:
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(VAR.get())
+
+    context = contextvars.copy_context()
+    context.run(VAR.set, "mine")
+    context.run(each_loop.call_later, -4, look)
+    context.run(each_loop.call_at, each_loop.time() - 3, look)
+    each_loop.call_later(-2, look, context=context)
+    each_loop.call_at(each_loop.time() - 1, look, context=context)
+    each_loop.call_later(0, look)
+    run_turns(each_loop)
+    assert seen == ["mine", "mine", "mine", "mine", "unset"]
+
+
+def test_delay_of_none_is_refused(each_loop: AbstractEventLoop) -> None:
+    later: Callable[[object, Callable[[], None]], object] = each_loop.call_later  # type: ignore[assignment]
+    at: Callable[[object, Callable[[], None]], object] = each_loop.call_at  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"^delay must not be None$"):
+        later(None, callback)
+    with pytest.raises(TypeError, match=r"^when cannot be None$"):
+        at(None, callback)
+    with pytest.raises(TypeError, match=r"unsupported operand|must be real number"):
+        later("1", callback)
+
+
+def test_debug_mode_refuses_what_cannot_be_called_back(each_loop: AbstractEventLoop) -> None:
+    async def coroutine_function() -> None: ...
+
+    each_loop.set_debug(True)
+    at: Callable[[float, object], object] = each_loop.call_at  # type: ignore[assignment]
+    later: Callable[[float, object], object] = each_loop.call_later  # type: ignore[assignment]
+    # Stock asyncio's call_later is call_at in disguise, and its messages say so.
+    for schedule, name in ((at, "call_at"), (later, "call_(at|later)")):
+        with pytest.raises(TypeError, match=rf"^a callable object was expected by {name}\(\), got"):
+            schedule(0, "not callable")
+        with pytest.raises(TypeError, match=rf"^coroutines cannot be used with {name}\(\)$"):
+            schedule(0, coroutine_function)
+
+
+def test_closed_loop_refuses_timers(each_loop: AbstractEventLoop) -> None:
+    each_loop.close()
+    with pytest.raises(RuntimeError, match=r"^Event loop is closed$"):
+        each_loop.call_later(0, callback)
+    with pytest.raises(RuntimeError, match=r"^Event loop is closed$"):
+        each_loop.call_at(0, callback)
+
+
+# ── far deadlines ────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("delay", [25 * 3600.0, 1e9, 1e12, 1e18, 1e300, float("inf")])
+def test_far_deadline_waits_and_lets_the_others_run(
+    each_loop: AbstractEventLoop, delay: float
+) -> None:
+    ran: list[str] = []
+    handle = each_loop.call_later(delay, ran.append, "far")
+    each_loop.call_later(0.001, ran.append, "near")
+    run_until(each_loop, each_loop.time() + 0.005)
+    assert ran == ["near"]
+    assert handle.when() >= delay
+    handle.cancel()
+    run_turns(each_loop)
+    assert ran == ["near"]
+
+
+def test_loop_that_only_has_a_far_deadline_sleeps_and_wakes(each_loop: AbstractEventLoop) -> None:
+    each_loop.call_later(1e10, callback)
+    thread = threading.Thread(target=each_loop.call_soon_threadsafe, args=(each_loop.stop,))
+    each_loop.call_soon(thread.start)
+    each_loop.run_forever()
+    thread.join()
+
+
+# ── handles ──────────────────────────────────────────────────────
+
+
+def test_timer_handle_is_an_asyncio_timer_handle(each_loop: AbstractEventLoop) -> None:
+    for handle in (each_loop.call_later(5, callback), each_loop.call_at(5, callback)):
+        assert isinstance(handle, asyncio.TimerHandle)
+        assert isinstance(handle, asyncio.Handle)
+        assert handle.cancelled() is False
+
+
+def test_timer_handle_tells_when_it_is_due(each_loop: AbstractEventLoop) -> None:
+    for when in (0, 1.5, 123456789.000000001, each_loop.time(), float("inf")):
+        assert each_loop.call_at(when, callback).when() == when
+    before = each_loop.time()
+    handle = each_loop.call_later(10, callback)
+    assert before + 10 <= handle.when() <= each_loop.time() + 10
+    handle.cancel()
+    assert before + 10 <= handle.when() <= each_loop.time() + 10
+
+
+def test_timer_handles_are_ordered_by_their_deadlines(each_loop: AbstractEventLoop) -> None:
+    early = each_loop.call_at(100.0, callback)
+    late = each_loop.call_at(200.0, callback)
+    also_late = each_loop.call_at(200.0, callback)
+    other = each_loop.call_at(200.0, each_loop.stop)
+    assert early < late <= also_late
+    assert early <= late
+    assert late > early
+    assert late >= also_late >= early
+    assert not late < also_late
+    assert not late > also_late
+    # Equal deadlines with different callbacks are neither less nor equal.
+    assert not late <= other
+    assert not late >= other
+    assert sorted([late, early]) == [early, late]
+
+
+def test_timer_handles_are_equal_when_everything_about_them_is(
+    each_loop: AbstractEventLoop,
+) -> None:
+    ran: list[int] = []
+    handle = each_loop.call_at(100.0, ran.append, 1)
+    assert handle == each_loop.call_at(100.0, ran.append, 1)
+    assert handle != each_loop.call_at(100.5, ran.append, 1)
+    assert handle != each_loop.call_at(100.0, ran.append, 2)
+    assert handle != each_loop.call_at(100.0, callback)
+    cancelled = each_loop.call_at(100.0, ran.append, 1)
+    cancelled.cancel()
+    assert handle != cancelled
+    assert handle != "not a handle"
+    assert handle != 100.0
+    assert hash(handle) == hash(cancelled) == hash(100.0)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_timer_handle_is_not_ordered_against_other_types(
+    each_loop: AbstractEventLoop, compare: Callable[[object, object], bool]
+) -> None:
+    handle = each_loop.call_at(100.0, callback)
+    with pytest.raises(TypeError, match="not supported between instances"):
+        compare(handle, 100.0)
+    with pytest.raises(TypeError, match="not supported between instances"):
+        compare(handle, each_loop.call_soon(callback))
+
+
+def test_timer_handle_repr_names_deadline_callback_and_source(
+    each_loop: AbstractEventLoop,
+) -> None:
+    source = f"{__file__}:{callback.__code__.co_firstlineno}"
+    handle = each_loop.call_at(123.5, callback)
+    assert repr(handle) == f"<TimerHandle when=123.5 callback() at {source}>"
+    handle.cancel()
+    assert repr(handle) == "<TimerHandle cancelled when=123.5>"
+
+
+def test_timer_handle_repr_in_debug_mode_tells_where_it_was_created(
+    each_loop: AbstractEventLoop,
+) -> None:
+    each_loop.set_debug(True)
+    at = each_loop.call_at(123.5, callback)
+    later = each_loop.call_later(5, callback)
+    line = sys._getframe().f_lineno
+    assert f"created at {__file__}:{line - 2}>" in repr(at)
+    assert f"created at {__file__}:{line - 1}>" in repr(later)
+    at.cancel()
+    assert repr(at).startswith("<TimerHandle cancelled when=123.5 callback() at ")
+
+
+# ── cancelling ───────────────────────────────────────────────────
+
+
+def test_cancelled_timer_never_runs(each_loop: AbstractEventLoop) -> None:
+    ran: list[int] = []
+    handles = [each_loop.call_later(-10 + number, ran.append, number) for number in range(5)]
+    for number in (0, 2, 4):
+        handles[number].cancel()
+        handles[number].cancel()
+    assert [handle.cancelled() for handle in handles] == [True, False, True, False, True]
+    run_turns(each_loop, 2)
+    assert ran == [1, 3]
+
+
+def test_timer_cancelled_by_another_of_the_same_turn_does_not_run(
+    each_loop: AbstractEventLoop,
+) -> None:
+    ran: list[str] = []
+    victim = each_loop.call_later(-1, ran.append, "victim")
+    each_loop.call_later(-2, victim.cancel)
+    run_turns(each_loop, 2)
+    assert ran == []
+
+
+def test_timer_cancelled_by_a_callback_of_its_turn_does_not_run(
+    each_loop: AbstractEventLoop,
+) -> None:
+    ran: list[str] = []
+    victim = each_loop.call_later(0.001, ran.append, "victim")
+
+    def cancel_when_due() -> None:
+        while each_loop.time() <= victim.when():
+            pass
+        victim.cancel()
+
+    each_loop.call_soon(cancel_when_due)
+    run_until(each_loop, victim.when() + 0.001)
+    assert ran == []
+
+
+def test_cancelling_a_timer_that_ran_changes_only_the_handle(each_loop: AbstractEventLoop) -> None:
+    ran: list[str] = []
+    handle = each_loop.call_later(-1, ran.append, "once")
+    run_turns(each_loop)
+    handle.cancel()
+    assert handle.cancelled()
+    run_turns(each_loop)
+    assert ran == ["once"]
+
+
+def test_cancelling_a_timer_releases_its_callback_and_arguments(
+    each_loop: AbstractEventLoop,
+) -> None:
+    argument = asyncio.Event()
+    watch = weakref.ref(argument)
+    handle = each_loop.call_later(1e6, id, argument)
+    del argument
+    assert watch() is not None
+    handle.cancel()
+    assert watch() is None
+    assert handle.cancelled()
+
+
+def test_timer_pushed_back_a_thousand_times_runs_once(each_loop: AbstractEventLoop) -> None:
+    ran: list[int] = []
+    handle = each_loop.call_later(0.001, ran.append, -1)
+    for number in range(1000):
+        handle.cancel()
+        handle = each_loop.call_later(0.001, ran.append, number)
+    run_until(each_loop, handle.when() + 0.001)
+    assert ran == [999]
+
+
+def test_cancelled_timers_do_not_pile_up(each_loop: AbstractEventLoop) -> None:
+    def count() -> int:
+        gc.collect()
+        return sum(type(thing).__name__ == "TimerHandle" for thing in gc.get_objects())
+
+    before = count()
+    keep = [each_loop.call_later(1e6, callback) for _ in range(50)]
+    assert count() == before + 50
+    for _ in range(20):
+        for _ in range(1000):
+            each_loop.call_later(1e6, callback).cancel()
+        run_turns(each_loop)
+    assert count() <= before + 50 + 100
+    assert not any(handle.cancelled() for handle in keep)
+
+
+@pytest.mark.slow
+def test_half_a_million_cancelled_timers_leave_memory_flat(loop: uringloop.Loop) -> None:
+    def churn() -> None:
+        for _ in range(10):
+            handles = [loop.call_later(3600, callback) for _ in range(5000)]
+            for handle in handles:
+                handle.cancel()
+            run_turns(loop)
+
+    def resident_pages() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1])
+
+    churn()
+    before = resident_pages()
+    for _ in range(10):
+        churn()
+    assert (resident_pages() - before) * 4096 < 4 * 1024 * 1024
+
+
+def test_closing_the_loop_releases_its_timers(each_loop: AbstractEventLoop) -> None:
+    argument = asyncio.Event()
+    watch = weakref.ref(argument)
+    each_loop.call_later(1e6, id, argument)
+    del argument
+    each_loop.close()
+    gc.collect()
+    assert watch() is None
+
+
+# ── rescheduling ─────────────────────────────────────────────────
+
+
+def test_timer_may_reschedule_itself(each_loop: AbstractEventLoop) -> None:
+    times: list[float] = []
+
+    def tick(when: float) -> None:
+        times.append(each_loop.time())
+        if len(times) == 20:
+            each_loop.stop()
+        else:
+            each_loop.call_at(when + 0.001, tick, when + 0.001)
+
+    start = each_loop.time()
+    each_loop.call_at(start, tick, start)
+    each_loop.run_forever()
+    assert all(now >= start + number * 0.001 for number, now in enumerate(times))
+    assert all(earlier <= later for earlier, later in itertools.pairwise(times))
+
+
+def test_exception_in_a_timer_does_not_hold_the_others(each_loop: AbstractEventLoop) -> None:
+    reports: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    ran: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    failing = each_loop.call_later(-2, fail)
+    each_loop.call_later(-1, ran.append, "next")
+    run_turns(each_loop)
+    assert ran == ["next"]
+    (report,) = reports
+    assert report["handle"] is failing
+    assert isinstance(report["exception"], ZeroDivisionError)
+
+
+# ── what asyncio builds on timers ────────────────────────────────
+
+
+def test_sleep_returns_its_result_after_the_delay(each_loop: AbstractEventLoop) -> None:
+    async def main() -> None:
+        start = each_loop.time()
+        assert await asyncio.sleep(0.01, "slept") == "slept"
+        assert each_loop.time() - start >= 0.01 - CLOCK_RESOLUTION
+        assert await asyncio.sleep(-1, "at once") == "at once"
+
+    each_loop.run_until_complete(main())
+
+
+def test_sleeps_end_in_the_order_of_their_deadlines(each_loop: AbstractEventLoop) -> None:
+    ended: list[int] = []
+
+    async def doze(number: int) -> None:
+        await asyncio.sleep(number * 0.002)
+        ended.append(number)
+
+    async def main() -> None:
+        await asyncio.gather(*(doze(number) for number in (3, 1, 4, 2, 5)))
+
+    each_loop.run_until_complete(main())
+    assert ended == [1, 2, 3, 4, 5]
+
+
+def test_wait_for_raises_timeout_error_and_cancels(each_loop: AbstractEventLoop) -> None:
+    async def main() -> None:
+        future = each_loop.create_future()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.001)
+        assert future.cancelled()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(each_loop.create_future(), 0)
+        assert await asyncio.wait_for(asyncio.sleep(0, "in time"), 60) == "in time"
+
+    each_loop.run_until_complete(main())
+
+
+def test_timeout_cancels_its_body_and_raises_timeout_error(each_loop: AbstractEventLoop) -> None:
+    async def main() -> None:
+        deadline = each_loop.time() + 0.005
+        with pytest.raises(TimeoutError):
+            await expire(deadline)
+        assert each_loop.time() >= deadline - CLOCK_RESOLUTION
+        with pytest.raises(TimeoutError):
+            await expire(each_loop.time() - 1)
+
+    each_loop.run_until_complete(main())
+
+
+def test_timeout_may_be_rescheduled_and_lifted(each_loop: AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(0.001) as lifted:
+            lifted.reschedule(None)
+            await asyncio.sleep(0.003)
+        assert not lifted.expired()
+        with pytest.raises(TimeoutError):
+            await expire_early()
+        async with asyncio.timeout(None):
+            await asyncio.sleep(0)
+
+    each_loop.run_until_complete(main())
+
+
+def test_thousand_timeouts_that_do_not_expire_cost_nothing_later(
+    each_loop: AbstractEventLoop,
+) -> None:
+    async def main() -> int:
+        count = 0
+        for _ in range(1000):
+            async with asyncio.timeout(3600):
+                await asyncio.sleep(0)
+                count += 1
+        return count
+
+    assert each_loop.run_until_complete(main()) == 1000

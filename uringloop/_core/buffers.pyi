@@ -1,0 +1,19 @@
+"""The receive buffers that the kernel picks from."""
+
+from typing import Self
+
+from typing_extensions import disjoint_base
+
+from uringloop._core.ring import Ring
+
+BUFFERS_MAX: int
+BUFFERS_AT_START: int
+BUFFER_SIZE: int
+FILL_TO_GROW: int
+FILL_WEIGHT: float
+
+@disjoint_base
+class BufferPool:
+    out: int
+
+    def __new__(cls, ring: Ring) -> Self: ...

@@ -1,0 +1,10 @@
+"""Bytes that wait to be sent."""
+
+from typing import final
+
+CAPACITY_AT_START: int
+VECTOR_MAX: int
+SEND_MAX: int
+
+@final
+class WriteQueue: ...

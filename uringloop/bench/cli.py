@@ -1,0 +1,231 @@
+"""The command line: what a user may ask, what is refused, and with which exit status it ends.
+
+0 after a clean run, 1 when a server or an echo failed, 2 for a request that cannot be met, 130
+after Ctrl-C and 143 after SIGTERM. Whatever ends it, no process is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from . import environment, loops, placement, process, reference
+from .settings import (
+    DEFAULT_CLIENTS,
+    DEFAULT_DURATION,
+    DEFAULT_LOOPS,
+    DEFAULT_ROUNDS,
+    DEFAULT_SIZES,
+    FULL_CLIENTS,
+    FULL_SIZES,
+    MODES,
+    BenchError,
+    Settings,
+)
+
+# Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
+_SPARE_DESCRIPTORS = 64
+
+# The limit of one message: a SEND submission carries its length in 32 bits.
+_SIZE_MAX = 1 << 30
+
+# The schedule itself costs nanoseconds per request; no server comes near.
+_RATE_MAX = 10_000_000
+
+_EPILOG = (
+    "Known loops: " + ", ".join(loops.KNOWN) + "; any other is named module:factory."
+    " A loop that is not installed is a row that says so."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses with one line instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BenchError(message)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m uringloop.bench",
+        description="Compare asyncio event loops with one echo server, every echoed byte checked.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="protocol", help="API of the server (protocol)")
+    add("--sizes", type=_numbers, metavar="N,...", help="bytes per message (1000)")
+    add("--clients", type=_numbers, metavar="N,...", help="simultaneous connections (1,50,300)")
+    add("--full", action="store_true", help="the classic table: 18 sizes and numbers of clients")
+    add(
+        "--duration",
+        type=float,
+        default=DEFAULT_DURATION,
+        metavar="SECONDS",
+        help=f"of each measurement ({DEFAULT_DURATION:g})",
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help=f"per loop and cell, at least 3 ({DEFAULT_ROUNDS})",
+    )
+    add(
+        "--loops",
+        type=_names,
+        default=DEFAULT_LOOPS,
+        metavar="NAME,...",
+        help=f"what is compared ({','.join(DEFAULT_LOOPS)})",
+    )
+    add("--unix", action="store_true", help="UNIX sockets instead of TCP")
+    add("--port", type=int, default=0, help="fixed TCP port of the server (any free one)")
+    add(
+        "--rate",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="open loop: R requests/s in all, latency from the scheduled time",
+    )
+    add("--same-core", action="store_true", help="server and load generator on one core")
+    add("--reference", action="store_true", help="add echo servers in C, as the limit")
+    add("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
+    return parser
+
+
+def _refuse(condition: bool, message: str) -> None:
+    if condition:
+        raise BenchError(message)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Check what argparse cannot and return the settings."""
+    full: bool = arguments.full
+    _refuse(
+        full and (arguments.sizes is not None or arguments.clients is not None),
+        "--full sets --sizes and --clients itself",
+    )
+    settings = Settings(
+        mode=arguments.mode,
+        sizes=arguments.sizes or (FULL_SIZES if full else DEFAULT_SIZES),
+        clients=arguments.clients or (FULL_CLIENTS if full else DEFAULT_CLIENTS),
+        duration=arguments.duration,
+        rounds=arguments.rounds,
+        loops=arguments.loops,
+        unix=arguments.unix,
+        port=arguments.port,
+        rate=arguments.rate,
+        same_core=arguments.same_core,
+        reference=arguments.reference,
+    )
+    for size in settings.sizes:
+        _refuse(not 1 <= size <= _SIZE_MAX, f"--sizes: {size} is not between 1 and {_SIZE_MAX}")
+    for clients in settings.clients:
+        _refuse(clients < 1, f"--clients: {clients} is not a number of connections")
+    _refuse(not 0 < settings.duration < 3600, "--duration: not between 0 and 3600 seconds")
+    _refuse(settings.rounds < 3, "--rounds: fewer than 3 show no spread")
+    _refuse(not 0 <= settings.port < 65536, f"--port: {settings.port} is not a port")
+    _refuse(settings.unix and settings.port != 0, "--port: a UNIX socket has none")
+    _refuse(not 0 <= settings.rate <= _RATE_MAX, f"--rate: not between 0 and {_RATE_MAX:,}")
+    for name in settings.loops:
+        loops.check(name)
+    return settings
+
+
+def _check_machine(settings: Settings) -> None:
+    _refuse(sys.platform != "linux", "the load generator needs Linux")
+    limit = process.raise_descriptor_limit()
+    clients = max(settings.clients)
+    _refuse(
+        clients + _SPARE_DESCRIPTORS > limit,
+        f"{clients} clients need as many open files, and the hard limit is {limit}: see ulimit -n",
+    )
+
+
+def _check_file(path: Path | None) -> None:
+    """Refuse a file that cannot be written before, not after, a minute of measuring."""
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as exc:
+        raise BenchError(f"{path}: {exc.strerror}") from None
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    _check_file(arguments.json)
+    _check_file(arguments.markdown)
+    _check_machine(settings)
+    try:
+        # Not before now, because these need the compiled load generator.
+        from . import report, runner, summary, terminal
+    except ImportError as exc:
+        raise BenchError(f"the load generator is not built: {exc}") from None
+    where = placement.choose(settings.same_core)
+    with tempfile.TemporaryDirectory(prefix="uringloop-bench-") as name:
+        directory = Path(name)
+        programs = reference.build(directory) if settings.reference else {}
+        names = [*settings.loops, *programs]
+        facts = environment.describe(names, where.note)
+        print("\n".join([report.title(settings), *report.environment_lines(facts), ""]), flush=True)
+        steps = len(names) * len(settings.cells) * settings.rounds
+        with terminal.progress(steps) as step:
+            rows = runner.Runner(settings, where, programs, directory).run(step)
+    results = summary.compare(rows)
+    notes = summary.notes(results, settings.rate)
+    terminal.print_table(results)
+    print("\n".join(["", *notes]))
+    if arguments.json is not None:
+        arguments.json.write_text(report.to_json(settings, facts, results, notes))
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(report.markdown(settings, facts, results, notes))
+    failed = [row for row in rows if row.status == "failed"]
+    if failed:
+        first = failed[0]
+        where_failed = f"{first.loop}, {first.cell.size} B x {first.cell.clients}"
+        print(f"bench: {where_failed} failed: {first.note}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    # Unwinds like Ctrl-C, so that the children are stopped.
+    raise SystemExit(128 + signum)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark and return the exit status."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(_parser().parse_args(argv))
+    except BenchError as exc:
+        print(f"bench: {exc}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of the report has gone; what is still buffered must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as exc:
+        # Whatever else the machine refuses: a policy, a process, a full disk.
+        print(f"bench: {exc}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,76 @@
+"""The machine and the software of a run: a number without them is not worth quoting."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from . import loops
+
+# What changes how glibc and CPython allocate, and with that who looks fast.
+_ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "PYTHONMALLOC", "LD_PRELOAD")
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        # x86 names the model; on most ARM machines only the part's number is there.
+        if name.strip() in ("model name", "CPU part"):
+            return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _mitigations() -> str:
+    """Return the names of the weaknesses by what the kernel does about them."""
+    states: dict[str, list[str]] = {}
+    root = Path("/sys/devices/system/cpu/vulnerabilities")
+    if not root.is_dir():
+        return "unknown"
+    for entry in sorted(root.iterdir()):
+        text = entry.read_text().strip()
+        state = text.partition(":")[0] if text.startswith("Mitigation") else text.split(":")[0]
+        states.setdefault(state.lower(), []).append(entry.name)
+    parts = [
+        f"{state}: {', '.join(names)}" for state, names in states.items() if state != "not affected"
+    ]
+    unaffected = len(states.get("not affected", []))
+    if unaffected:
+        parts.append(f"{unaffected} not affected")
+    return "; ".join(parts)
+
+
+def _allocator() -> str:
+    library, number = platform.libc_ver()
+    settings = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith("MALLOC_") or name in _ALLOCATOR_VARIABLES
+    ]
+    return f"{library or 'libc'} {number}, {' '.join(settings) or 'default settings'}"
+
+
+def _tcp() -> str:
+    """Return what the kernel does with the server's sockets, unless the loop sets another."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def describe(names: list[str], pinning: str) -> dict[str, str]:
+    """Return what a reader must know to judge the figures, in the order of the report."""
+    versions = ", ".join(f"{name} {loops.version(name)}" for name in names)
+    interpreter = f"{platform.python_implementation()} {platform.python_version()}"
+    return {
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "mitigations": _mitigations(),
+        "python": f"{interpreter} ({sys.version.split('[', 1)[-1].rstrip(']')})",
+        "loops": versions,
+        "allocator": _allocator(),
+        "tcp": f"congestion control {_tcp()}",
+        "pinning": pinning,
+    }

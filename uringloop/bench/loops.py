@@ -1,0 +1,96 @@
+"""The event loops by name: where their factory is, whether it is installed, which version.
+
+Nothing is imported before it is measured: a loop is loaded by its own server process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+
+from .settings import BenchError
+
+Factory = Callable[[], asyncio.AbstractEventLoop]
+
+# These names are understood without a module being installed: a missing one is a row of the table
+# that says so, any other name is taken for a mistake.
+KNOWN = {
+    "asyncio": "asyncio:SelectorEventLoop",
+    "uringloop": "uringloop:new_event_loop",
+    "uvloop": "uvloop:new_event_loop",
+    "rloop": "rloop:new_event_loop",
+    "rsloop": "rsloop:new_event_loop",
+    "zuvloop": "zuvloop:new_event_loop",
+    "blazio": "blazio:new_event_loop",
+    "winloop": "winloop:new_event_loop",
+    "uringcore": "uringcore:new_event_loop",
+}
+
+# The C servers of benchmarks/reference, which `--reference` adds to the table.
+REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
+
+
+def target_of(name: str) -> str:
+    """Return `module:factory` for the name of a loop."""
+    if ":" in name:
+        return name
+    return KNOWN.get(name, f"{name}:new_event_loop")
+
+
+def installed(name: str) -> bool:
+    """Return whether the module of a loop can be found."""
+    module = target_of(name).partition(":")[0]
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def check(name: str) -> None:
+    """Raise BenchError for a name that is neither known nor an importable factory."""
+    if name in KNOWN:
+        return
+    module, _, attribute = target_of(name).partition(":")
+    known = ", ".join(KNOWN)
+    if not installed(name):
+        raise BenchError(f"unknown loop {name!r}: known are {known}, or module:factory")
+    # In a process of its own: some loops patch asyncio when they are imported.
+    code = f"import importlib; getattr(importlib.import_module({module!r}), {attribute!r})"
+    probe = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if probe.returncode != 0:
+        reason = (probe.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise BenchError(f"loop {name!r} has no factory {attribute!r}: {reason}")
+
+
+def load(name: str) -> Factory:
+    """Import the module of a loop and return its factory."""
+    module, _, attribute = target_of(name).partition(":")
+    factory: Factory = getattr(importlib.import_module(module), attribute)
+    return factory
+
+
+def version(name: str) -> str:
+    """Return the version of a loop, or why there is none."""
+    if name == "asyncio":
+        return platform.python_version()
+    if name in REFERENCES:
+        return "reference"
+    if not installed(name):
+        return "not installed"
+    module = target_of(name).partition(":")[0].partition(".")[0]
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return _own_version() if module == "uringloop" else "unknown version"
+
+
+def _own_version() -> str:
+    """Return this package's version where it runs from a source tree without metadata."""
+    found: object = getattr(importlib.import_module("uringloop._version"), "__version__", None)
+    return found if isinstance(found, str) else "unknown version"

@@ -1,0 +1,78 @@
+"""Which core runs the server, which the load generator, and under which scheduling policy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the two processes of a measurement run."""
+
+    server_cpu: int
+    client_cpu: int
+    note: str
+
+    @property
+    def shared(self) -> bool:
+        """Whether server and load generator share a core."""
+        return self.server_cpu == self.client_cpu
+
+
+def _siblings(cpu: int) -> set[int]:
+    """Return the hardware threads of the core that *cpu* belongs to."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return {cpu}
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def choose(same_core: bool) -> Placement:
+    """Return a placement on the CPUs that this process may use."""
+    cpus = sorted(os.sched_getaffinity(0))
+    batch = "under SCHED_BATCH, so that no wake-up preempts"
+    # Interrupts tend to arrive at the first core, so the server gets the last one.
+    server = cpus[-1]
+    if same_core:
+        return Placement(server, server, f"server and load generator both on CPU {server}, {batch}")
+    if len(cpus) == 1:
+        return Placement(server, server, f"only CPU {server} is available: both run on it, {batch}")
+    others = [cpu for cpu in cpus if cpu not in _siblings(server)]
+    if others:
+        return Placement(
+            server, others[0], f"server on CPU {server}, load generator on CPU {others[0]}"
+        )
+    return Placement(
+        server,
+        cpus[0],
+        f"server on CPU {server}, load generator on CPU {cpus[0]}: two threads of one core",
+    )
+
+
+@contextlib.contextmanager
+def inherited(cpu: int, batch: bool) -> Iterator[None]:
+    """Give every process that is started meanwhile by this thread its core and its policy.
+
+    Set before the child exists, so that a loop that starts threads on import has no other choice.
+    """
+    cpus = os.sched_getaffinity(0)
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        if batch:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        yield
+    finally:
+        if batch:
+            os.sched_setscheduler(0, policy, parameter)
+        os.sched_setaffinity(0, cpus)

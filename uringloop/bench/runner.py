@@ -1,0 +1,241 @@
+"""One fresh server and one load generator per measurement, the loops interleaved.
+
+A server lives for one loop, one cell and one round: none inherits the heap, the caches or the
+connections of another, peak memory belongs to its cell, and nothing idles beside the server that
+is measured. Rounds go A B C A B C, so that a machine that slows down does so for every loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, NoReturn
+
+from . import loops
+from .client import Measurement, Task
+from .placement import Placement, inherited
+from .settings import HOST, Address, BenchError, Cell, Settings
+
+# An interpreter that imports from a cold disk and a loop that compiles nothing: plenty.
+_START_TIMEOUT = 30.0
+_STOP_TIMEOUT = 5.0
+
+# What echo.h of the reference servers exits with.
+_EXIT_ADDRESS_IN_USE = 98
+
+
+@dataclass
+class Row:
+    """One loop in one cell, with its rounds."""
+
+    loop: str
+    cell: Cell
+    status: str = "ok"
+    note: str = ""
+    rounds: list[Measurement] = field(default_factory=list)
+
+    def give_up(self, status: str, note: str) -> None:
+        """Take no more rounds and say why."""
+        self.status = status
+        self.note = note
+
+
+class ServerRefused(Exception):
+    """A server that did not start; *kind* is the status of its row."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+class Child:
+    """A process that ends with this one: pinned, its output read, never left behind.
+
+    It has a process group of its own, so that Ctrl-C reaches this process only, which then stops
+    its children in order.
+    """
+
+    def __init__(self, command: list[str], cpu: int, batch: bool) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
+        with inherited(cpu, batch):
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                process_group=0,
+            )
+
+    def read_line(self, timeout: float) -> str:
+        """Return the next line of output; empty when there is none in time."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            return ""
+        return self.process.stdout.readline().decode()
+
+    def complaint(self) -> str:
+        """Return the last line on standard error, or how the process ended."""
+        return _last_line(self._errors) or f"exit status {self.process.poll()}"
+
+    def stop(self) -> None:
+        """Ask the process to end, insist if it does not, and release what it used."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(_STOP_TIMEOUT)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            for stream in (self.process.stdin, self.process.stdout, self._errors):
+                if stream is not None:
+                    stream.close()
+
+
+class Runner:
+    """Measures what *settings* ask for; *programs* are the built reference servers."""
+
+    def __init__(
+        self, settings: Settings, placement: Placement, programs: dict[str, Path], directory: Path
+    ) -> None:
+        self.settings = settings
+        self.placement = placement
+        self.programs = programs
+        self.directory = directory
+        self._sockets = 0
+
+    def run(self, progress: Callable[[Row, Measurement | None], None]) -> list[Row]:
+        """Measure every row in every round; *progress* hears of each step."""
+        rows: list[Row] = []
+        names = [*self.settings.loops, *self.programs]
+        for cell in self.settings.cells:
+            group = [Row(name, cell) for name in names]
+            rows += group
+            for _ in range(self.settings.rounds):
+                for row in group:
+                    progress(row, self._measure_row(row))
+        return rows
+
+    def _measure_row(self, row: Row) -> Measurement | None:
+        """Take one round of a row, unless an earlier one has shown that there is no use."""
+        if row.status != "ok":
+            return None
+        if row.loop not in self.programs and not loops.installed(row.loop):
+            row.give_up("not installed", f"{row.loop} is not installed")
+            return None
+        try:
+            measurement = self.measure(row.loop, row.cell)
+        except ServerRefused as exc:
+            row.give_up(exc.kind, exc.reason)
+            return None
+        row.rounds.append(measurement)
+        if measurement.failure is not None:
+            row.give_up("failed", measurement.failure)
+        return measurement
+
+    def measure(self, name: str, cell: Cell) -> Measurement:
+        """Start a server, load it, stop it."""
+        server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
+        try:
+            address = self._wait_until_ready(name, server)
+            try:
+                measurement = self._load(server, address, cell)
+            except ServerRefused:
+                self._refuse_dead(server)
+                raise
+            if measurement.failure is not None:
+                self._refuse_dead(server)
+            return measurement
+        finally:
+            server.stop()
+            # Nobody but the server knows whether it was made, and not every server removes it.
+            Path(self._path()).unlink(missing_ok=True)
+
+    def _server_command(self, name: str) -> list[str]:
+        """Return how a server is started; a UNIX socket gets a new path every time."""
+        port = str(self.settings.port)
+        self._sockets += 1
+        if name in self.programs:
+            where = [self._path()] if self.settings.unix else [HOST, port]
+            return [str(self.programs[name]), *where]
+        where = ["--path", self._path()] if self.settings.unix else ["--port", port]
+        command = [sys.executable, "-m", "uringloop.bench.server"]
+        return [*command, "--loop", name, "--mode", self.settings.mode, *where]
+
+    def _wait_until_ready(self, name: str, server: Child) -> Address:
+        line = server.read_line(_START_TIMEOUT)
+        if not line:
+            self._refuse_early_exit(server)
+        if name in self.programs:
+            return self._path() if self.settings.unix else (HOST, int(line))
+        ready = json.loads(line)
+        if ready.get("kind") == "address in use":
+            raise BenchError(f"port {self.settings.port} is in use")
+        if "error" in ready:
+            raise ServerRefused(ready["kind"], ready["error"])
+        return ready["path"] if "path" in ready else (ready["host"], ready["port"])
+
+    def _path(self) -> str:
+        """Return the path of the present server's UNIX socket."""
+        return str(self.directory / f"echo-{self._sockets}")
+
+    def _refuse_early_exit(self, server: Child) -> NoReturn:
+        try:
+            status = server.process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise ServerRefused("failed", "the server did not become ready") from None
+        if status == _EXIT_ADDRESS_IN_USE:
+            raise BenchError(f"port {self.settings.port} is in use")
+        raise ServerRefused("failed", f"the server did not start: {server.complaint()}")
+
+    def _refuse_dead(self, server: Child) -> None:
+        """Blame a failure on the server's death if it has died."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Its connections close a moment before it can be waited for.
+            server.process.wait(0.2)
+            raise ServerRefused("failed", f"the server died: {server.complaint()}")
+
+    def _load(self, server: Child, address: Address, cell: Cell) -> Measurement:
+        settings = self.settings
+        task = Task(
+            address=address,
+            server_pid=server.process.pid,
+            clients=cell.clients,
+            size=cell.size,
+            rate=settings.rate,
+            warm_up=settings.warm_up,
+            duration=settings.duration,
+            counting=settings.counting,
+            spinning=not self.placement.shared,
+        )
+        command = [sys.executable, "-m", "uringloop.bench.client", json.dumps(asdict(task))]
+        client = Child(command, self.placement.client_cpu, self.placement.shared)
+        try:
+            # Connecting and draining have time limits of their own, so that this one never decides.
+            line = client.read_line(180.0 + 3 * settings.duration)
+            if not line:
+                client.process.wait(_STOP_TIMEOUT)
+                raise ServerRefused("failed", f"the load generator failed: {client.complaint()}")
+        finally:
+            client.stop()
+        result = json.loads(line)
+        if result.get("kind") == "no io_uring":
+            raise BenchError(result["error"])
+        if "error" in result:
+            raise ServerRefused("failed", result["error"])
+        return Measurement(**result)

@@ -1,0 +1,111 @@
+"""The measured process: `python -m uringloop.bench.server --loop NAME --mode MODE`.
+
+Listens, prints one line of JSON when it is ready (or why it cannot be), and serves until SIGTERM.
+When the process that started it is gone, it goes too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+
+from . import loops, process
+from .settings import HOST, MODES
+from .workloads import WORKLOADS
+
+
+def _say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def listen(path: str | None, port: int) -> socket.socket:
+    """Return a non-blocking socket bound to *path*, or to *port* of the loopback address."""
+    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+    try:
+        if path:
+            sock.bind(path)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((HOST, port))
+        # A port in use shows when it listens, if the other socket allows the address' reuse.
+        sock.listen()
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def serve(mode: str, listener: socket.socket) -> None:
+    """Serve until SIGTERM, then cancel what is left."""
+    loop = asyncio.get_running_loop()
+    stopped = loop.create_future()
+    # Without a handler SIGTERM ends the process at once, which is as good for the benchmark.
+    with contextlib.suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGTERM, stopped.set_result, None)
+    # Asked before the socket is handed over: some loops take the descriptor out of the object.
+    name, family = listener.getsockname(), listener.family
+    await WORKLOADS[mode](listener)
+    if family == socket.AF_UNIX:
+        _say(pid=os.getpid(), path=name)
+    else:
+        _say(pid=os.getpid(), host=name[0], port=name[1])
+    await stopped
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(name: str, mode: str, listener: socket.socket) -> None:
+    """Make the loop and serve on it."""
+    loop = loops.load(name)()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve(mode, listener))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m uringloop.bench.server", description=__doc__)
+    parser.add_argument("--loop", required=True, help="a known loop, or module:factory")
+    parser.add_argument("--mode", choices=MODES, default="protocol")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--path", help="listen on this UNIX socket instead")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve; the exit status is 0 after SIGTERM and 1 after a line of JSON with `error`."""
+    arguments = _arguments(argv)
+    process.end_with_parent()
+    process.raise_descriptor_limit()
+    try:
+        listener = listen(arguments.path, arguments.port)
+    except OSError as exc:
+        kind = "address in use" if exc.errno == errno.EADDRINUSE else "failed"
+        _say(error=os.strerror(exc.errno or 0), kind=kind)
+        return 1
+    with listener:
+        try:
+            run(arguments.loop, arguments.mode, listener)
+        except NotImplementedError as exc:
+            _say(error=str(exc) or "NotImplementedError", kind="not supported")
+            return 1
+        except Exception as exc:
+            _say(error=f"{type(exc).__name__}: {exc}", kind="failed")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a run of the benchmark is asked to do, and the errors that end it with one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The path of a UNIX socket, or an IPv4 address and a port.
+Address = str | tuple[str, int]
+
+MODES = ("protocol", "buffered", "streams", "sockets")
+DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
+DEFAULT_SIZES = (1000,)
+DEFAULT_CLIENTS = (1, 50, 300)
+# 27 measurements of 1.6 s each, start-up included, take three quarters of a minute.
+DEFAULT_DURATION = 0.8
+DEFAULT_ROUNDS = 3
+
+# The table that echo benchmarks have published for years.
+FULL_SIZES = (128, 512, 1000)
+FULL_CLIENTS = (1, 50, 150, 300, 500, 1000)
+
+HOST = "127.0.0.1"
+
+
+class BenchError(Exception):
+    """Ends the benchmark with its message on one line and exit status 2."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the table: bytes per message and simultaneous connections."""
+
+    size: int
+    clients: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the command line says, checked."""
+
+    mode: str = "protocol"
+    sizes: tuple[int, ...] = DEFAULT_SIZES
+    clients: tuple[int, ...] = DEFAULT_CLIENTS
+    duration: float = DEFAULT_DURATION
+    rounds: int = DEFAULT_ROUNDS
+    loops: tuple[str, ...] = DEFAULT_LOOPS
+    unix: bool = False
+    port: int = 0
+    rate: float = 0.0
+    same_core: bool = False
+    reference: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The places of the table, in the order in which they are measured."""
+        return [Cell(size, clients) for size in self.sizes for clients in self.clients]
+
+    @property
+    def warm_up(self) -> float:
+        """Seconds under load before each measurement: caches, allocator, specialised bytecode."""
+        return min(max(self.duration / 4, 0.05), 1.0)
+
+    @property
+    def counting(self) -> float:
+        """Seconds of the pass that counts kernel entries, after the measurement."""
+        return min(max(self.duration / 4, 0.05), 0.5)

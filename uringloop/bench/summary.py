@@ -1,0 +1,151 @@
+"""What the rounds of a row come to: medians with their spread, and the ratio to uvloop."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .client import Measurement
+from .loadgen import Histogram
+from .runner import Row
+
+# The loop that every other one is compared with.
+BASELINE = "uvloop"
+
+PERCENTILES = (50.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value with the lowest and the highest of its rounds."""
+
+    value: float
+    low: float
+    high: float
+    rounds: tuple[float, ...]
+
+    @property
+    def spread(self) -> float:
+        """Half the distance from lowest to highest, as a part of the value."""
+        return (self.high - self.low) / 2 / self.value if self.value else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of one row."""
+
+    requests_per_second: Quantity
+    # By percentile, in nanoseconds: of all rounds' latencies together.
+    latency_ns: dict[float, Quantity]
+    server_cpu_ns: Quantity
+    client_cpu_ns: Quantity
+    kernel_entries: Quantity | None
+    peak_rss_bytes: Quantity
+    unanswered: int
+
+
+def _median(values: Sequence[float]) -> Quantity:
+    return Quantity(statistics.median(values), min(values), max(values), tuple(values))
+
+
+def _latency(rounds: list[Measurement], percent: float) -> Quantity:
+    """Return a percentile of the merged rounds; its spread is that of the single rounds."""
+    merged = Histogram()
+    single = []
+    for measurement in rounds:
+        histogram = Histogram.from_items(measurement.latencies)
+        merged.merge(histogram)
+        single.append(float(histogram.percentile(percent)))
+    return Quantity(float(merged.percentile(percent)), min(single), max(single), tuple(single))
+
+
+def _per_request(rounds: list[Measurement], take: Callable[[Measurement], int]) -> Quantity:
+    return _median([take(one) / one.requests for one in rounds])
+
+
+def summarise(row: Row) -> Summary | None:
+    """Return the figures of a row; None when no round of it answered a request."""
+    rounds = [one for one in row.rounds if one.requests and one.failure is None]
+    if not rounds:
+        return None
+    counted = [
+        one.kernel_entries / one.kernel_entries_requests
+        for one in rounds
+        if one.kernel_entries is not None and one.kernel_entries_requests
+    ]
+    return Summary(
+        requests_per_second=_median([one.requests / one.elapsed_ns * 1e9 for one in rounds]),
+        latency_ns={percent: _latency(rounds, percent) for percent in PERCENTILES},
+        server_cpu_ns=_per_request(rounds, lambda one: one.server_cpu_ns),
+        client_cpu_ns=_per_request(rounds, lambda one: one.client_cpu_ns),
+        kernel_entries=_median(counted) if counted else None,
+        peak_rss_bytes=_median([float(one.peak_rss_bytes) for one in rounds]),
+        unanswered=sum(one.unanswered for one in rounds),
+    )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A row in parts of the baseline of its cell, from the medians of both."""
+
+    server_cpu: float
+    requests_per_second: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row as it is reported."""
+
+    row: Row
+    summary: Summary | None
+    ratio: Ratio | None
+
+
+def compare(rows: list[Row]) -> list[Result]:
+    """Summarise all rows and compare each with the baseline of its cell."""
+    summaries = [(row, summarise(row)) for row in rows]
+    baselines = {row.cell: summary for row, summary in summaries if row.loop == BASELINE}
+    results = []
+    for row, summary in summaries:
+        base = baselines.get(row.cell)
+        ratio = None
+        if summary is not None and base is not None:
+            ratio = Ratio(
+                summary.server_cpu_ns.value / base.server_cpu_ns.value,
+                summary.requests_per_second.value / base.requests_per_second.value,
+            )
+        results.append(Result(row, summary, ratio))
+    return results
+
+
+def notes(results: list[Result], rate: float) -> list[str]:
+    """Return what must be said below the table."""
+    said = [
+        "Medians of the rounds, ± half the distance between the lowest and the highest.",
+        "Percentiles are of all rounds' latencies together, ± the same of the single rounds.",
+    ]
+    if rate:
+        said.append(
+            f"Open loop at {rate:,.0f} requests/s in all: latency counts from the scheduled time."
+        )
+    rounds = [one for result in results for one in result.row.rounds]
+    if any(one.kernel_entries is not None for one in rounds):
+        said.append("Kernel entries are counted in a short pass after the measurement.")
+    refused = sorted({one.kernel_entries_refused for one in rounds} - {""})
+    said += [f"Kernel entries are not counted: {reason}" for reason in refused]
+    for result in results:
+        said += _remarks(result)
+    return list(dict.fromkeys(said))
+
+
+def _remarks(result: Result) -> list[str]:
+    row, summary = result.row, result.summary
+    if row.status in ("not supported", "failed"):
+        return [f"{row.loop}: {row.status}: {row.note}"]
+    answered = sum(one.requests for one in row.rounds)
+    # A request in flight when the interval ends is unanswered too; a backlog is much more.
+    if summary is not None and summary.unanswered > answered // 100 + row.cell.clients:
+        where = f"{row.loop}, {row.cell.size} B x {row.cell.clients}"
+        return [f"{where}: slower than the rate, {summary.unanswered:,} requests were left over."]
+    return []
