@@ -161,7 +161,7 @@ async def test_read_without_a_size_reads_to_the_end(each_loop: Loop) -> None:
 @on_loop
 async def test_a_reader_that_is_behind_blocks_its_sender(each_loop: Loop) -> None:
     reader, writer, peer = await opened(limit=4096)
-    data = noise(32 << 20)
+    data = noise(16 << 20)
     with peer:
         sending = each_loop.create_task(each_loop.sock_sendall(peer, data))
         assert await reader.readexactly(10) == data[:10]

@@ -260,7 +260,7 @@ async def open_everything(loop: Loop) -> list[socket.socket]:
     loop.set_exception_handler(lambda loop, context: None)
     ours, peer = narrow_pair(NARROW)
     transport, _ = await loop.create_connection(lambda: Collector(loop), sock=ours)
-    transport.write(bytes(PLENTY))
+    transport.write(bytes(PLENTY // 8))
     paused_ours, paused_peer = tcp_pair()
     paused, _ = await loop.create_connection(lambda: Collector(loop), sock=paused_ours)
     paused.pause_reading()

@@ -254,6 +254,11 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             self._check_callback(func, "run_in_executor")
         return executors.run(self, executor or self._executor.get(), func, args)
 
+    @property
+    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
+        """What asyncio's own test-suite and some libraries look at."""
+        return self._executor.pool
+
     def set_default_executor(self, executor: Any) -> None:
         self._executor.set(executor)
 
@@ -431,21 +436,28 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     async def sock_recv(self, sock: socket.socket, n: int) -> bytes:
         self._check_sock(sock)
-        return await socketops.sock_recv(self, sock, n)
+        result: bytes = await socketops.when_readable(self, sock, "recv", n)
+        return result
 
     async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
         self._check_sock(sock)
-        return await socketops.sock_recv_into(self, sock, buf)
+        result: int = await socketops.when_readable(self, sock, "recv_into", buf)
+        return result
 
     async def sock_recvfrom(self, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
         self._check_sock(sock)
-        return await socketops.sock_recvfrom(self, sock, bufsize)
+        result: tuple[bytes, Any] = await socketops.when_readable(self, sock, "recvfrom", bufsize)
+        return result
 
     async def sock_recvfrom_into(
         self, sock: socket.socket, buf: Any, nbytes: int = 0
     ) -> tuple[int, Any]:
         self._check_sock(sock)
-        return await socketops.sock_recvfrom_into(self, sock, buf, nbytes or len(buf))
+        size = nbytes or len(buf)
+        result: tuple[int, Any] = await socketops.when_readable(
+            self, sock, "recvfrom_into", buf, size
+        )
+        return result
 
     async def sock_sendall(self, sock: socket.socket, data: Any) -> None:
         self._check_sock(sock)
@@ -453,7 +465,8 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 
     async def sock_sendto(self, sock: socket.socket, data: Any, address: Any) -> int:
         self._check_sock(sock)
-        return await socketops.sock_sendto(self, sock, data, address)
+        result: int = await socketops.when_writable(self, sock, "sendto", data, address)
+        return result
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         self._check_sock(sock)

@@ -39,15 +39,15 @@ class Server(asyncio.Server):
         backlog: int,
     ) -> None:
         self._loop = loop
-        self._open_sockets: list[socket.socket] | None = sockets
+        self._sockets: list[socket.socket] | None = sockets
         self._listeners: list[Listener] = []
         self._protocol_factory = protocol_factory
         self._backlog = backlog
         # Weak: an abandoned transport is noticed by its own finalizer.
-        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self._closed_waiters: list[asyncio.Future[None]] | None = []
-        self._serving_now = False
-        self._forever: asyncio.Future[None] | None = None
+        self._clients: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self._serving = False
+        self._serving_forever_fut: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} sockets={self.sockets!r}>"
@@ -55,27 +55,27 @@ class Server(asyncio.Server):
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
     def _attach(self, transport: asyncio.Transport) -> None:
-        self._transports.add(transport)
+        self._clients.add(transport)
 
     def _detach(self, transport: asyncio.Transport) -> None:
-        self._transports.discard(transport)
+        self._clients.discard(transport)
         self._wake_if_done()
 
     def _wake_if_done(self) -> None:
         """Wake who waits for the end: closed, and no connection left."""
-        if self._open_sockets is not None or self._transports or self._closed_waiters is None:
+        if self._sockets is not None or self._clients or self._waiters is None:
             return
-        waiters, self._closed_waiters = self._closed_waiters, None
+        waiters, self._waiters = self._waiters, None
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def close_clients(self) -> None:
-        for transport in list(self._transports):
+        for transport in list(self._clients):
             transport.close()
 
     def abort_clients(self) -> None:
-        for transport in list(self._transports):
+        for transport in list(self._clients):
             transport.abort()
 
     # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
@@ -84,17 +84,17 @@ class Server(asyncio.Server):
         return self._loop
 
     def is_serving(self) -> bool:
-        return self._serving_now
+        return self._serving
 
     @property
     def sockets(self) -> tuple[trsock.TransportSocket, ...]:  # type: ignore[override]
-        return tuple(trsock.TransportSocket(sock) for sock in self._open_sockets or ())
+        return tuple(trsock.TransportSocket(sock) for sock in self._sockets or ())
 
     def _begin(self) -> None:
-        if self._serving_now or self._open_sockets is None:
+        if self._serving or self._sockets is None:
             return
-        self._serving_now = True
-        for sock in self._open_sockets:
+        self._serving = True
+        for sock in self._sockets:
             sock.listen(self._backlog)
             listener = Listener(self._loop, sock, self._protocol_factory, self)
             self._listeners.append(listener)
@@ -106,24 +106,24 @@ class Server(asyncio.Server):
         await asyncio.sleep(0)
 
     async def serve_forever(self) -> None:
-        if self._forever is not None:
+        if self._serving_forever_fut is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
-        if self._open_sockets is None:
+        if self._sockets is None:
             raise RuntimeError(f"server {self!r} is closed")
         self._begin()
-        self._forever = self._loop.create_future()
+        self._serving_forever_fut = self._loop.create_future()
         try:
-            await self._forever
+            await self._serving_forever_fut
         except asyncio.CancelledError:
             self.close()
             await self.wait_closed()
             raise
         finally:
-            self._forever = None
+            self._serving_forever_fut = None
 
     def close(self) -> None:
         """Stop listening: the ports are free when this returns. Connections stay open."""
-        sockets, self._open_sockets = self._open_sockets, None
+        sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
         listeners, self._listeners = self._listeners, []
@@ -132,10 +132,10 @@ class Server(asyncio.Server):
         if not listeners:
             for sock in sockets:
                 sock.close()
-        self._serving_now = False
-        if self._forever is not None and not self._forever.done():
-            self._forever.cancel()
-            self._forever = None
+        self._serving = False
+        if self._serving_forever_fut is not None and not self._serving_forever_fut.done():
+            self._serving_forever_fut.cancel()
+            self._serving_forever_fut = None
         self._wake_if_done()
 
     async def wait_closed(self) -> None:
@@ -143,12 +143,12 @@ class Server(asyncio.Server):
 
         As on the running Python: before 3.12 this returned at once for a closed server.
         """
-        if self._closed_waiters is None:
+        if self._waiters is None:
             return
-        if self._open_sockets is None and sys.version_info < (3, 12):
+        if self._sockets is None and sys.version_info < (3, 12):
             return
         waiter = self._loop.create_future()
-        self._closed_waiters.append(waiter)
+        self._waiters.append(waiter)
         await waiter
 
 

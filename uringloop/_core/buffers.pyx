@@ -101,6 +101,10 @@ cdef class BufferPool:
 
     cdef void close(self) noexcept:
         """Unmap. The ring must be closed, or every receive have ended."""
+        if self.ring.u.inherited:
+            # Not mapped in a forked child: other memory may live at these addresses.
+            self.entries = NULL
+            self.memory = NULL
         if self.entries != NULL:
             munmap(self.entries, ENTRIES_BYTES)
             self.entries = NULL

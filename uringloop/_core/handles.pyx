@@ -200,7 +200,7 @@ cdef class TimerHandle(Handle):
         )
 
 
-cdef bint is_timer(object other):
+cdef bint is_timer(object other) except -1:
     return isinstance(other, asyncio.TimerHandle)
 
 

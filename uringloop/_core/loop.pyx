@@ -25,7 +25,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from uringloop._core.buffers cimport BufferPool
-from uringloop._core.errors cimport ECANCELED, os_error
+from uringloop._core.errors cimport ECANCELED, errno, os_error
 from uringloop._core.handles cimport Handle, TimerHandle, new_handle, new_timer
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
@@ -118,8 +118,9 @@ cdef class LoopCore:
         self.pool = BufferPool(self.ring)
         fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         if fd < 0:
+            exc = os_error(-errno, "eventfd")
             self.ring.close()
-            raise OSError("eventfd")
+            raise exc
         self.waker = WakeUp(self.ring, fd)
         self.closed = False
         self.debug = coroutines._is_debug_mode()
@@ -183,7 +184,8 @@ cdef class LoopCore:
         return self.debug
 
     def is_running(self):
-        return self.thread_id != 0
+        # A forked child inherits the fields, but nobody runs the loop there.
+        return self.thread_id != 0 and not self.ring.u.inherited
 
     def is_closed(self):
         return self.closed
@@ -321,16 +323,19 @@ cdef class LoopCore:
 
     cdef int run_timed(self, Handle handle) except -1:
         cdef double began = self.time()
-        cdef double took
         self.current_handle = handle
         try:
             handle.run()
         finally:
             self.current_handle = None
-        took = self.time() - began
+        return self.report_slow(began, handle)
+
+    cdef int report_slow(self, double began, object subject) except -1:
+        cdef double took = self.time() - began
         if took >= self.slow_callback_duration:
-            logger.warning(
-                "Executing %s took %.3f seconds", format_handle(handle), took)
+            if isinstance(subject, Handle):
+                subject = format_handle(subject)
+            logger.warning("Executing %s took %.3f seconds", subject, took)
         return 0
 
     cdef int flush_all(self) except -1:
@@ -346,11 +351,12 @@ cdef class LoopCore:
         return 0
 
     cdef int submit_and_wait(self) except -1:
-        cdef int64_t deadline, timeout
+        # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
+        # from here to the wait no other thread may schedule without seeing that we sleep.
+        cdef int64_t deadline = self.timers.next_deadline_ns()
+        cdef int64_t timeout = URING_FOREVER
         if not (self.ready_count or self.stopping or self.ring.has_completions()
                 or PyList_GET_SIZE(self.starved)):
-            deadline = self.timers.next_deadline_ns()
-            timeout = URING_FOREVER
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - uring_clock_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -403,11 +409,13 @@ cdef class LoopCore:
                 self.run_turn()
                 if self.stopping:
                     break
-            self.ring.settle()
         finally:
-            self.ring.running = False
-            self.stopping = False
-            self.thread_id = 0
+            try:
+                self.ring.settle()
+            finally:
+                self.ring.running = False
+                self.stopping = False
+                self.thread_id = 0
 
     def _close(self):
         """Close the ring and drop every callback. The loop must not run."""

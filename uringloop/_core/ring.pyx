@@ -271,6 +271,8 @@ cdef class Ring:
         """
         cdef Operation *op
         cdef int tries = 0
+        if self.u.inherited or not self.u.open:
+            return 0
         while self.run_count and tries < RETRIES_MAX:
             tries += 1
             op = self.in_flight.next

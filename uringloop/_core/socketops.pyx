@@ -12,98 +12,66 @@ from uringloop._core.poll cimport PollOnce, poll_once
 from uringloop._native.uring cimport POLLIN, POLLOUT
 
 
-async def wait_ready(LoopCore loop, int fd, unsigned int mask):
-    """Wait until *fd* is ready for POLLIN or POLLOUT."""
+async def when_readable(LoopCore loop not None, sock, method, *args):
+    """Return what *method* of *sock* does, as soon as there is something to read."""
+    return await attempt(loop, sock, POLLIN, method, args)
+
+
+async def when_writable(LoopCore loop not None, sock, method, *args):
+    """Return what *method* of *sock* does, as soon as there is room to write."""
+    return await attempt(loop, sock, POLLOUT, method, args)
+
+
+async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
     cdef PollOnce waiter
-    loop._check_no_transport(fd)
-    waiter = poll_once(loop, fd, mask)
-    try:
-        await waiter.future
-    finally:
-        waiter.finish()
-
-
-async def sock_recv(LoopCore loop not None, sock, n):
     while True:
         try:
-            return sock.recv(n)
+            # Looked up for each try, as asyncio does.
+            return getattr(sock, method)(*args)
         except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLIN)
-
-
-async def sock_recv_into(LoopCore loop not None, sock, buf):
-    while True:
+            waiter = wait_for(loop, sock, mask)
         try:
-            return sock.recv_into(buf)
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLIN)
-
-
-async def sock_recvfrom(LoopCore loop not None, sock, bufsize):
-    while True:
-        try:
-            return sock.recvfrom(bufsize)
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLIN)
-
-
-async def sock_recvfrom_into(LoopCore loop not None, sock, buf, nbytes):
-    while True:
-        try:
-            return sock.recvfrom_into(buf, nbytes)
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLIN)
+            await waiter.future
+        finally:
+            waiter.finish()
 
 
 async def sock_sendall(LoopCore loop not None, sock, data):
     cdef Py_ssize_t sent = 0
-    cdef Py_ssize_t size
     view = memoryview(data).cast("B")
-    size = len(view)
     # An empty message is sent too: asyncio's first try is unconditional.
     while True:
-        try:
-            sent += sock.send(view[sent:] if sent else view)
-            if sent >= size:
-                return
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLOUT)
-
-
-async def sock_sendto(LoopCore loop not None, sock, data, address):
-    while True:
-        try:
-            return sock.sendto(data, address)
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLOUT)
+        sent += await attempt(loop, sock, POLLOUT, "send", (view[sent:],))
+        if sent >= len(view):
+            return
 
 
 async def sock_accept(LoopCore loop not None, sock):
-    while True:
-        try:
-            conn, address = sock.accept()
-            conn.setblocking(False)
-            return conn, address
-        except (BlockingIOError, InterruptedError):
-            pass
-        await wait_ready(loop, sock.fileno(), POLLIN)
+    conn, address = await attempt(loop, sock, POLLIN, "accept", ())
+    conn.setblocking(False)
+    return conn, address
 
 
 async def sock_connect(LoopCore loop not None, sock, address):
     """Connect *sock* to a resolved *address*."""
+    cdef PollOnce waiter
     try:
         sock.connect(address)
         return
     except (BlockingIOError, InterruptedError):
         # In both cases the kernel goes on connecting.
-        pass
-    await wait_ready(loop, sock.fileno(), POLLOUT)
+        waiter = wait_for(loop, sock, POLLOUT)
+    try:
+        await waiter.future
+    finally:
+        waiter.finish()
     error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
         raise OSError(error, f"Connect call failed {address}")
+
+
+cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask):
+    """Begin to wait for a socket, unless a transport owns it."""
+    cdef int fd = sock.fileno()
+    loop._check_no_transport(fd)
+    return poll_once(loop, fd, mask)

@@ -12,7 +12,7 @@ cdef class StreamTransport(Transport):
     cdef bint buffered              # the protocol is a BufferedProtocol
     cdef bint paused                # by pause_reading
     cdef bint cancelling            # a cancel of recv_op is on its way
-    cdef bint single_shot           # paused under load before: receives are armed one by one
+    cdef bint single_shot           # receives are armed one by one: AF_UNIX, or paused under load
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
     cdef bint stash_scheduled       # deliver_stash is in the ready queue
@@ -50,6 +50,7 @@ cdef class StreamTransport(Transport):
     cdef int shutdown_write(self) except -1
     cdef int send_now(self) except -1
     cdef int sent(self, Py_ssize_t size) except -1
+    cdef int begin_close(self, object context) except -1
     cdef int pause_protocol(self) except -1
     cdef int resume_protocol(self) except -1
 

@@ -235,7 +235,7 @@ cdef class StreamTransport(Transport):
             self.fatal_error(exc, "Fatal error: protocol.eof_received() call failed.")
             return 0
         if not keep_open:
-            self.close()
+            self.begin_close(self.context)
         return 0
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────
@@ -404,7 +404,7 @@ cdef class StreamTransport(Transport):
         self.patient = False
         if self.closing:
             if not self.lost:
-                self.schedule_end(None)
+                self.schedule_end(None, self.context)
         elif self.eof_written:
             self.shutdown_write()
         return 0
@@ -492,15 +492,20 @@ cdef class StreamTransport(Transport):
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     def close(self):
+        self.begin_close(None)
+
+    cdef int begin_close(self, object context) except -1:
+        """Stop reading; the end comes when everything written has been sent."""
         if self.closing:
-            return
+            return 0
         self.send_now()
         if self.closing:
-            return
+            return 0
         self.closing = True
         self.stop_reading()
         if not self.queue.count:
-            self.schedule_end(None)
+            self.schedule_end(None, context)
+        return 0
 
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight or self.send_op.in_flight
@@ -545,6 +550,9 @@ cdef StreamTransport new_stream(
     transport.fd = sock.fileno()
     transport.extra = socket_extra(sock, peername)
     transport.set_protocol(protocol)
+    # Kernels before spring 2026 lose the EOF of a UNIX peer that writes and shuts down at once,
+    # with a multishot receive only; there it is not faster either.
+    transport.single_shot = sock.family == socket.AF_UNIX
     if sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     transport.loop.register_transport(transport.fd, <PyObject*>transport)

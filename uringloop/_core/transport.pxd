@@ -17,10 +17,11 @@ cdef class Transport(Flushable):
     cdef object __weakref__
 
     cdef object call(self, object method, object argument)
+    cdef object call_untimed(self, object method, object argument)
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
-    cdef int force_close(self, object exc) except -1
-    cdef int schedule_end(self, object exc) except -1
+    cdef int force_close(self, object exc, object context) except -1
+    cdef int schedule_end(self, object exc, object context) except -1
     cdef int release(self) except -1
     cdef bint busy(self) noexcept
     cdef int stop_operations(self) except -1

@@ -31,6 +31,16 @@ cdef class Transport(Flushable):
 
     cdef object call(self, object method, object argument):
         """Call the protocol's *method* in the transport's context; no *argument* is None."""
+        cdef double began
+        if not self.loop.debug:
+            return self.call_untimed(method, argument)
+        began = self.loop.time()
+        try:
+            return self.call_untimed(method, argument)
+        finally:
+            self.loop.report_slow(began, f"{method}() of {self!r}")
+
+    cdef object call_untimed(self, object method, object argument):
         cdef PyObject *result
         # Looked up at each call, as asyncio does: protocols are patched and swapped.
         cdef object context = self.context
@@ -68,20 +78,21 @@ cdef class Transport(Flushable):
                 logger.debug("%r: %s", self, message, exc_info=exc)
         else:
             self.report(message, exc)
-        return self.force_close(exc)
+        return self.force_close(exc, self.context)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int force_close(self, object exc) except -1:
+    cdef int force_close(self, object exc, object context) except -1:
         if self.lost:
             return 0
         self.closing = True
         self.stop_operations()
-        return self.schedule_end(exc)
+        return self.schedule_end(exc, context)
 
-    cdef int schedule_end(self, object exc) except -1:
+    cdef int schedule_end(self, object exc, object context) except -1:
+        """Have connection_lost called in *context*; None is a copy of the caller's."""
         self.lost += 1
-        self.loop.schedule(self._call_connection_lost, (exc,), self.context)
+        self.loop.schedule(self._call_connection_lost, (exc,), context)
         return 0
 
     def _call_connection_lost(self, exc):
@@ -142,7 +153,7 @@ cdef class Transport(Flushable):
         return self.protocol
 
     def abort(self):
-        self.force_close(None)
+        self.force_close(None, None)
 
 
 cdef dict socket_extra(object sock, object peername):

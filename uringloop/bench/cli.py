@@ -38,6 +38,7 @@ _SIZE_MAX = 1 << 30
 # The schedule itself costs nanoseconds per request; no server comes near.
 _RATE_MAX = 10_000_000
 
+# What --help ends with.
 _EPILOG = (
     "Known loops: " + ", ".join(loops.KNOWN) + "; any other is named module:factory."
     " A loop that is not installed is a row that says so."

@@ -16,6 +16,7 @@ from pathlib import Path
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241, "riscv64": 241}
+# Numbers of linux/perf_event.h.
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_FLAG_FD_CLOEXEC = 8
 # Bit 1 of the flags of perf_event_attr: threads that are started later count as well.

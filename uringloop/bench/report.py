@@ -11,6 +11,7 @@ from .summary import BASELINE, PERCENTILES, Quantity, Result
 # Raised when a field of the JSON changes its meaning or goes away.
 JSON_SCHEMA = 1
 
+# One for each column of a row, in the order of the cells.
 HEADINGS = (
     "size",
     "clients",
