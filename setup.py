@@ -7,6 +7,7 @@ URINGLOOP_CFLAGS adds compiler and linker flags (sanitizers).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ Install it and try again:
     Fedora, RHEL       dnf install liburing-devel pkgconf-pkg-config gcc
     Alpine             apk add liburing-dev pkgconf gcc musl-dev
     Arch               pacman -S liburing pkgconf gcc
+    from source        https://github.com/axboe/liburing: ./configure && make install
 """
 
 
@@ -100,12 +102,22 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
             "uringloop.bench.loadgen",
             ["uringloop/bench/loadgen.pyx"],
             include_dirs=["uringloop/bench"],
-            depends=["uringloop/bench/loadgen.h"],
+            depends=[str(header) for header in sorted(Path("uringloop/bench").glob("*.h"))],
             define_macros=macros,
             **options,
         )
     )
     return made
+
+
+def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
+    """Compile on all cores, and keep what is built with different flags apart."""
+    flavour = "coverage" if coverage else "debug" if debug else "release"
+    flavour += re.sub(r"\W+", "-", os.environ.get("URINGLOOP_CFLAGS", ""))
+    return {
+        "build": {"build_base": f"build/{flavour}"},
+        "build_ext": {"parallel": os.cpu_count() or 1},
+    }
 
 
 def main() -> None:
@@ -114,8 +126,11 @@ def main() -> None:
     coverage = os.environ.get("URINGLOOP_COVERAGE") == "1"
     debug = coverage or os.environ.get("URINGLOOP_DEBUG") == "1"
     setup(
+        options=build_options(debug, coverage),
         ext_modules=cythonize(
             extensions(debug, coverage),
+            # The C of an ordinary build has no line tracing, and its time does not tell.
+            force=coverage,
             compiler_directives={
                 "language_level": 3,
                 "auto_pickle": False,

@@ -279,6 +279,8 @@ cdef class LoopCore:
         self.ring.dispatch()
         while self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
+            # What this round's protocols wrote goes along: the connections are in the cache now.
+            self.flush_all()
             self.ring.submit()
             self.ring.dispatch()
         if PyList_GET_SIZE(self.starved):
