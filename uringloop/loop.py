@@ -167,21 +167,21 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         self._check_closed()
         factory = self._task_factory
         if factory is None:
-            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)
+            # A generator-based coroutine is asyncio's to refuse; some stubs refuse it before.
+            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
             traceback = getattr(task, "_source_traceback", None)
             if traceback:
                 # This frame is not where the task was made.
                 del traceback[-1]
             return task
-        if FACTORY_TAKES_ALL:
-            whole: asyncio.Task[T] = factory(self, coro, name=name, context=context, **kwargs)
-            return whole
         # A factory of two arguments is still a factory: pass on only what was given.
         if context is not None:
             kwargs["context"] = context
+        if name is not None and FACTORY_TAKES_NAME:
+            kwargs["name"] = name
         made: asyncio.Task[T] = factory(self, coro, **kwargs)
         set_name = getattr(made, "set_name", None)
-        if set_name is not None:
+        if set_name is not None and not FACTORY_TAKES_NAME:
             set_name(name)
         return made
 
@@ -418,13 +418,20 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
+        cleanup_socket: bool | None = None,
     ) -> serving.Server:
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         checks.refuse_tls(ssl)
         return await serving.create_unix_server(
-            self, protocol_factory, path, sock=sock, backlog=backlog, start_serving=start_serving
+            self,
+            protocol_factory,
+            path,
+            sock=sock,
+            backlog=backlog,
+            start_serving=start_serving,
+            cleanup_socket=CLEANUP_SOCKET if cleanup_socket is None else cleanup_socket,
         )
 
     # ── the user's own sockets ───────────────────────────────────────────────────────────────
@@ -541,8 +548,11 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
 # How many frames of a coroutine's origin debug mode keeps, as asyncio.
 ORIGIN_DEPTH = 10
 
-# From 3.13.3 on asyncio passes every argument to the factory, None included.
-FACTORY_TAKES_ALL = sys.version_info >= (3, 13, 3)
+# From 3.14 on asyncio leaves the task's name to the factory.
+FACTORY_TAKES_NAME = sys.version_info >= (3, 14)
+
+# From 3.13 on asyncio removes the socket file of a UNIX server that it closes.
+CLEANUP_SOCKET = sys.version_info >= (3, 13)
 
 
 def _stop_loop_of(future: asyncio.Future[Any]) -> None:

@@ -48,6 +48,8 @@ class Server(asyncio.Server):
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever_fut: asyncio.Future[None] | None = None
+        # The file of a UNIX socket and its inode, if it is to be removed.
+        self._socket_file: tuple[str | bytes, int] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} sockets={self.sockets!r}>"
@@ -133,6 +135,8 @@ class Server(asyncio.Server):
             for sock in sockets:
                 sock.close()
         self._serving = False
+        if self._socket_file is not None:
+            _remove_socket_file(*self._socket_file)
         if self._serving_forever_fut is not None and not self._serving_forever_fut.done():
             self._serving_forever_fut.cancel()
             self._serving_forever_fut = None
@@ -292,6 +296,7 @@ async def create_unix_server(
     sock: socket.socket | None,
     backlog: int,
     start_serving: bool,
+    cleanup_socket: bool,
 ) -> Server:
     if path is not None:
         if sock is not None:
@@ -302,7 +307,34 @@ async def create_unix_server(
             raise ValueError("path was not specified, and no sock specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-    return await _serve(loop, [sock], protocol_factory, backlog, start_serving)
+    server = await _serve(loop, [sock], protocol_factory, backlog, start_serving)
+    if cleanup_socket:
+        server._socket_file = _socket_file(sock)
+    return server
+
+
+def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
+    """Return the path and inode of a bound UNIX socket; None for an abstract name."""
+    path = sock.getsockname()
+    if not path or path[0] in (0, "\0"):
+        return None
+    try:
+        return path, os.stat(path).st_ino
+    except FileNotFoundError:
+        # Removed already, or bound in another directory.
+        return None
+
+
+def _remove_socket_file(path: str | bytes, inode: int) -> None:
+    """Remove the file of a closed server, unless another server has replaced it."""
+    try:
+        if os.stat(path).st_ino == inode:
+            os.unlink(path)
+    except FileNotFoundError:
+        # Somebody has removed it before.
+        return
+    except OSError as exc:
+        logger.error("Unable to clean up listening UNIX socket %r: %r", path, exc)
 
 
 def _bind_path(path: str | bytes) -> socket.socket:

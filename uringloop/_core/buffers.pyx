@@ -22,8 +22,8 @@ from uringloop._native.uring cimport (
 
 # A power of two, as the kernel asks; 16 bytes each.
 BUFFERS_MAX = 256
-# 32 x 64 KiB: 2 MiB stay in the second-level cache; 64 MiB cost 30 to 60 % at 10 KiB a message.
-BUFFERS_AT_START = 32
+# 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % at 10 KiB a message.
+BUFFERS_AT_START = 16
 # asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
 BUFFER_SIZE = 64 * 1024
 # The pool grows while the average buffer comes back less full than this: many small messages
@@ -45,6 +45,8 @@ cdef class BufferPool:
     def __cinit__(self, Ring ring not None):
         self.ring = ring
         self.generation = -1
+        # Until it is known otherwise, messages are large and the pool stays small.
+        self.fill = BUFFER_SIZE
 
     def __dealloc__(self):
         self.close()

@@ -1,6 +1,7 @@
 """The turn: what a loop does over and over, and what may be asked of it.
 
-    collect         dispatch completions: bytes reach protocols, futures are resolved
+    collect         dispatch completions: bytes reach protocols, futures are resolved; what the
+                    protocols wrote leaves with the enters that bring more completions
     expire_timers   move due timers to the ready queue
     run_ready       run the callbacks that were ready when this step began
     flush_all       one send for each transport that wrote

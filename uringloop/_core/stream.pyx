@@ -332,6 +332,7 @@ cdef class StreamTransport(Transport):
                 return
             if PyBytes_GET_SIZE(owned):
                 self.queue.push(owned)
+                self.loop.queued_bytes += PyBytes_GET_SIZE(owned)
         self.queued()
 
     cdef int check_eof(self) except -1:

@@ -1,0 +1,172 @@
+# Everything that a user or a developer of uringloop runs; `make help` lists it.
+#
+# `make bench` and `make test` need nothing but make and Python 3.11 or newer: what else is missing
+# is installed with apt-get when that is allowed, and named when it is not. Each virtual environment
+# has a stamp, `installed`, that is older than a changed source: then, and only then, it is built
+# again. The package is installed, never imported from the source tree (PYTHONSAFEPATH).
+#
+#   PYTHON=python3.12   the interpreter; by default the newest that works
+#   ARGS="..."          options for the benchmark or for pytest
+#   VENV=DIR            the virtual environment of bench and test (.venv)
+
+VENV ?= .venv
+ARGS ?=
+DEV = .venv-dev
+VERSIONS = 3.11 3.12 3.13 3.14 3.15
+LIBURING_MIN = 2.3
+PKG_CONFIG ?= pkg-config
+
+# Where an interpreter may be besides PATH.
+PYENV_ROOT ?= $(HOME)/.pyenv
+PYTHON_DIRS = /usr/local/bin /usr/bin /opt/python/*/bin $(PYENV_ROOT)/versions/*/bin
+
+# Prints "MINOR PATH" of a CPython from 3.11 on. Candidates are run, not looked up: a pyenv shim
+# may be there without the interpreter that it stands for.
+PROBE = import sys; v = sys.version_info; ok = v >= (3, 11) and sys.implementation.name == "cpython"; \
+        print(v.minor, sys.executable) if ok else sys.exit(1)
+
+# Not asked for when nothing is built.
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
+ifndef PYTHON
+PYTHON := $(shell for name in python3 $(VERSIONS:%=python%); do $$name -c '$(PROBE)' 2>/dev/null; \
+            done | sort -s -k1,1nr | head -n1 | cut -d' ' -f2-)
+endif
+TAG := $(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+ifeq ($(TAG),)
+$(error $(or $(PYTHON),Python 3.11 or newer) can not be run; install one (Debian, Ubuntu: apt-get \
+  install python3 python3-venv python3-dev) or name one: make PYTHON=/path/to/python3)
+endif
+endif
+
+BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
+                   -o -path 'uringloop/*.h')
+SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
+LINTED = setup.py uringloop tests
+CYTHON_LINTED = uringloop/_core uringloop/_native uringloop/bench
+
+RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
+RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
+
+.NOTPARALLEL:
+.PHONY: help bench test dev lint type test-all asan ubsan sdist wheel clean requirements
+
+help:  ## List the targets (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+# ── for users ─────────────────────────────────────────────────────────────────────────────────
+
+bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" for the whole table
+	$(RUN) -m uringloop.bench $(ARGS)
+
+test: $(VENV)/installed  ## Install, and run the tests against the installed package
+	$(RUN) -m pytest $(ARGS)
+
+$(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
+	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
+	@# `bench --reference` looks for its C servers beside the package.
+	@ln -sfn "$(CURDIR)/benchmarks" \
+	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
+	@touch $@
+
+# ── for developers ────────────────────────────────────────────────────────────────────────────
+
+dev: $(DEV)/installed  ## Make .venv-dev: an editable debug build, and every tool
+
+lint: $(DEV)/installed  ## Check style: ruff, cython-lint
+	$(RUN_DEV) -m ruff check $(LINTED)
+	$(RUN_DEV) -m ruff format --check $(LINTED)
+	@# It calls pycodestyle by name.
+	PATH="$(CURDIR)/$(DEV)/bin:$$PATH" cython-lint $(CYTHON_LINTED)
+
+type: $(DEV)/installed  ## Check types: mypy, and the stubs against the compiled modules
+	$(RUN_DEV) -m mypy
+	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt
+
+$(DEV)/installed: $(DEV)/python-$(TAG) $(BUILD_SOURCES)
+	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+# Every interpreter in turn, each with an environment and a log of its own.
+test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
+	@mkdir -p build; status=0; summary=; \
+	for version in $(VERSIONS); do \
+	  python=; \
+	  for name in python$$version $(PYTHON_DIRS:%=%/python$$version); do \
+	    python=$$($$name -c '$(PROBE)' 2>/dev/null | cut -d' ' -f2-) && [ -n "$$python" ] && break; \
+	  done; \
+	  if [ -z "$$python" ]; then continue; fi; \
+	  log=build/test-$$version.log; \
+	  echo "Python $$version: $$python, log in $$log"; \
+	  if $(MAKE) test PYTHON="$$python" VENV=.venv-$$version > $$log 2>&1; \
+	    then result=passed; else result=FAILED; status=1; tail -n 30 $$log; fi; \
+	  summary="$$summary  Python $$version  $$result  $$(grep -E ' (passed|failed|error).* in [0-9.]+s' \
+	    $$log | tail -n 1 | tr -d =)\n"; \
+	done; \
+	printf "$$summary"; exit $$status
+
+# The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
+# tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
+# stays in quarantine for a while, so the tests that watch the size of the process have no point.
+SANITIZED = PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD="$$($${CC:-cc} -print-file-name=$(RUNTIME))"
+SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py -k "not memory_flat" $(ARGS)
+
+asan: RUNTIME = libasan.so
+asan:  ## Run the tests under the address sanitizer
+	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
+	  $(MAKE) --no-print-directory .venv-asan/installed VENV=.venv-asan
+	ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) .venv-asan/bin/python $(SANITIZED_TESTS)
+
+ubsan: RUNTIME = libubsan.so
+ubsan:  ## Run the tests under the undefined-behaviour sanitizer
+	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=undefined -fno-omit-frame-pointer -g" \
+	  $(MAKE) --no-print-directory .venv-ubsan/installed VENV=.venv-ubsan
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(SANITIZED) .venv-ubsan/bin/python $(SANITIZED_TESTS)
+
+sdist: $(DEV)/installed  ## Make dist/uringloop-*.tar.gz
+	$(RUN_DEV) -m build --sdist
+
+wheel: $(DEV)/installed  ## Make dist/uringloop-*.whl, from an sdist
+	$(RUN_DEV) -m build
+
+clean:  ## Remove everything that was made here
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find uringloop -name '*.so' -delete
+	find uringloop -name '*.pyx' | sed 's/pyx$$/c/' | xargs rm -f
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# ── what a build needs ────────────────────────────────────────────────────────────────────────
+
+# An environment of another Python is made anew.
+%/python-$(TAG):
+	@$(MAKE) --no-print-directory requirements
+	rm -rf $*
+	$(PYTHON) -m venv $*
+	@touch $@
+
+# Prints what is missing, as Debian's packages. A Python that is not Debian's has to bring its own
+# headers and its own venv.
+define MISSING
+printf '#include <stdio.h>\nint main(void) { return 0; }\n' \
+  | $${CC:-cc} -x c - -o /dev/null 2>/dev/null || echo gcc libc6-dev; \
+command -v $(PKG_CONFIG) >/dev/null || echo pkg-config; \
+$(PKG_CONFIG) --atleast-version=$(LIBURING_MIN) liburing 2>/dev/null || echo liburing-dev; \
+$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo $(PYTHON_PACKAGE)-venv; \
+[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
+  || echo $(PYTHON_PACKAGE)-dev
+endef
+PYTHON_PACKAGE = $(basename python$(TAG))
+
+requirements:
+	@missing=$$(echo $$($(MISSING))); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	command="apt-get update && apt-get install -y $$missing"; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo "To build uringloop, install what Debian calls: $$missing (liburing >= $(LIBURING_MIN))" >&2; exit 1; \
+	elif [ "$$(id -u)" = 0 ]; then run="sh -c"; \
+	elif sudo -n true 2>/dev/null; then run="sudo -n sh -c"; \
+	else echo "To build uringloop, run: sudo sh -c '$$command'" >&2; exit 1; fi; \
+	echo "$$command"; $$run "export DEBIAN_FRONTEND=noninteractive; $$command" || exit 1; \
+	missing=$$(echo $$($(MISSING))); \
+	if [ -n "$$missing" ]; then \
+	  echo "Still missing, or too old here: $$missing. liburing >= $(LIBURING_MIN) can be built from" \
+	    "https://github.com/axboe/liburing: ./configure && make install" >&2; exit 1; fi

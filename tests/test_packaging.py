@@ -1,0 +1,199 @@
+"""The sdist and the wheel: what is in them, that they install elsewhere, and what setup.py says.
+
+Built from a copy of the source tree, the wheel from the unpacked sdist: what the sdist lacks fails
+the build here and not on somebody's machine. Needs liburing and a C compiler, and no network.
+"""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from uringloop import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP_FILES = {
+    ".ci/run",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "Makefile",
+    "README.md",
+    "docs/architecture.md",
+    "pyproject.toml",
+    "setup.py",
+    "stubtest_allowlist.txt",
+}
+SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "py.typed")
+WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "py.typed")
+EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
+# Setuptools' own entry points for pip and build, without a new environment for each of them.
+BACKEND = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
+
+builds = pytest.mark.skipif(
+    not (find_spec("Cython") and find_spec("setuptools")),
+    reason='building needs Cython and setuptools: pip install ".[test]"',
+)
+pytestmark = pytest.mark.slow
+
+
+def in_package(*suffixes: str) -> set[str]:
+    """Return the files of the source tree's package that end in one of *suffixes*."""
+    return {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "uringloop").rglob("*")
+        if path.name.endswith(suffixes)
+    }
+
+
+def copied_source(target: Path) -> Path:
+    """Copy the source tree, without what a build has left in it."""
+    shutil.copytree(
+        ROOT,
+        target,
+        ignore=shutil.ignore_patterns(
+            ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", "*.so", ".*_cache"
+        ),
+    )
+    return target
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        # The quickest compilation will do. The flags of a sanitizer's run are not for this build.
+        env={**os.environ, "URINGLOOP_CFLAGS": "-O0", "URINGLOOP_DEBUG": "", **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def build(hook: str, source: Path, target: Path) -> Path:
+    target.mkdir()
+    done = run(sys.executable, "-c", BACKEND.format(hook), target, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (made,) = target.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    return build("build_sdist", copied_source(folder / "source"), folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    unpacked = run("tar", "xf", sdist, cwd=folder)
+    assert unpacked.returncode == 0, unpacked.stderr
+    return build("build_wheel", folder / f"uringloop-{__version__}", folder / "dist")
+
+
+def metadata_of(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"uringloop-{__version__}.dist-info/METADATA").decode()
+    return email.parser.Parser().parsestr(text)
+
+
+@builds
+def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = TOP_FILES | in_package(*SOURCE_SUFFIXES)
+    wanted |= {f"tests/{path.name}" for path in (ROOT / "tests").glob("*.py")}
+    reference = ROOT / "benchmarks" / "reference"
+    wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
+    assert wanted - files == set()
+    assert [name for name in files if name.endswith((".so", ".pyc"))] == []
+    assert [name for name in files if name.endswith(".c") and "uringloop/" in name] == []
+
+
+@builds
+def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    compiled = {name.removesuffix(".pyx") + EXTENSION for name in in_package(".pyx")}
+    assert files == in_package(*WHEEL_SUFFIXES) | compiled
+
+
+@builds
+def test_metadata_says_where_it_runs(wheel: Path) -> None:
+    metadata = metadata_of(wheel)
+    assert metadata["Name"] == "uringloop"
+    assert metadata["Version"] == __version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("Provides-Extra") == ["bench", "test", "dev"]
+    # The runtime needs the standard library only.
+    requirements = metadata.get_all("Requires-Dist") or []
+    assert [text for text in requirements if "extra ==" not in text] == []
+    classifiers = metadata.get_all("Classifier") or []
+    for minor in range(11, 16):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+
+
+@builds
+def test_wheel_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel, cwd=tmp_path)
+    assert pip.returncode == 0, pip.stderr
+    code = (
+        "import asyncio, uringloop\n"
+        "async def main(): return type(asyncio.get_running_loop()).__module__\n"
+        "print(uringloop.run(main()), uringloop.__file__)"
+    )
+    done = run(python, "-W", "error", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    module, file = done.stdout.split()
+    assert module == "uringloop.loop"
+    assert Path(file).is_relative_to(tmp_path)
+
+
+# ── what setup.py says without liburing ──────────────────────────────────────────────────────
+
+
+def pkg_config_that(tmp_path: Path, script: str) -> str:
+    program = tmp_path / "pkg-config"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@builds
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("exit 1", "pkg-config does not find it"),
+        ("echo 2.2", "version 2.2 is too old"),
+        (None, "is not there to find it"),
+    ],
+)
+def test_a_build_without_liburing_says_how_to_install_it(
+    tmp_path: Path, script: str | None, problem: str
+) -> None:
+    program = "no-such-program" if script is None else pkg_config_that(tmp_path, script)
+    source = copied_source(tmp_path / "source")
+    done = run(sys.executable, "setup.py", "--name", cwd=source, PKG_CONFIG=program)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert problem in done.stderr
+    assert "needs liburing 2.3 or newer" in done.stderr
+    for command in ("apt-get install", "dnf install", "apk add", "pacman -S"):
+        assert command in done.stderr
+    assert "Traceback" not in done.stderr
