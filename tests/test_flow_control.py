@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -69,6 +70,9 @@ async def test_pausing_and_resuming_are_idempotent(each_loop: Loop) -> None:
 
 @on_loop
 async def test_pausing_in_connection_made_holds_the_first_byte(each_loop: Loop) -> None:
+    if sys.version_info < (3, 11, 4) and not isinstance(each_loop, uringloop.Loop):
+        pytest.skip("before 3.11.4 asyncio reads in spite of this pause (gh-103607)")
+
     class Held(Collector):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)

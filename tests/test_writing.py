@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import sys
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -66,7 +67,10 @@ async def test_write_of_a_strided_view_is_a_fatal_error(each_loop: Loop) -> None
 async def test_write_refuses_what_is_not_bytes_like(each_loop: Loop, wrong: object) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, _):
         write: Callable[[object], None] = transport.write  # type: ignore[assignment]
-        expected = f"data argument must be a bytes-like object, not '{type(wrong).__name__}'"
+        wanted = "a bytes-like object"
+        if sys.version_info >= (3, 14):
+            wanted = "a bytes, bytearray, or memoryview object"
+        expected = f"data argument must be {wanted}, not '{type(wrong).__name__}'"
         with pytest.raises(TypeError) as caught:
             write(wrong)
         assert str(caught.value) == expected

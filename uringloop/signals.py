@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import signal
 import socket
 import sys
@@ -112,7 +113,7 @@ def end_run(loop: Loop) -> None:
 def add_handler(
     loop: Loop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
 ) -> None:
-    if asyncio.iscoroutine(callback) or asyncio.iscoroutinefunction(callback):
+    if asyncio.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
         raise TypeError("coroutines cannot be used with add_signal_handler()")
     _check_signal(sig)
     loop._check_closed()

@@ -10,6 +10,7 @@ from uringloop._core.loop import LoopCore
 from uringloop._core.transport import Transport
 
 HIGH_WATER: int
+BYTES_LIKE: str
 
 @disjoint_base
 class StreamTransport(Transport):

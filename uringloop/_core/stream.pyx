@@ -13,6 +13,7 @@ The ring holds the transport while an operation is in flight; the socket is clos
 
 import asyncio
 import socket
+import sys
 from asyncio import constants
 from asyncio.log import logger
 
@@ -45,6 +46,11 @@ from uringloop._native.uring cimport (
 
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
 HIGH_WATER = 64 * 1024
+
+# asyncio's wording, which is another one from 3.14 on.
+BYTES_LIKE = "a bytes-like object"
+if sys.version_info >= (3, 14):
+    BYTES_LIKE = "a bytes, bytearray, or memoryview object"
 
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef object NAME_GET_BUFFER = "get_buffer"
@@ -529,9 +535,7 @@ cdef bytes as_bytes(object data):
     if type(data) is bytes:
         return data
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(
-            f"data argument must be a bytes-like object, not {type(data).__name__!r}"
-        )
+        raise TypeError(f"data argument must be {BYTES_LIKE}, not {type(data).__name__!r}")
     if isinstance(data, memoryview) and not data.c_contiguous:
         return None
     return bytes(data)
