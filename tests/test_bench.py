@@ -227,7 +227,7 @@ def test_the_rate_of_the_open_loop_is_honoured(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_echoes_over_tcp(tmp_path: Path, name: str, mode: str) -> None:
-    settings = Settings(mode=mode, duration=0.05)
+    settings = Settings(mode=mode, duration=0.2)
     assert_checked(measure(tmp_path, name, Cell(1000, 10), settings))
 
 
@@ -235,7 +235,7 @@ def test_every_mode_echoes_over_tcp(tmp_path: Path, name: str, mode: str) -> Non
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("mode", ["protocol", "sockets"])
 def test_unix_sockets_echo(tmp_path: Path, name: str, mode: str) -> None:
-    settings = Settings(mode=mode, duration=0.05, unix=True)
+    settings = Settings(mode=mode, duration=0.2, unix=True)
     assert_checked(measure(tmp_path, name, Cell(1000, 10), settings))
     assert not list(tmp_path.glob("echo-*"))
 
@@ -266,7 +266,7 @@ def test_the_reference_servers_echo(tmp_path: Path, name: str, unix: bool) -> No
         reference.build(tmp_path)
     except BenchError as exc:
         pytest.skip(str(exc))
-    settings = Settings(duration=0.05, unix=unix)
+    settings = Settings(duration=0.2, unix=unix)
     assert_checked(measure(tmp_path, name, Cell(2**20, 3), settings))
 
 
