@@ -128,7 +128,7 @@ async def test_writelines_of_nothing_sends_nothing(each_loop: Loop) -> None:
 @on_loop
 async def test_writelines_refuses_text(each_loop: Loop) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, peer):
-        with pytest.raises(TypeError, match="bytes-like object|bytearray, or memoryview"):
+        with pytest.raises(TypeError, match=r"bytes-like object|bytearray, or memoryview"):
             transport.writelines([b"good", "bad"])  # type: ignore[list-item]
         transport.close()
         assert await read_to_end(each_loop, peer) == b""

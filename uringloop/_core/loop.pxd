@@ -19,6 +19,7 @@ cdef class Flushable:
     # Something that saves up work during a turn: a transport its writes, a watcher its re-arming.
     cdef bint flush_queued      # on the loop's flush list
     cdef int flush(self) except -1
+    cdef int flush_alone(self) except -1
     cdef int rearm(self) except -1
 
 
@@ -43,13 +44,16 @@ cdef class LoopCore:
     cdef Py_ssize_t ready_head
     cdef Py_ssize_t ready_count
     cdef list flush_list        # of Flushable, flushed at the end of the turn
+    cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef list starved           # of Flushable that wait for receive buffers
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     cdef bint sleeping          # in a wait: others must wake the loop
     cdef bint stopping
+    cdef bint sending           # sends may leave in mid-turn: from take_over until settle
     cdef bint closed
+    cdef bint clock_replaced    # a subclass has a time() of its own
     cdef bint debug
     cdef unsigned long thread_id    # that runs the loop, 0 when none does
     cdef Handle current_handle  # in debug mode, the one that runs; else None
@@ -75,6 +79,8 @@ cdef class LoopCore:
     cdef int submit_and_wait(self) except -1
     cdef int add_flush(self, Flushable item) except -1
     cdef int flush_early(self) except -1
+    cdef int add_rearm(self, Flushable item) except -1
+    cdef int rearm_all(self) except -1
     cdef int starve(self, Flushable item) except -1
     cdef int register_transport(self, int fd, PyObject *transport) except -1
     cdef void forget_transport(self, int fd) noexcept

@@ -67,6 +67,10 @@ cdef class Flushable:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
+    cdef int flush_alone(self) except -1:
+        """Flush the only item of the list."""
+        return self.flush()
+
     cdef int rearm(self) except -1:
         raise NotImplementedError
 
@@ -106,6 +110,7 @@ cdef class LoopCore:
     def __cinit__(self, *args, **kwargs):
         self.ready = [None] * READY_AT_START
         self.flush_list = []
+        self.rearm_list = []
         self.starved = []
         self.timers = TimerHeap()
         self.slow_callback_duration = 0.1
@@ -124,6 +129,7 @@ cdef class LoopCore:
             raise exc
         self.waker = WakeUp(self.ring, fd)
         self.closed = False
+        self.clock_replaced = type(self).time is not LoopCore.time
         self.debug = coroutines._is_debug_mode()
 
     def __dealloc__(self):
@@ -156,7 +162,8 @@ cdef class LoopCore:
         """Schedule *callback* after *delay* seconds."""
         if delay is None:
             raise TypeError("delay must not be None")
-        return self._call_at(self.time() + delay, callback, args, context)
+        now = self.time() if self.clock_replaced else uring_clock_ns() * 1e-9
+        return self._call_at(now + delay, callback, args, context)
 
     def call_at(self, when, callback, *args, context=None):
         """Schedule *callback* for the time *when* on the loop's clock."""
@@ -172,6 +179,9 @@ cdef class LoopCore:
             self.check_thread()
             self.check_call(callback, "call_at")
         timer = new_timer(self, when, callback, args, context)
+        if self.clock_replaced:
+            # The heap and the wait know the kernel's clock only.
+            timer.deadline_ns = uring_clock_ns() + <int64_t>((when - self.time()) * 1e9)
         if self.debug:
             timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
         self.timers.push(timer)
@@ -270,6 +280,7 @@ cdef class LoopCore:
         self.collect()
         self.expire_timers()
         self.run_ready()
+        self.rearm_all()
         self.flush_all()
         self.submit_and_wait()
         return 0
@@ -344,12 +355,26 @@ cdef class LoopCore:
     cdef int flush_all(self) except -1:
         cdef list items
         cdef Flushable item
+        cdef Py_ssize_t index
         if PyList_GET_SIZE(self.flush_list):
             items = self.flush_list
             self.flush_list = []
-            for item in items:
+            index = 0
+            if PyList_GET_SIZE(items) == 1:
+                item = <Flushable>items[0]
                 item.flush_queued = False
-                item.flush()
+                item.flush_alone()
+                self.queued_bytes = 0
+                return 0
+            try:
+                for item in items:
+                    index += 1
+                    item.flush_queued = False
+                    item.flush()
+            except BaseException:
+                # The others still have something to send.
+                self.flush_list = items[index:] + self.flush_list
+                raise
         self.queued_bytes = 0
         return 0
 
@@ -385,9 +410,22 @@ cdef class LoopCore:
             self.flush_list.append(item)
         return 0
 
+    cdef int add_rearm(self, Flushable item) except -1:
+        """Have *item* armed again after its callback has run: never by an early flush."""
+        if not item.flush_queued:
+            item.flush_queued = True
+            self.rearm_list.append(item)
+        return 0
+
+    cdef int rearm_all(self) except -1:
+        if PyList_GET_SIZE(self.rearm_list):
+            self.flush_list += self.rearm_list
+            self.rearm_list = []
+        return 0
+
     cdef int flush_early(self) except -1:
         """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
-        if self.thread_id:
+        if self.sending:
             self.flush_all()
             self.ring.submit()
         return 0
@@ -407,12 +445,15 @@ cdef class LoopCore:
         try:
             self.ring.take_over()
             self.ring.running = True
+            self.sending = True
             self.waker.arm()
             while True:
                 self.run_turn()
                 if self.stopping:
                     break
         finally:
+            # What resume_writing writes while the sends are ended waits for the next run.
+            self.sending = False
             try:
                 self.ring.settle()
             finally:
@@ -426,6 +467,7 @@ cdef class LoopCore:
         self._clear_ready()
         self.timers.clear()
         self.flush_list = []
+        self.rearm_list = []
         self.starved = []
         self.ring.drain()
         self.ring.close()

@@ -50,7 +50,7 @@ cdef class PollWatcher(Flushable):
             # The number may belong to another file by now: end the poll, which arms it anew.
             self.loop.ring.cancel(&self.poll_op)
         else:
-            self.loop.add_flush(self)
+            self.loop.add_rearm(self)
         return self.handle
 
     def remove(self):
@@ -83,7 +83,7 @@ cdef class PollWatcher(Flushable):
                 self.loop.call_later(HALF_CLOSED_RETRY, self._arm_again)
                 return 0
             self.loop.push_ready(self.handle)
-        return self.loop.add_flush(self)
+        return self.loop.add_rearm(self)
 
     def _arm_again(self):
         self.arm()

@@ -5,6 +5,7 @@ from typing_extensions import disjoint_base
 SQ_ENTRIES: int
 CQ_ENTRIES: int
 RETRIES_MAX: int
+SETTLE_MAX: int
 
 @disjoint_base
 class Ring:

@@ -13,7 +13,17 @@ belongs to, see `take_over`.
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from uringloop._core.errors cimport EAGAIN, EBADR, EBUSY, ECANCELED, EEXIST, EINTR, ETIME, os_error
+from uringloop._core.errors cimport (
+    EAGAIN,
+    EBADR,
+    EBUSY,
+    ECANCELED,
+    ECONNABORTED,
+    EEXIST,
+    EINTR,
+    ETIME,
+    os_error,
+)
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
@@ -46,6 +56,8 @@ SQ_ENTRIES = 512
 CQ_ENTRIES = 8192
 # Enters that a full submission queue or a starved kernel is given before it is an error.
 RETRIES_MAX = 64
+# A cancel misses a send that is being retried: with busy peers hundreds of times.
+SETTLE_MAX = 4096
 
 # The rings of this process, for the fork handler. Changed under the GIL only.
 cdef uring *live_rings = NULL
@@ -192,6 +204,7 @@ cdef class Ring:
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef int res
+        cdef int generation = self.generation
         if self.u.inherited or not self.u.open:
             self.check_inherited()
         head = uring_head(&self.u)
@@ -206,7 +219,8 @@ cdef class Ring:
             uring_consume(&self.u, head)
             if op != NULL:
                 self._complete(op, res, flags)
-                if not self.u.open:
+                # The indexes belong to the ring that they were read from.
+                if not self.u.open or self.generation != generation:
                     break
         return 0
 
@@ -273,7 +287,7 @@ cdef class Ring:
         cdef int tries = 0
         if self.u.inherited or not self.u.open:
             return 0
-        while self.run_count and tries < RETRIES_MAX:
+        while self.run_count and tries < SETTLE_MAX:
             tries += 1
             op = self.in_flight.next
             while op != &self.in_flight:
@@ -282,7 +296,7 @@ cdef class Ring:
                 op = op.next
             self.submit()
             self._take_completions_of(NULL)
-        while uring_has_overflow(&self.u) and tries < 2 * RETRIES_MAX:
+        while uring_has_overflow(&self.u) and tries < 2 * SETTLE_MAX:
             # The kernel keeps completions that found the queue full; a new ring would lose them.
             tries += 1
             self.dispatch()
@@ -314,13 +328,21 @@ cdef class Ring:
         """
         cdef Operation orphans
         cdef uring fresh
-        cdef int res = uring_open(&fresh, SQ_ENTRIES, CQ_ENTRIES)
-        if res == 0:
-            res = uring_enable(&fresh)
-        if res < 0:
-            raise os_error(res, "io_uring_setup")
+        cdef int res
+        cdef int generation = self.generation
+        cdef object failure = None
+        # First what can raise. An owner that finds the queue full may rebuild the ring itself.
         while self.has_completions():
             self.dispatch()
+            if self.generation != generation or not self.u.open:
+                return 0
+        res = uring_open(&fresh, SQ_ENTRIES, CQ_ENTRIES)
+        if res == 0:
+            res = uring_enable(&fresh)
+            if res < 0:
+                uring_close(&fresh)
+        if res < 0:
+            raise os_error(res, "io_uring_setup")
         # Move the whole list aside: owners arm anew while it is walked.
         if self.in_flight.next == &self.in_flight:
             orphans.next = orphans.previous = &orphans
@@ -334,8 +356,17 @@ cdef class Ring:
         fresh.next = self.u.next
         self.u = fresh
         self.generation += 1
+        # To the end: the list's head is on this stack.
         while orphans.next != &orphans:
-            self._complete(orphans.next, -ECANCELED, 0)
+            try:
+                # How much of a send has gone nobody knows: sending it again may double bytes.
+                self._complete(
+                    orphans.next,
+                    -ECONNABORTED if orphans.next.ends_with_run else -ECANCELED, 0)
+            except BaseException as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
         return 0
 
     cdef int _abandon(self) noexcept:

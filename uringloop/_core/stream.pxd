@@ -21,7 +21,7 @@ cdef class StreamTransport(Transport):
     # writing
     cdef Operation send_op          # points into queue, which holds the bytes until it ends
     cdef WriteQueue queue
-    cdef bint patient               # the socket is full: the next send waits for room
+    cdef bint full                  # the socket is: a send of the ring waits for room
     cdef bint eof_written           # write_eof was called
     cdef bint writing_paused        # the protocol was told to pause
     cdef Py_ssize_t high_water
@@ -29,6 +29,7 @@ cdef class StreamTransport(Transport):
 
     cdef int submit_recv(self, bint poll_first) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
+    cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int want_recv(self) except -1
     cdef int deliver(self, bytes data) except -1

@@ -10,7 +10,7 @@ from uringloop._core.loop import LoopCore
 from uringloop._core.transport import Transport
 
 HIGH_WATER: int
-BYTES_LIKE: str
+SEND_ALONE_MAX: int
 
 @disjoint_base
 class StreamTransport(Transport):

@@ -5,15 +5,15 @@ copied out and given back before the protocol sees the bytes. `pause_reading` on
 what still arrives goes to a stash, and the first such arrival cancels the receive.
 
 Writing: `write` queues, and the loop flushes each transport once at the end of the turn. Exactly
-one send is in flight, for two would interleave. The first attempt never waits, so it completes
-while it is submitted; when the socket is full a patient one follows, which the kernel finishes.
+one send is in flight, for two would interleave; the kernel finishes it when the socket has room.
+A transport that is the only one to write is sent by a plain system call: the completion of a
+single send would cost a turn of its own.
 
 The ring holds the transport while an operation is in flight; the socket is closed after that.
 """
 
 import asyncio
 import socket
-import sys
 from asyncio import constants
 from asyncio.log import logger
 
@@ -28,7 +28,7 @@ from uringloop._core.loop cimport QUEUED_BYTES_MAX, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport Transport, socket_extra
-from uringloop._core.writequeue cimport WriteQueue
+from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -47,11 +47,9 @@ from uringloop._native.uring cimport (
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
 HIGH_WATER = 64 * 1024
 
-# asyncio's wording, which is another one from 3.14 on.
-BYTES_LIKE = "a bytes-like object"
-if sys.version_info >= (3, 14):
-    BYTES_LIKE = "a bytes, bytearray, or memoryview object"
-
+# A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
+SEND_ALONE_MAX = 64 * 1024
+cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef object NAME_GET_BUFFER = "get_buffer"
 cdef object NAME_BUFFER_UPDATED = "buffer_updated"
@@ -112,13 +110,19 @@ cdef class StreamTransport(Transport):
         return self.loop.ring.start(sqe, &self.recv_op)
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
-        if res > 0:
-            self.receive(res, flags)
-        elif flags & IORING_CQE_F_BUFFER:
-            self.loop.pool.give_back(flags)
-        if flags & IORING_CQE_F_MORE:
-            return 0
-        # The receive has ended; if the protocol still wants bytes it is armed again.
+        try:
+            if res > 0:
+                self.receive(res, flags)
+            elif flags & IORING_CQE_F_BUFFER:
+                self.loop.pool.give_back(flags)
+        finally:
+            # A KeyboardInterrupt of the protocol leaves the run, and the next run reads on.
+            if not flags & IORING_CQE_F_MORE:
+                self.recv_ended(res)
+        return 0
+
+    cdef int recv_ended(self, int res) except -1:
+        """The receive has ended; if the protocol still wants bytes it is armed again."""
         self.cancelling = False
         if self.closing:
             if self.ended and not self.busy():
@@ -275,13 +279,17 @@ cdef class StreamTransport(Transport):
 
     def _deliver_stash(self):
         self.stash_scheduled = False
-        while self.stash and not self.paused and not self.closing:
-            item = self.stash.pop(0)
-            if isinstance(item, bytes):
-                self.deliver(item)
-            else:
-                self.deliver_end(item)
-        self.want_recv()
+        try:
+            while self.stash and not self.paused and not self.closing:
+                item = self.stash.pop(0)
+                if isinstance(item, bytes):
+                    self.deliver(item)
+                else:
+                    self.deliver_end(item)
+        finally:
+            if self.stash and not self.paused and not self.closing:
+                self.schedule_stash()
+            self.want_recv()
 
     def pause_reading(self):
         if not self.closing:
@@ -374,15 +382,24 @@ cdef class StreamTransport(Transport):
             self.submit_send()
         return 0
 
+    cdef int flush_alone(self) except -1:
+        if not self.queue.count or self.send_op.in_flight:
+            # Sent already: by write_eof, close or a look at the size of the queue.
+            return 0
+        if self.queue.size <= ALONE_MAX:
+            self.send_now()
+        if self.queue.count:
+            return self.submit_send()
+        return 0 if self.lost else self.sent(0)
+
     cdef int submit_send(self) except -1:
+        # First what can fail: a submission that is taken must be started.
+        cdef Py_ssize_t count = self.queue.prepare()
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        if self.queue.prepare() == 1:
-            uring_prep_send(
-                &self.loop.ring.u, sqe, self.fd, self.queue.data, self.queue.data_size,
-                self.patient)
+        if count == 1:
+            uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size)
         else:
-            uring_prep_sendmsg(
-                &self.loop.ring.u, sqe, self.fd, &self.queue.message, self.patient)
+            uring_prep_sendmsg(sqe, self.fd, &self.queue.message)
         return self.loop.ring.start(sqe, &self.send_op)
 
     cdef int on_send(self, int res, unsigned int flags) except -1:
@@ -395,7 +412,6 @@ cdef class StreamTransport(Transport):
         if res >= 0:
             return self.sent(res)
         if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
-            self.patient = res == -EAGAIN
             return self.loop.add_flush(self)
         self.queue.clear()
         return self.fatal_error(os_error(res, ""), "Fatal write error on socket transport")
@@ -404,23 +420,25 @@ cdef class StreamTransport(Transport):
         self.queue.consume(size)
         if self.writing_paused and self.queue.size <= self.low_water:
             self.resume_protocol()
+        self.full = False
         if self.queue.count:
-            # A short send: the socket is full.
-            self.patient = True
             return self.loop.add_flush(self)
-        self.patient = False
         if self.closing:
             if not self.lost:
                 self.schedule_end(None, self.context)
         elif self.eof_written:
-            self.shutdown_write()
+            try:
+                self.shutdown_write()
+            except OSError as exc:
+                # The peer has reset the connection: that must not leave the run.
+                return self.fatal_error(exc, "Fatal write error on socket transport")
         return 0
 
     cdef int send_now(self) except -1:
         """Try to send without the ring, for bytes that must not wait for the end of the turn."""
         cdef Py_ssize_t res
         cdef int error
-        while self.queue.count and not self.send_op.in_flight and not self.patient:
+        while self.queue.count and not self.send_op.in_flight and not self.full:
             if self.queue.prepare() == 1:
                 res = send(
                     self.fd, self.queue.data, self.queue.data_size, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -430,7 +448,7 @@ cdef class StreamTransport(Transport):
             if res >= 0:
                 self.queue.consume(res)
             elif error == EAGAIN:
-                self.patient = True
+                self.full = True
             elif error != EINTR:
                 self.queue.clear()
                 self.fatal_error(
@@ -528,21 +546,6 @@ cdef class StreamTransport(Transport):
     def set_protocol(self, protocol):
         self.protocol = protocol
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
-
-
-cdef bytes as_bytes(object data):
-    """Return *data* as an object that nobody can change; None for a view with gaps."""
-    if type(data) is bytes:
-        return data
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"data argument must be {BYTES_LIKE}, not {type(data).__name__!r}")
-    if isinstance(data, memoryview) and not data.c_contiguous:
-        return None
-    return bytes(data)
-
-
-cdef object not_contiguous():
-    return BufferError("memoryview: underlying buffer is not C-contiguous")
 
 
 cdef StreamTransport new_stream(

@@ -22,3 +22,7 @@ cdef class WriteQueue:
     cdef void consume(self, Py_ssize_t sent) noexcept
     cdef void clear(self) noexcept
     cdef int _grow(self) except -1
+
+
+cdef bytes as_bytes(object data)
+cdef object not_contiguous()

@@ -5,6 +5,8 @@ flight may point into the items as long as nobody calls `clear`: the transport c
 when no send is in flight.
 """
 
+import sys
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -21,6 +23,10 @@ CAPACITY_AT_START = 4
 VECTOR_MAX = 64
 # Bytes in one send: a longer one would report its progress, and free its buffers, too late.
 SEND_MAX = 1024 * 1024
+# asyncio's wording, which is another one from 3.14 on.
+BYTES_LIKE = "a bytes-like object"
+if sys.version_info >= (3, 14):
+    BYTES_LIKE = "a bytes, bytearray, or memoryview object"
 
 cdef Py_ssize_t BYTES_MAX = SEND_MAX
 
@@ -105,3 +111,18 @@ cdef class WriteQueue:
     cdef void clear(self) noexcept:
         """Drop everything. No operation may be in flight on it."""
         self.consume(self.size)
+
+
+cdef bytes as_bytes(object data):
+    """Return *data* as an object that nobody can change; None for a view with gaps."""
+    if type(data) is bytes:
+        return data
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data argument must be {BYTES_LIKE}, not {type(data).__name__!r}")
+    if isinstance(data, memoryview) and not data.c_contiguous:
+        return None
+    return bytes(data)
+
+
+cdef object not_contiguous():
+    return BufferError("memoryview: underlying buffer is not C-contiguous")

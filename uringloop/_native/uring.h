@@ -34,7 +34,6 @@ typedef struct uring {
     struct io_uring ring;
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     unsigned setup_flags; /* what the kernel accepted */
-    unsigned inline_sends; /* queued submissions that complete while they are submitted */
     bool open;
     bool enabled;
     bool inherited;     /* made by a parent process: no memory of it may be touched */
@@ -67,7 +66,6 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
     u->enter_flags = 0;
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
-    u->inline_sends = 0;
     u->open = true;
     u->enabled = false;
     u->inherited = false;
@@ -139,31 +137,25 @@ static inline unsigned uring_publish(uring *u) {
 static inline int uring_submit(uring *u) {
     unsigned count = uring_publish(u);
 
-    u->inline_sends = 0;
     return io_uring_enter2(u->ring.ring_fd, count, 0, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
-/* Submits and sleeps until something completes or *timeout_ns* has passed.
- *
- * An inline send completes while it is submitted, so its completion must not end the sleep:
- * the kernel is asked for one more than there are of them. It also lifts the number of deferred
- * completions that one enter runs (20, or what is asked for if that is more; since 6.13). */
+/* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
+ * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
 static inline int uring_wait(uring *u, int64_t timeout_ns) {
     unsigned count = uring_publish(u);
-    unsigned wanted = 1 + u->inline_sends;
     unsigned flags = IORING_ENTER_GETEVENTS | u->enter_flags;
     struct __kernel_timespec ts;
     struct io_uring_getevents_arg arg;
 
-    u->inline_sends = 0;
     if (timeout_ns == URING_FOREVER)
-        return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, NULL, _NSIG / 8);
+        return io_uring_enter2(u->ring.ring_fd, count, 1, flags, NULL, _NSIG / 8);
     ts.tv_sec = timeout_ns / 1000000000;
     ts.tv_nsec = timeout_ns % 1000000000;
     memset(&arg, 0, sizeof(arg));
     arg.sigmask_sz = _NSIG / 8;
     arg.ts = (uint64_t)(uintptr_t)&ts;
-    return io_uring_enter2(u->ring.ring_fd, count, wanted, flags | IORING_ENTER_EXT_ARG,
+    return io_uring_enter2(u->ring.ring_fd, count, 1, flags | IORING_ENTER_EXT_ARG,
                            (void *)&arg, sizeof(arg));
 }
 
@@ -214,23 +206,15 @@ static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int 
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
-/* An inline send never waits for room in the socket: it completes within the enter. */
-static inline void uring_prep_send(uring *u, struct io_uring_sqe *sqe, int fd, const void *data,
-                                   size_t size, bool patient) {
-    int flags = MSG_NOSIGNAL | (patient ? MSG_WAITALL : MSG_DONTWAIT);
-
-    io_uring_prep_send(sqe, fd, data, size, flags);
-    if (!patient)
-        u->inline_sends++;
+/* WAITALL: the kernel itself goes on when the socket has room again. */
+static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data,
+                                   size_t size) {
+    io_uring_prep_send(sqe, fd, data, size, MSG_NOSIGNAL | MSG_WAITALL);
 }
 
-static inline void uring_prep_sendmsg(uring *u, struct io_uring_sqe *sqe, int fd,
-                                      const struct msghdr *message, bool patient) {
-    int flags = MSG_NOSIGNAL | (patient ? MSG_WAITALL : MSG_DONTWAIT);
-
-    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)flags);
-    if (!patient)
-        u->inline_sends++;
+static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
+                                      const struct msghdr *message) {
+    io_uring_prep_sendmsg(sqe, fd, message, MSG_NOSIGNAL | MSG_WAITALL);
 }
 
 static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd) {

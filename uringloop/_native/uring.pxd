@@ -67,10 +67,8 @@ cdef extern from "uring.h" nogil:
 
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_prep_send(
-        uring *u, io_uring_sqe *sqe, int fd, const void *data, size_t size, bint patient)
-    void uring_prep_sendmsg(
-        uring *u, io_uring_sqe *sqe, int fd, const msghdr *message, bint patient)
+    void uring_prep_send(io_uring_sqe *sqe, int fd, const void *data, size_t size)
+    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message)
     void uring_prep_accept_multishot(io_uring_sqe *sqe, int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)

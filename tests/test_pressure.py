@@ -1,0 +1,170 @@
+"""What must go on when a socket takes less than it is given, a peer resets, or a run is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+from conftest import Collector, tcp_pair
+from roles import on_loop
+
+import uringloop
+
+Loop = asyncio.AbstractEventLoop
+
+# More than the sockets below hold, less than the high-water mark: nothing is sent at once.
+PIECE = b"0123456789" * 6000
+
+
+def narrow_pair(kind: str) -> tuple[socket.socket, socket.socket]:
+    left, right = tcp_pair() if kind == "tcp" else socket.socketpair()
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    left.setblocking(False)
+    right.setblocking(False)
+    return left, right
+
+
+async def read_all(loop: Loop, sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        data += await loop.sock_recv(sock, 65536)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("connections", [1, 3])
+@on_loop
+async def test_a_short_send_is_finished_while_nothing_else_happens(
+    each_loop: Loop, kind: str, connections: int
+) -> None:
+    pairs = [narrow_pair(kind) for _ in range(connections)]
+    transports = []
+    for ours, _ in pairs:
+        made, _ = await each_loop.connect_accepted_socket(lambda: Collector(each_loop), ours)
+        transports.append(made)
+    for transport in transports:
+        transport.write(PIECE)
+
+    def drain(sock: socket.socket, received: list[bytes]) -> None:
+        # In another thread: this loop must not be woken by anything but its own send.
+        sock.setblocking(True)
+        while sum(map(len, received)) < len(PIECE):
+            received.append(sock.recv(65536))
+        each_loop.call_soon_threadsafe(done.release)
+
+    done = asyncio.Semaphore(0)
+    received: list[list[bytes]] = [[] for _ in pairs]
+    threads = [
+        threading.Thread(target=drain, args=(peer, chunks))
+        for (_, peer), chunks in zip(pairs, received, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await done.acquire()
+        del thread
+    for thread in threads:
+        thread.join()
+    assert [b"".join(chunks) for chunks in received] == [PIECE] * connections
+    for transport, (_, peer) in zip(transports, pairs, strict=True):
+        transport.close()
+        peer.close()
+    await asyncio.sleep(0.01)
+
+
+@on_loop
+async def test_a_reset_before_the_eof_could_be_sent_ends_the_connection_only(
+    each_loop: Loop,
+) -> None:
+    ours, peer = narrow_pair("tcp")
+    transport, collector = await each_loop.connect_accepted_socket(
+        lambda: Collector(each_loop), ours
+    )
+    transport.write(PIECE * 20)
+    transport.write_eof()
+    await asyncio.sleep(0)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    assert isinstance(await collector.lost, OSError)
+
+
+@on_loop
+async def test_a_reader_is_called_only_when_there_is_something_to_read(each_loop: Loop) -> None:
+    pairs = [socket.socketpair() for _ in range(20)]
+    empty: list[int] = []
+    messages = 0
+    finished = each_loop.create_future()
+
+    def on_readable(sock: socket.socket) -> None:
+        nonlocal messages
+        try:
+            messages += len(sock.recv(1))
+        except BlockingIOError:
+            empty.append(sock.fileno())
+        if messages == 200:
+            finished.set_result(None)
+
+    for left, right in pairs:
+        left.setblocking(False)
+        each_loop.add_reader(left, on_readable, left)
+        right.send(b"0123456789")
+    await finished
+    assert empty == []
+    for left, right in pairs:
+        each_loop.remove_reader(left)
+        left.close()
+        right.close()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_connection_goes_on_after_its_protocol_has_left_the_run(
+    each_loop: Loop, kind: str, interrupt: type[BaseException]
+) -> None:
+    class Leaving(Collector):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if bytes(self.data) == b"first":
+                raise interrupt
+
+    ours, peer = narrow_pair(kind)
+    transport, protocol = each_loop.run_until_complete(
+        each_loop.connect_accepted_socket(lambda: Leaving(each_loop), ours)
+    )
+    peer.send(b"first")
+    with pytest.raises(interrupt):
+        each_loop.run_forever()
+    peer.send(b"second")
+    assert each_loop.run_until_complete(protocol.received(11)) == b"firstsecond"
+    transport.close()
+    each_loop.run_until_complete(protocol.lost)
+    peer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_send_under_way_is_not_repeated_in_the_next_thread(
+    loop: uringloop.Loop, kind: str
+) -> None:
+    # Each hand-over ends the send that waits for room: what has gone must not go again.
+    ours, peer = narrow_pair(kind)
+    transport, protocol = loop.run_until_complete(
+        loop.connect_accepted_socket(lambda: Collector(loop), ours)
+    )
+    expected = b"".join(b"%07d\n" % number for number in range(50_000))
+    transport.write(expected)
+    received = bytearray()
+    while len(received) < len(expected):
+        thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.sleep(0)))
+        thread.start()
+        thread.join()
+        with contextlib.suppress(BlockingIOError):
+            received += peer.recv(20_000)
+    assert received == expected
+    transport.close()
+    loop.run_until_complete(protocol.lost)
+    peer.close()
