@@ -4,7 +4,8 @@
                     protocols wrote leaves with the enters that bring more completions
     expire_timers   move due timers to the ready queue
     run_ready       run the callbacks that were ready when this step began
-    flush_all       one send for each transport that wrote
+    rearm_all       watchers whose callback has run join the flush list
+    flush_all       one send for each transport that wrote, one poll for each watcher
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
 LoopCore owns the ring, the buffer pool, the timers and the queues. The thread that runs the loop
@@ -418,6 +419,7 @@ cdef class LoopCore:
         return 0
 
     cdef int rearm_all(self) except -1:
+        """Let the watchers be armed: what they were ready for has been dealt with."""
         if PyList_GET_SIZE(self.rearm_list):
             self.flush_list += self.rearm_list
             self.rearm_list = []
