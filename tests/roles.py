@@ -8,14 +8,19 @@ until the loop has let go of it.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
+import os
 import random
 import socket
 import struct
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import ParamSpec, Protocol, runtime_checkable
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import pytest
 from conftest import Collector, tcp_pair
@@ -23,6 +28,7 @@ from conftest import Collector, tcp_pair
 Loop = asyncio.AbstractEventLoop
 Complaint = dict[str, object]
 P = ParamSpec("P")
+T = TypeVar("T")
 
 # A test that hangs fails after this time; nothing here waits for it on purpose.
 TIME_LIMIT = 30.0
@@ -32,6 +38,24 @@ PATIENCE = 10.0
 
 
 # ── running ───────────────────────────────────────────────────────────────────────────────
+
+
+def run_script(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run *script* in an interpreter of its own."""
+    command = [sys.executable, *options, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """Run *function* in a thread that ends with it, and return or raise what it does."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(2 * PATIENCE)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def complaints(loop: Loop) -> list[Complaint]:

@@ -13,6 +13,7 @@ from asyncio import AbstractEventLoop
 
 import pytest
 from conftest import LoopFactory, run_turns
+from roles import complaints
 
 Report = dict[str, object]
 
@@ -22,13 +23,6 @@ VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset"
 def fail() -> None:
     """A callback that raises."""
     raise ZeroDivisionError("from the callback")
-
-
-def reports_of(loop: AbstractEventLoop) -> list[Report]:
-    """Collect what *loop* reports to its exception handler."""
-    reports: list[Report] = []
-    loop.set_exception_handler(lambda _loop, context: reports.append(context))
-    return reports
 
 
 def errors_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -46,7 +40,7 @@ def exception_of(record: logging.LogRecord) -> BaseException | None:
 
 
 def test_exception_in_a_callback_does_not_stop_the_loop(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     ran: list[int] = []
     for number in range(100):
         each_loop.call_soon(fail)
@@ -59,7 +53,7 @@ def test_exception_in_a_callback_does_not_stop_the_loop(each_loop: AbstractEvent
 def test_report_of_a_callback_names_message_exception_and_handle(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     handle = each_loop.call_soon(fail)
     run_turns(each_loop)
     (report,) = reports
@@ -73,7 +67,7 @@ def test_report_of_a_callback_names_message_exception_and_handle(
 def test_reported_exception_carries_the_traceback_of_the_callback(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon(fail)
     run_turns(each_loop)
     exception = reports[0]["exception"]
@@ -85,7 +79,7 @@ def test_report_in_debug_mode_tells_where_the_handle_was_created(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.set_debug(True)
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon(fail)
     line = sys._getframe().f_lineno - 1
     each_loop.call_soon_threadsafe(fail)
@@ -102,7 +96,7 @@ def test_report_in_debug_mode_tells_where_the_handle_was_created(
 
 
 def test_callback_without_source_is_named_by_its_repr(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon([].pop)
     run_turns(each_loop)
     (report,) = reports
@@ -111,7 +105,7 @@ def test_callback_without_source_is_named_by_its_repr(each_loop: AbstractEventLo
 
 
 def test_exception_of_a_done_callback_is_reported(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     future = each_loop.create_future()
     future.add_done_callback(lambda _future: fail())
     future.set_result(None)
@@ -323,7 +317,7 @@ def test_exceptions_that_end_a_run_are_not_reported(
     def leave() -> None:
         raise leaving
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon(leave)
     with pytest.raises(leaving):
         each_loop.run_forever()
@@ -350,7 +344,7 @@ def test_cancelled_error_of_a_callback_is_reported(each_loop: AbstractEventLoop)
     def cancel() -> None:
         raise asyncio.CancelledError
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon(cancel)
     run_turns(each_loop)
     assert isinstance(reports[0]["exception"], asyncio.CancelledError)
@@ -363,7 +357,7 @@ def test_exception_of_a_task_that_nobody_asked_is_reported(each_loop: AbstractEv
     async def broken() -> None:
         raise ZeroDivisionError("from the task")
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.create_task(broken(), name="unasked")
     run_turns(each_loop, 2)
     gc.collect()
@@ -375,7 +369,7 @@ def test_exception_of_a_task_that_nobody_asked_is_reported(each_loop: AbstractEv
 
 
 def test_exception_of_a_future_that_nobody_asked_is_reported(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     future = each_loop.create_future()
     future.set_exception(ZeroDivisionError("unasked"))
     del future
@@ -389,7 +383,7 @@ def test_pending_task_that_is_destroyed_is_reported(each_loop: AbstractEventLoop
     async def wait() -> None:
         await each_loop.create_future()
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.create_task(wait(), name="forgotten")
     run_turns(each_loop)
     gc.collect()
@@ -405,7 +399,7 @@ def test_exception_that_run_until_complete_raises_is_not_reported_again(
     async def broken() -> None:
         raise ZeroDivisionError("from the task")
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     with pytest.raises(ZeroDivisionError):
         each_loop.run_until_complete(broken())
     gc.collect()
@@ -419,7 +413,7 @@ def test_exception_that_left_run_until_complete_is_not_reported_again(
     async def leave() -> None:
         raise leaving
 
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     with pytest.raises(leaving):
         each_loop.run_until_complete(leave())
     gc.collect()
@@ -436,7 +430,7 @@ def test_runner_reports_what_tasks_raise_while_it_shuts_down(loop_factory: LoopF
     async def main() -> list[Report]:
         kept.append(asyncio.ensure_future(stubborn()))
         await asyncio.sleep(0)
-        return reports_of(asyncio.get_running_loop())
+        return complaints(asyncio.get_running_loop())
 
     kept: list[asyncio.Future[None]] = []
     with asyncio.Runner(loop_factory=loop_factory) as runner:

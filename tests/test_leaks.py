@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import socket
 import sys
 import weakref
@@ -24,6 +23,7 @@ from roles import (
     read_exactly,
     released,
     reset,
+    resident_bytes,
     serving,
     silent_listener,
     stream,
@@ -38,12 +38,6 @@ NARROW = 16 * 1024
 PLENTY = 4 * 1024 * 1024
 
 Scenario = Callable[[Loop], Awaitable[None]]
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.asynccontextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 from asyncio import AbstractEventLoop
@@ -15,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, run_turns
+from roles import resident_bytes, run_script
 
 import uringloop
 
@@ -29,17 +28,6 @@ class Unusual(BaseException):
 
 def callback() -> None:
     """Do nothing."""
-
-
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """Run *script* in an interpreter of its own."""
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
 
 
 # ── states ───────────────────────────────────────────────────────

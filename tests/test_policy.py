@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import re
-import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 from asyncio import AbstractEventLoop
@@ -16,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
+from roles import in_thread, run_script
 
 import uringloop
 
@@ -41,17 +39,6 @@ def restored_policy() -> Iterator[None]:
     yield
     with policies_allowed():
         asyncio.set_event_loop_policy(before)
-
-
-def run_script(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run *script* in an interpreter of its own."""
-    command = [sys.executable, *options, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def in_thread(function: Callable[[], T]) -> T:
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(PATIENCE)
 
 
 async def running_loop() -> AbstractEventLoop:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 from conftest import LoopFactory, run_turns
+from roles import complaints
 
 import uringloop
 
@@ -37,13 +38,6 @@ def callback() -> None:
 
 def is_stock(loop: AbstractEventLoop) -> bool:
     return isinstance(loop, asyncio.SelectorEventLoop)
-
-
-def reports_of(loop: AbstractEventLoop) -> list[dict[str, object]]:
-    """Collect what *loop* reports to its exception handler."""
-    reports: list[dict[str, object]] = []
-    loop.set_exception_handler(lambda _loop, context: reports.append(context))
-    return reports
 
 
 # ── order and arguments ──────────────────────────────────────────
@@ -177,7 +171,7 @@ def test_callbacks_given_one_context_share_its_changes(each_loop: AbstractEventL
 
 
 def test_context_is_restored_after_a_callback_that_raises(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     seen: list[str] = []
 
     def fail() -> None:
@@ -236,7 +230,7 @@ def test_debug_mode_refuses_coroutines(each_loop: AbstractEventLoop, method: str
 def test_without_debug_what_is_not_callable_is_reported_when_it_runs(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     schedule: Callable[[object], object] = each_loop.call_soon  # type: ignore[assignment]
     schedule(None)
     run_turns(each_loop)
@@ -284,7 +278,7 @@ def test_callback_may_cancel_another_of_the_same_turn(each_loop: AbstractEventLo
 
 
 def test_callback_may_cancel_its_own_handle(each_loop: AbstractEventLoop) -> None:
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     ran: list[str] = []
 
     def once() -> None:
@@ -554,7 +548,7 @@ def test_time_is_the_monotonic_clock_now(each_loop: AbstractEventLoop) -> None:
 
     assert isinstance(each_loop.time(), float)
     check()
-    reports = reports_of(each_loop)
+    reports = complaints(each_loop)
     each_loop.call_soon(check)
     run_turns(each_loop)
     assert reports == []

@@ -10,22 +10,17 @@ import socket
 import sys
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
 from conftest import Echo, LoopFactory, run_turns
+from roles import in_thread
 
 T = TypeVar("T")
 
 # No wait of these tests takes a second; a failing one must not take the suite with it.
 PATIENCE = 20.0
-
-
-def in_thread(function: Callable[[], T]) -> T:
-    """Run *function* in a thread that ends with it, and return or raise what it does."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(PATIENCE)
 
 
 @contextlib.contextmanager

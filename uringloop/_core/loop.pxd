@@ -30,7 +30,6 @@ cdef class WakeUp:
     cdef int fd                 # polled for reading, owned by the loop; never read here
     cdef Operation poll_op      # multishot
     cdef object on_wake         # called for every wake-up; must not hold the loop; or None
-    cdef bint wanted            # re-arm when the poll ends
 
     cdef int arm(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1

@@ -84,12 +84,11 @@ cdef class WakeUp:
         self.on_wake = on_wake
         operation_init(&self.poll_op, wake_up_on_poll, <PyObject*>self)
         self.poll_op.background = True
-        self.wanted = True
 
     cdef int arm(self) except -1:
         """Arm the poll. Every write to the descriptor posts a completion; nothing reads it."""
         cdef io_uring_sqe *sqe
-        if self.poll_op.in_flight or not self.wanted:
+        if self.poll_op.in_flight:
             return 0
         sqe = self.ring.submission()
         io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)

@@ -33,7 +33,6 @@
 typedef struct uring {
     struct io_uring ring;
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
-    unsigned setup_flags; /* what the kernel accepted */
     bool open;
     bool enabled;
     bool inherited;     /* made by a parent process: no memory of it may be touched */
@@ -62,7 +61,6 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
 
     if (res < 0)
         return res;
-    u->setup_flags = flags;
     u->enter_flags = 0;
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
