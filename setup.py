@@ -25,6 +25,7 @@ CORE = (
     "timers",
     "loop",
     "transport",
+    "writer",
     "stream",
     "listener",
     "poll",

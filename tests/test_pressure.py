@@ -76,6 +76,94 @@ async def test_a_short_send_is_finished_while_nothing_else_happens(
     await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("narrow", [True, False])
+@on_loop
+async def test_many_that_write_in_one_turn_lose_and_repeat_nothing(
+    each_loop: Loop, narrow: bool
+) -> None:
+    # Each turn sends for all of them together: some sends are short, some full, some refused.
+    pairs = [narrow_pair("tcp") if narrow or not n % 3 else tcp_pair() for n in range(12)]
+    expected = [bytes([65 + n]) * 9000 + b"%d|" % n for n in range(12)]
+    transports = []
+    for ours, peer in pairs:
+        peer.setblocking(False)
+        made, _ = await each_loop.connect_accepted_socket(lambda: Collector(each_loop), ours)
+        transports.append(made)
+    reading = [
+        asyncio.ensure_future(read_all(each_loop, peer, 20 * len(text)))
+        for (_, peer), text in zip(pairs, expected, strict=True)
+    ]
+    for _ in range(20):
+        for transport, text in zip(transports, expected, strict=True):
+            transport.write(text[:5000])
+            transport.writelines([text[5000:7000], text[7000:]])
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*reading) == [20 * text for text in expected]
+    assert [transport.get_write_buffer_size() for transport in transports] == [0] * 12
+    for transport, (_, peer) in zip(transports, pairs, strict=True):
+        transport.close()
+        peer.close()
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "write_eof"])
+@on_loop
+async def test_a_connection_may_end_in_the_turn_in_which_many_wrote(
+    each_loop: Loop, end: str
+) -> None:
+    pairs = [tcp_pair() for _ in range(8)]
+    collectors = []
+    transports = []
+    for ours, peer in pairs:
+        peer.setblocking(False)
+        made, collector = await each_loop.connect_accepted_socket(
+            lambda: Collector(each_loop), ours
+        )
+        transports.append(made)
+        collectors.append(collector)
+    for transport in transports:
+        transport.write(b"first")
+    await asyncio.sleep(0)
+    for transport in transports:
+        transport.write(b"second")
+    for transport in transports:
+        getattr(transport, end)()
+    for _, peer in pairs:
+        data = await each_loop.sock_recv(peer, 100)
+        while more := await each_loop.sock_recv(peer, 100):
+            data += more
+        assert data == b"firstsecond" or (end == "abort" and b"firstsecond".startswith(data))
+        peer.close()
+    for collector in collectors:
+        assert await collector.lost is None
+
+
+@on_loop
+async def test_a_peer_that_resets_while_many_write_harms_nobody_else(each_loop: Loop) -> None:
+    pairs = [tcp_pair() for _ in range(6)]
+    collectors = []
+    transports = []
+    for ours, peer in pairs:
+        peer.setblocking(False)
+        made, collector = await each_loop.connect_accepted_socket(
+            lambda: Collector(each_loop), ours
+        )
+        transports.append(made)
+        collectors.append(collector)
+    for _, peer in pairs[::2]:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+    for transport in transports:
+        transport.write(b"x" * 1000)
+    for _, peer in pairs[1::2]:
+        assert await read_all(each_loop, peer, 1000) == b"x" * 1000
+    for collector in collectors[::2]:
+        assert isinstance(await collector.lost, OSError)
+    assert [collector.lost.done() for collector in collectors[1::2]] == [False] * 3
+    for transport, (_, peer) in list(zip(transports, pairs, strict=True))[1::2]:
+        transport.close()
+        peer.close()
+
+
 @on_loop
 async def test_a_reset_before_the_eof_could_be_sent_ends_the_connection_only(
     each_loop: Loop,

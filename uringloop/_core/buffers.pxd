@@ -1,5 +1,6 @@
 """The receive buffers that the kernel picks from."""
 
+cimport cython
 from uringloop._core.ring cimport Ring
 from uringloop._native.uring cimport io_uring_buf_ring
 
@@ -9,6 +10,7 @@ cdef enum:
     STREAM_GROUP = 0
 
 
+@cython.final
 cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()

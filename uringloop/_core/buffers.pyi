@@ -1,8 +1,6 @@
 """The receive buffers that the kernel picks from."""
 
-from typing import Self
-
-from typing_extensions import disjoint_base
+from typing import Self, final
 
 from uringloop._core.ring import Ring
 
@@ -12,7 +10,7 @@ BUFFER_SIZE: int
 FILL_TO_GROW: int
 FILL_WEIGHT: float
 
-@disjoint_base
+@final
 class BufferPool:
     out: int
 

@@ -17,6 +17,7 @@ cdef class Listener(Flushable):
 
     cdef int submit_accept(self) except -1
     cdef int on_accept(self, int res, unsigned int flags) except -1
+    cdef int accept_ended(self, int res) except -1
     cdef int accepted(self, int fd) except -1
     cdef int out_of_resources(self, int res) except -1
     cdef int report(self, object exc, str message) except -1

@@ -68,10 +68,16 @@ cdef class Listener(Flushable):
         return self.loop.ring.start(sqe, &self.accept_op)
 
     cdef int on_accept(self, int res, unsigned int flags) except -1:
-        if res >= 0:
-            self.accepted(res)
-        if flags & IORING_CQE_F_MORE:
-            return 0
+        try:
+            if res >= 0:
+                self.accepted(res)
+        finally:
+            # A KeyboardInterrupt of the factory leaves the run, and the next run accepts on.
+            if not flags & IORING_CQE_F_MORE:
+                self.accept_ended(res)
+        return 0
+
+    cdef int accept_ended(self, int res) except -1:
         if self.closing:
             self.sock.close()
             return 0

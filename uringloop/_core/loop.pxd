@@ -73,7 +73,7 @@ cdef class LoopCore:
     cdef int expire_timers(self) except -1
     cdef int run_ready(self) except -1
     cdef int run_timed(self, Handle handle) except -1
-    cdef int report_slow(self, double began, object subject) except -1
+    cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
     cdef int submit_and_wait(self) except -1
     cdef int add_flush(self, Flushable item) except -1

@@ -95,14 +95,16 @@ cdef class WakeUp:
         return self.ring.start(sqe, &self.poll_op)
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
-        if res > 0 and self.on_wake is not None:
-            self.on_wake()
-        if flags & IORING_CQE_F_MORE:
-            return 0
-        # Ended by an overflow of the completion queue or a change of thread.
-        if res < 0 and res != -ECANCELED:
-            raise os_error(res, "poll")
-        return self.arm()
+        try:
+            if res > 0 and self.on_wake is not None:
+                self.on_wake()
+        finally:
+            if not flags & IORING_CQE_F_MORE:
+                # Ended by an overflow of the completion queue or a change of thread.
+                if res < 0 and res != -ECANCELED:
+                    raise os_error(res, "poll")
+                self.arm()
+        return 0
 
 
 cdef class LoopCore:
@@ -336,7 +338,7 @@ cdef class LoopCore:
         return 0
 
     cdef int run_timed(self, Handle handle) except -1:
-        cdef double began = self.time()
+        cdef int64_t began = uring_clock_ns()
         self.current_handle = handle
         try:
             handle.run()
@@ -344,8 +346,8 @@ cdef class LoopCore:
             self.current_handle = None
         return self.report_slow(began, handle)
 
-    cdef int report_slow(self, double began, object subject) except -1:
-        cdef double took = self.time() - began
+    cdef int report_slow(self, int64_t began, object subject) except -1:
+        cdef double took = (uring_clock_ns() - began) * 1e-9
         if took >= self.slow_callback_duration:
             if isinstance(subject, Handle):
                 subject = format_handle(subject)
@@ -355,22 +357,20 @@ cdef class LoopCore:
     cdef int flush_all(self) except -1:
         cdef list items
         cdef Flushable item
-        cdef Py_ssize_t index
-        if PyList_GET_SIZE(self.flush_list):
+        cdef Py_ssize_t index = 0
+        cdef Py_ssize_t count = PyList_GET_SIZE(self.flush_list)
+        if count:
             items = self.flush_list
             self.flush_list = []
-            index = 0
-            if PyList_GET_SIZE(items) == 1:
-                item = <Flushable>items[0]
-                item.flush_queued = False
-                item.flush_alone()
-                self.queued_bytes = 0
-                return 0
             try:
-                for item in items:
+                while index < count:
+                    item = <Flushable>PyList_GET_ITEM_borrowed(items, index)
                     index += 1
                     item.flush_queued = False
-                    item.flush()
+                    if count == 1:
+                        item.flush_alone()
+                    else:
+                        item.flush()
             except BaseException:
                 # The others still have something to send.
                 self.flush_list = items[index:] + self.flush_list
@@ -384,7 +384,7 @@ cdef class LoopCore:
         cdef int64_t deadline = self.timers.next_deadline_ns()
         cdef int64_t timeout = URING_FOREVER
         if not (self.ready_count or self.stopping or self.ring.has_completions()
-                or PyList_GET_SIZE(self.starved)):
+                or PyList_GET_SIZE(self.starved) or PyList_GET_SIZE(self.flush_list)):
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - uring_clock_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -465,16 +465,18 @@ cdef class LoopCore:
     def _close(self):
         """Close the ring and drop every callback. The loop must not run."""
         self.closed = True
-        self._clear_ready()
-        self.timers.clear()
-        self.flush_list = []
-        self.rearm_list = []
-        self.starved = []
-        self.ring.drain()
-        self.ring.close()
-        self.pool.close()
-        close(self.waker.fd)
-        self.waker.fd = -1
+        try:
+            self._clear_ready()
+            self.timers.clear()
+            self.ring.drain()
+        finally:
+            self.flush_list = []
+            self.rearm_list = []
+            self.starved = []
+            self.ring.close()
+            self.pool.close()
+            close(self.waker.fd)
+            self.waker.fd = -1
 
     def _watch_signals(self, fd, on_wake):
         """Call *on_wake* in the loop's thread whenever *fd*, a non-blocking one, has data."""

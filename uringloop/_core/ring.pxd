@@ -1,5 +1,6 @@
 """The pair of queues, and the operation that is in flight on it."""
 
+cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
@@ -8,6 +9,12 @@ from uringloop._native.uring cimport io_uring_sqe, uring
 
 # Called with the GIL for every completion of the operation; -1 with an exception leaves the turn.
 ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
+
+
+# What `on_completion` gets for flags when a quiet operation has done all that was asked of it; it
+# must not call Python code then. The kernel's flags are never this.
+cdef enum:
+    CONFIRMED = 0x80000000
 
 
 cdef struct Operation:
@@ -19,12 +26,17 @@ cdef struct Operation:
     Operation *next
     bint in_flight             # between start and the terminal completion
     bint ends_with_run         # a send or an accept: not left in flight when a run ends
+    bint quiet                 # will post a completion only if it fails
+    unsigned int sequence      # of its submission, if it is quiet
     bint background            # belongs to the loop itself: not counted as in flight
 
 
+@cython.final
 cdef class Ring:
     cdef uring u                       # opened by the constructor, closed by close() or dealloc
     cdef Operation in_flight           # sentinel of the circular list of operations in flight
+    cdef Operation quiet               # the same of those that are quiet and not yet confirmed
+    cdef bint quiet_sends              # the kernel can do them
     cdef readonly int count            # operations in flight, without the loop's own
     cdef int run_count                 # of those, the ones that end with the run
     cdef bint running                  # a thread is in a run: no other may submit
@@ -36,6 +48,7 @@ cdef class Ring:
     cdef int check_inherited(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
+    cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int cancel(self, Operation *op) except -1
     cdef int submit(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1
@@ -50,10 +63,13 @@ cdef class Ring:
     cdef int close(self) except -1
 
     cdef void _forget(self) noexcept
+    cdef int _link(self, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
     cdef int _take_completions_of(self, Operation *op) except -1
     cdef int _entered(self, int res) except -1
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1
+    cdef int _confirm(self) except -1
+    cdef Operation *_last_submitted(self) noexcept
     cdef int _rebuild(self) except -1
     cdef int _abandon(self) noexcept
 
@@ -65,4 +81,5 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.next = NULL
     op.in_flight = False
     op.ends_with_run = False
+    op.quiet = False
     op.background = False

@@ -1,13 +1,13 @@
 """The pair of queues."""
 
-from typing_extensions import disjoint_base
+from typing import final
 
 SQ_ENTRIES: int
 CQ_ENTRIES: int
 RETRIES_MAX: int
 SETTLE_MAX: int
 
-@disjoint_base
+@final
 class Ring:
     count: int
     enters: int

@@ -10,6 +10,7 @@ the GIL while the loop does not run; only the kernel's answer (EEXIST) says whic
 belongs to, see `take_over`.
 """
 
+cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
@@ -43,8 +44,11 @@ from uringloop._native.uring cimport (
     uring_open,
     uring_pending,
     uring_prep_cancel,
+    uring_quiet_send_works,
+    uring_sequence,
     uring_set_user_data,
     uring_submit,
+    uring_submitted,
     uring_tail,
     uring_wait,
 )
@@ -58,6 +62,12 @@ CQ_ENTRIES = 8192
 RETRIES_MAX = 64
 # A cancel misses a send that is being retried: with busy peers hundreds of times.
 SETTLE_MAX = 4096
+
+# In the user_data of a quiet operation: the address of an Operation is even.
+cdef uint64_t QUIET = 1
+# Whether the kernel does what a quiet send relies on; tried once.
+cdef bint quiet_sends = False
+cdef bint quiet_sends_tried = False
 
 # The rings of this process, for the fork handler. Changed under the GIL only.
 cdef uring *live_rings = NULL
@@ -73,18 +83,25 @@ cdef void leave_rings_to_parent() noexcept nogil:
 pthread_atfork(NULL, NULL, leave_rings_to_parent)
 
 
+@cython.final
 cdef class Ring:
 
     def __cinit__(self):
         self.in_flight.previous = &self.in_flight
         self.in_flight.next = &self.in_flight
+        self.quiet.previous = &self.quiet
+        self.quiet.next = &self.quiet
 
     def __init__(self):
         """Open a ring. Raises OSError where the kernel refuses one."""
-        global live_rings
+        global live_rings, quiet_sends, quiet_sends_tried
         cdef int res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
         if res < 0:
             raise os_error(res, "io_uring_setup")
+        if not quiet_sends_tried:
+            quiet_sends = uring_quiet_send_works()
+            quiet_sends_tried = True
+        self.quiet_sends = quiet_sends
         self.u.next = live_rings
         live_rings = &self.u
 
@@ -131,19 +148,29 @@ cdef class Ring:
 
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
         """Put a prepared submission in flight for *op*, and hold its owner."""
-        assert not op.in_flight
         uring_set_user_data(sqe, <uint64_t><uintptr_t>op, 0)
+        return self._link(op, &self.in_flight)
+
+    cdef int _link(self, Operation *op, Operation *head) except -1:
+        assert not op.in_flight
         Py_INCREF(<object>op.owner)
         op.in_flight = True
-        op.next = &self.in_flight
-        op.previous = self.in_flight.previous
-        op.previous.next = op
-        self.in_flight.previous = op
+        append(head, op)
         if not op.background:
             self.count += 1
         if op.ends_with_run:
             self.run_count += 1
         return 0
+
+    cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1:
+        """Like `start`, for a submission that posts a completion only if it fails.
+
+        The kernel runs it to its end while it is submitted; `_confirm` tells the owner.
+        """
+        uring_set_user_data(sqe, <uint64_t><uintptr_t>op | QUIET, IOSQE_CQE_SKIP_SUCCESS)
+        op.sequence = uring_sequence(&self.u)
+        op.quiet = True
+        return self._link(op, &self.quiet)
 
     cdef int cancel(self, Operation *op) except -1:
         """Ask the kernel to end *op*; only the operation's own completion tells that it ended."""
@@ -178,6 +205,8 @@ cdef class Ring:
 
     cdef int _entered(self, int res) except -1:
         self.enters += 1
+        if self.quiet.next != &self.quiet:
+            self._confirm()
         if res >= 0:
             self.submissions += <unsigned int>res
             return 0
@@ -211,7 +240,7 @@ cdef class Ring:
         tail = uring_tail(&self.u)
         while head != tail:
             cqe = uring_completion(&self.u, head)
-            op = <Operation*><uintptr_t>cqe.user_data
+            op = operation_of(cqe.user_data)
             res = cqe.res
             flags = cqe.flags
             head += 1
@@ -225,19 +254,58 @@ cdef class Ring:
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
-        cdef object owner
+        # Held to the end of this call, whatever the callback lets go of.
+        cdef object owner = <object>op.owner
         self.completions += 1
-        if flags & IORING_CQE_F_MORE:
-            return op.on_completion(op, res, flags)
-        owner = <object>op.owner
-        self._unlink(op)
-        Py_DECREF(owner)
+        if not flags & IORING_CQE_F_MORE:
+            self._unlink(op)
+            Py_DECREF(owner)
         return op.on_completion(op, res, flags)
 
+    cdef int _confirm(self) except -1:
+        """Tell the owners of the quiet operations which the kernel has run without a complaint.
+
+        Comes after every enter and before its completions are dispatched, so that a protocol
+        which is called next finds its bytes gone.
+        """
+        cdef unsigned int index = uring_head(&self.u)
+        cdef Operation *op
+        cdef uint64_t user_data
+        if uring_has_overflow(&self.u):
+            # A failure may be among what the kernel holds back: the next enter tells.
+            return 0
+        while index != uring_tail(&self.u):
+            user_data = uring_completion(&self.u, index).user_data
+            index += 1
+            if user_data & QUIET:
+                # Failed: from here on like any other operation.
+                op = operation_of(user_data)
+                op.quiet = False
+                remove(op)
+                append(&self.in_flight, op)
+        op = self._last_submitted()
+        while op != &self.quiet:
+            owner = <object>op.owner
+            self._unlink(op)
+            Py_DECREF(owner)
+            op.on_completion(op, 0, CONFIRMED)
+            op = self._last_submitted()
+        return 0
+
+    cdef Operation *_last_submitted(self) noexcept:
+        """Return a quiet operation that the kernel has come to, or the list's head.
+
+        The newest first: the allocator gets the bytes back in the order that it likes best.
+        """
+        cdef Operation *op = self.quiet.previous
+        while op != &self.quiet and not uring_submitted(&self.u, op.sequence):
+            op = op.previous
+        return op
+
     cdef void _unlink(self, Operation *op) noexcept:
-        op.previous.next = op.next
-        op.next.previous = op.previous
+        remove(op)
         op.in_flight = False
+        op.quiet = False
         if not op.background:
             self.count -= 1
         if op.ends_with_run:
@@ -267,7 +335,7 @@ cdef class Ring:
         cdef unsigned int flags
         while index != uring_tail(&self.u):
             cqe = uring_completion(&self.u, index)
-            op = <Operation*><uintptr_t>cqe.user_data
+            op = operation_of(cqe.user_data)
             index += 1
             if op != NULL and (op == wanted or (wanted == NULL and op.ends_with_run)):
                 # The queue is ours to write: a completion for nobody is skipped later.
@@ -343,15 +411,13 @@ cdef class Ring:
                 uring_close(&fresh)
         if res < 0:
             raise os_error(res, "io_uring_setup")
-        # Move the whole list aside: owners arm anew while it is walked.
-        if self.in_flight.next == &self.in_flight:
-            orphans.next = orphans.previous = &orphans
-        else:
-            orphans.next = self.in_flight.next
-            orphans.previous = self.in_flight.previous
-            orphans.next.previous = &orphans
-            orphans.previous.next = &orphans
-        self.in_flight.next = self.in_flight.previous = &self.in_flight
+        # Move everything aside: owners arm anew while it is walked. A quiet operation that was
+        # not confirmed by now was never submitted.
+        orphans.next = orphans.previous = &orphans
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, &orphans)
+        while self.in_flight.next != &self.in_flight:
+            move_first(&self.in_flight, &orphans)
         uring_close(&self.u)
         fresh.next = self.u.next
         self.u = fresh
@@ -360,9 +426,8 @@ cdef class Ring:
         while orphans.next != &orphans:
             try:
                 # How much of a send has gone nobody knows: sending it again may double bytes.
-                self._complete(
-                    orphans.next,
-                    -ECONNABORTED if orphans.next.ends_with_run else -ECANCELED, 0)
+                unknown = orphans.next.ends_with_run and not orphans.next.quiet
+                self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
                 failure = failure or exc
         if failure is not None:
@@ -372,6 +437,8 @@ cdef class Ring:
     cdef int _abandon(self) noexcept:
         """Drop the references of operations that will never complete."""
         cdef Operation *op
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, &self.in_flight)
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
             self._unlink(op)
@@ -393,6 +460,7 @@ cdef class Ring:
             return 0
         if uring_submit(&self.u) < 0:
             return 0
+        self._confirm()
         op = self.in_flight.next
         while op != &self.in_flight:
             self.cancel(op)
@@ -404,7 +472,7 @@ cdef class Ring:
             while head != uring_tail(&self.u):
                 idle = 0
                 cqe = uring_completion(&self.u, head)
-                op = <Operation*><uintptr_t>cqe.user_data
+                op = operation_of(cqe.user_data)
                 head += 1
                 uring_consume(&self.u, head)
                 if op != NULL and not cqe.flags & IORING_CQE_F_MORE:
@@ -418,3 +486,25 @@ cdef class Ring:
         self._forget()
         self._abandon()
         return 0
+
+
+cdef inline Operation *operation_of(uint64_t user_data) noexcept:
+    return <Operation*><uintptr_t>(user_data & ~QUIET)
+
+
+cdef inline void append(Operation *head, Operation *op) noexcept:
+    op.next = head
+    op.previous = head.previous
+    op.previous.next = op
+    head.previous = op
+
+
+cdef inline void remove(Operation *op) noexcept:
+    op.previous.next = op.next
+    op.next.previous = op.previous
+
+
+cdef inline void move_first(Operation *source, Operation *target) noexcept:
+    cdef Operation *op = source.next
+    remove(op)
+    append(target, op)

@@ -1,34 +1,28 @@
-"""A stream connection: bytes in by a multishot receive, bytes out by one send at a time.
+"""A stream connection: bytes in by a multishot receive; bytes out are the writer's.
 
-Reading: one multishot receive stays armed; each completion names a buffer of the pool, which is
-copied out and given back before the protocol sees the bytes. `pause_reading` only sets a flag:
-what still arrives goes to a stash, and the first such arrival cancels the receive.
-
-Writing: `write` queues, and the loop flushes each transport once at the end of the turn. Exactly
-one send is in flight, for two would interleave; the kernel finishes it when the socket has room.
-A transport that is the only one to write is sent by a plain system call: the completion of a
-single send would cost a turn of its own.
+One receive stays armed; each completion names a buffer of the pool, which is copied out and given
+back before the protocol sees the bytes. `pause_reading` only sets a flag: what still arrives goes
+to a stash, and the first such arrival cancels the receive.
 
 The ring holds the transport while an operation is in flight; the socket is closed after that.
 """
 
 import asyncio
 import socket
-from asyncio import constants
-from asyncio.log import logger
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._core.buffers cimport STREAM_GROUP
-from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os_error
-from uringloop._core.loop cimport QUEUED_BYTES_MAX, LoopCore
-from uringloop._core.pyapi cimport PyContext_CopyCurrent
-from uringloop._core.ring cimport Operation, operation_init
-from uringloop._core.transport cimport Transport, socket_extra
-from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
+from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport Py_DECREF_owned, PyContext_CopyCurrent
+from uringloop._core.ring cimport Operation, Ring, operation_init
+from uringloop._core.transport cimport own, socket_extra
+from uringloop._core.writer cimport WriteTransport
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -44,34 +38,22 @@ from uringloop._native.uring cimport (
 )
 
 
-# asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
-HIGH_WATER = 64 * 1024
-
-# A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
-SEND_ALONE_MAX = 64 * 1024
-cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef object NAME_GET_BUFFER = "get_buffer"
 cdef object NAME_BUFFER_UPDATED = "buffer_updated"
 cdef object NAME_EOF_RECEIVED = "eof_received"
-cdef object NAME_RESUME_WRITING = "resume_writing"
 cdef object ANY_SIZE = -1
+cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
 cdef object END = object()
-cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
-cdef class StreamTransport(Transport):
+@cython.final
+cdef class StreamTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
-        operation_init(&self.send_op, stream_on_send, <PyObject*>self)
-        # Only the kernel knows how much of an unfinished send has gone.
-        self.send_op.ends_with_run = True
-        self.queue = WriteQueue()
-        self.high_water = HIGH_WATER
-        self.low_water = HIGH_WATER // 4
 
     def _start(self, waiter):
         """Begin to read; runs in the turn in which connection_made was called."""
@@ -110,6 +92,8 @@ cdef class StreamTransport(Transport):
         return self.loop.ring.start(sqe, &self.recv_op)
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
+        if flags & IORING_CQE_F_MORE and res > 0:
+            return self.receive(res, flags)
         try:
             if res > 0:
                 self.receive(res, flags)
@@ -150,33 +134,28 @@ cdef class StreamTransport(Transport):
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Hand the bytes of a receive buffer to the protocol, or keep them for later."""
         cdef char *memory = self.loop.pool.take(flags, size)
+        cdef bint stashing = self.paused or self.stash
         cdef bytes data
-        if self.closing:
-            self.loop.pool.give_back(flags)
-            return 0
-        if self.buffered and not self.paused and not self.stash:
-            try:
-                self.deliver_buffered(memory, size)
-            finally:
-                self.loop.pool.give_back(flags)
-            return 0
         try:
+            if self.closing:
+                return 0
+            if self.buffered and not stashing:
+                return self.deliver_buffered(memory, size)
             data = PyBytes_FromStringAndSize(memory, size)
         finally:
             self.loop.pool.give_back(flags)
-        if self.paused or self.stash:
+        if stashing:
             return self.keep(data)
         return self.deliver(data)
 
     cdef int deliver(self, bytes data) except -1:
+        cdef PyObject *result
         if self.buffered:
             return self.deliver_buffered(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        try:
-            self.call(NAME_DATA_RECEIVED, data)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
+        result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
+        if result == NULL:
+            return self.call_failed("Fatal error: protocol.data_received() call failed.", True)
+        Py_DECREF_owned(result)
         return 0
 
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1:
@@ -197,14 +176,18 @@ cdef class StreamTransport(Transport):
         """Return how many bytes the protocol took; 0 when that failed and the end has begun."""
         cdef Py_buffer view
         cdef Py_ssize_t count
+        cdef object buffer, filled
+        cdef PyObject *result = self.call(NAME_GET_BUFFER, <PyObject*>ANY_SIZE)
+        if result == NULL:
+            return self.call_failed(GET_BUFFER_FAILED, True)
+        buffer = own(result)
         try:
-            buffer = self.call(NAME_GET_BUFFER, ANY_SIZE)
             if not len(buffer):
                 raise RuntimeError("get_buffer() returned an empty buffer")
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            self.fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
+            self.fatal_error(exc, GET_BUFFER_FAILED)
             return 0
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
@@ -216,13 +199,11 @@ cdef class StreamTransport(Transport):
         PyBuffer_Release(&view)
         # Released, so that the protocol may resize it now.
         del buffer
-        try:
-            self.call(NAME_BUFFER_UPDATED, count)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
-            return 0
+        filled = count
+        result = self.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
+        if result == NULL:
+            return self.call_failed("Fatal error: protocol.buffer_updated() call failed.", True)
+        Py_DECREF_owned(result)
         return count
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────
@@ -235,16 +216,13 @@ cdef class StreamTransport(Transport):
         return self.deliver_end(item)
 
     cdef int deliver_end(self, object item) except -1:
+        cdef PyObject *result
         if item is not END:
             return self.fatal_error(item, "Fatal read error on socket transport")
-        try:
-            keep_open = self.call(NAME_EOF_RECEIVED, None)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.fatal_error(exc, "Fatal error: protocol.eof_received() call failed.")
-            return 0
-        if not keep_open:
+        result = self.call(NAME_EOF_RECEIVED, NULL)
+        if result == NULL:
+            return self.call_failed("Fatal error: protocol.eof_received() call failed.", True)
+        if not own(result):
             self.begin_close(self.context)
         return 0
 
@@ -320,228 +298,38 @@ cdef class StreamTransport(Transport):
 
         Anything mutable is copied: the caller may change it as soon as this returns.
         """
-        cdef bytes owned = data if type(data) is bytes else as_bytes(data)
-        self.check_eof()
-        if owned is None:
-            self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
-            return
-        if PyBytes_GET_SIZE(owned) == 0:
-            return
-        if self.lost:
-            self.warn_lost()
-            return
-        self.queue_write(owned)
-
-    def writelines(self, list_of_data):
-        """Queue several buffers; they leave in one call to the kernel."""
-        cdef list items = [as_bytes(data) for data in list_of_data]
-        cdef bytes owned
-        self.check_eof()
-        if self.lost:
-            self.warn_lost()
-            return
-        for owned in items:
-            if owned is None:
-                self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
-                return
-            if PyBytes_GET_SIZE(owned):
-                self.queue.push(owned)
-                self.loop.queued_bytes += PyBytes_GET_SIZE(owned)
-        self.queued()
-
-    cdef int check_eof(self) except -1:
-        if self.eof_written:
-            raise RuntimeError("Cannot call write() after write_eof()")
-        return 0
-
-    cdef int warn_lost(self) except -1:
-        if self.lost >= LOG_AFTER:
-            logger.warning("socket.send() raised exception.")
-        self.lost += 1
-        return 0
-
-    cdef int queue_write(self, bytes data) except -1:
-        self.queue.push(data)
-        self.loop.queued_bytes += PyBytes_GET_SIZE(data)
-        return self.queued()
-
-    cdef int queued(self) except -1:
-        """The queue has grown: send at once what is too much to keep, the rest later."""
-        if self.queue.size > self.high_water:
-            # asyncio pauses the protocol only for what the socket did not take.
-            self.send_now()
-            self.pause_protocol()
-        if self.queue.count and not self.send_op.in_flight:
-            self.loop.add_flush(self)
-            if self.loop.queued_bytes > QUEUED_BYTES_MAX:
-                self.loop.flush_early()
-        return 0
-
-    cdef int flush(self) except -1:
-        if self.queue.count and not self.send_op.in_flight:
-            self.submit_send()
-        return 0
-
-    cdef int flush_alone(self) except -1:
-        if not self.queue.count or self.send_op.in_flight:
-            # Sent already: by write_eof, close or a look at the size of the queue.
-            return 0
-        if self.queue.size <= ALONE_MAX:
-            self.send_now()
-        if self.queue.count:
-            return self.submit_send()
-        return 0 if self.lost else self.sent(0)
+        self.put(data)
 
     cdef int submit_send(self) except -1:
         # First what can fail: a submission that is taken must be started.
-        cdef Py_ssize_t count = self.queue.prepare()
-        cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        if count == 1:
-            uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size)
+        cdef Ring ring = self.loop.ring
+        cdef io_uring_sqe *sqe
+        cdef bint quiet
+        self.queue.prepare()
+        sqe = ring.submission()
+        # A quiet send's end is not noticed before the next enter returns.
+        quiet = ring.quiet_sends and not (
+            self.full or self.writing_paused or self.closing or self.eof_written)
+        if self.queue.single:
+            uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
         else:
-            uring_prep_sendmsg(sqe, self.fd, &self.queue.message)
-        return self.loop.ring.start(sqe, &self.send_op)
+            uring_prep_sendmsg(sqe, self.fd, &self.queue.message, quiet)
+        if quiet:
+            return ring.start_quiet(sqe, &self.send_op)
+        return ring.start(sqe, &self.send_op)
 
-    cdef int on_send(self, int res, unsigned int flags) except -1:
-        if self.lost:
-            # Aborted meanwhile: the bytes were waiting for the kernel to let go of them.
-            self.queue.clear()
-            if self.ended and not self.busy():
-                self.release()
-            return 0
-        if res >= 0:
-            return self.sent(res)
-        if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
-            return self.loop.add_flush(self)
-        self.queue.clear()
-        return self.fatal_error(os_error(res, ""), "Fatal write error on socket transport")
+    cdef Py_ssize_t send_directly(self) noexcept:
+        if self.queue.single:
+            return send(
+                self.fd, self.queue.data, self.queue.data_size, MSG_DONTWAIT | MSG_NOSIGNAL)
+        return sendmsg(self.fd, &self.queue.message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
-    cdef int sent(self, Py_ssize_t size) except -1:
-        self.queue.consume(size)
-        if self.writing_paused and self.queue.size <= self.low_water:
-            self.resume_protocol()
-        self.full = False
-        if self.queue.count:
-            return self.loop.add_flush(self)
-        if self.closing:
-            if not self.lost:
-                self.schedule_end(None, self.context)
-        elif self.eof_written:
-            try:
-                self.shutdown_write()
-            except OSError as exc:
-                # The peer has reset the connection: that must not leave the run.
-                return self.fatal_error(exc, "Fatal write error on socket transport")
-        return 0
-
-    cdef int send_now(self) except -1:
-        """Try to send without the ring, for bytes that must not wait for the end of the turn."""
-        cdef Py_ssize_t res
-        cdef int error
-        while self.queue.count and not self.send_op.in_flight and not self.full:
-            if self.queue.prepare() == 1:
-                res = send(
-                    self.fd, self.queue.data, self.queue.data_size, MSG_DONTWAIT | MSG_NOSIGNAL)
-            else:
-                res = sendmsg(self.fd, &self.queue.message, MSG_DONTWAIT | MSG_NOSIGNAL)
-            error = errno
-            if res >= 0:
-                self.queue.consume(res)
-            elif error == EAGAIN:
-                self.full = True
-            elif error != EINTR:
-                self.queue.clear()
-                self.fatal_error(
-                    os_error(-error, ""), "Fatal write error on socket transport")
-        return 0
-
-    cdef int shutdown_write(self) except -1:
+    cdef int end_output(self) except -1:
         self.sock.shutdown(socket.SHUT_WR)
-        return 0
-
-    def write_eof(self):
-        if self.closing or self.eof_written:
-            return
-        self.send_now()
-        self.eof_written = True
-        if not self.queue.count and not self.closing:
-            self.shutdown_write()
-
-    def can_write_eof(self):
-        return True
-
-    # ── flow control ─────────────────────────────────────────────────────────────────────────
-
-    cdef int pause_protocol(self) except -1:
-        if self.writing_paused or self.queue.size <= self.high_water:
-            return 0
-        self.writing_paused = True
-        try:
-            self.protocol.pause_writing()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.report("protocol.pause_writing() failed", exc)
-        return 0
-
-    cdef int resume_protocol(self) except -1:
-        self.writing_paused = False
-        try:
-            self.call(NAME_RESUME_WRITING, None)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.report("protocol.resume_writing() failed", exc)
-        return 0
-
-    def get_write_buffer_size(self):
-        """Return the bytes that the socket has not taken; those of this turn are tried first."""
-        self.send_now()
-        # What an aborted send still holds is not the protocol's any more.
-        return 0 if self.lost else self.queue.size
-
-    def get_write_buffer_limits(self):
-        return (self.low_water, self.high_water)
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not high >= low >= 0:
-            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self.high_water = high
-        self.low_water = low
-        self.pause_protocol()
-
-    # ── the end ──────────────────────────────────────────────────────────────────────────────
-
-    def close(self):
-        self.begin_close(None)
-
-    cdef int begin_close(self, object context) except -1:
-        """Stop reading; the end comes when everything written has been sent."""
-        if self.closing:
-            return 0
-        self.send_now()
-        if self.closing:
-            return 0
-        self.closing = True
-        self.stop_reading()
-        if not self.queue.count:
-            self.schedule_end(None, context)
         return 0
 
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight or self.send_op.in_flight
-
-    cdef int stop_operations(self) except -1:
-        self.stop_reading()
-        if self.send_op.in_flight:
-            self.loop.ring.cancel(&self.send_op)
-        else:
-            self.queue.clear()
-        return 0
 
     def set_protocol(self, protocol):
         self.protocol = protocol
@@ -585,7 +373,3 @@ cdef StreamTransport begin(StreamTransport transport, object waiter):
 
 cdef int stream_on_recv(Operation *op, int res, unsigned int flags) except -1:
     return (<StreamTransport>op.owner).on_recv(res, flags)
-
-
-cdef int stream_on_send(Operation *op, int res, unsigned int flags) except -1:
-    return (<StreamTransport>op.owner).on_send(res, flags)

@@ -1,5 +1,9 @@
 """What every transport has: a protocol, a socket, an end."""
 
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t
+
 from uringloop._core.loop cimport Flushable, LoopCore
 
 
@@ -16,8 +20,9 @@ cdef class Transport(Flushable):
     cdef bint ended             # connection_lost has been called
     cdef object __weakref__
 
-    cdef object call(self, object method, object argument)
-    cdef object call_untimed(self, object method, object argument)
+    cdef PyObject *call(self, object method, PyObject *argument) noexcept
+    cdef int warn_slow(self, int64_t began, object method) noexcept
+    cdef int call_failed(self, str message, bint fatal) except -1
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
     cdef int force_close(self, object exc, object context) except -1
@@ -28,3 +33,10 @@ cdef class Transport(Flushable):
 
 
 cdef dict socket_extra(object sock, object peername)
+
+
+cdef inline object own(PyObject *result):
+    """Take over a new reference that C gave."""
+    cdef object taken = <object>result
+    Py_DECREF(taken)
+    return taken

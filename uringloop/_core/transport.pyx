@@ -12,16 +12,19 @@ from asyncio import trsock
 from asyncio.log import logger
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t
 
 from uringloop._core.loop cimport Flushable
 from uringloop._core.pyapi cimport (
-    PyContext_Enter,
     PyContext_Exit,
+    PyContext_TryEnter,
     PyObject_CallMethodNoArgs,
     PyObject_CallMethodOneArg,
     raise_pending,
+    set_pending,
+    take_pending,
 )
+from uringloop._native.uring cimport uring_clock_ns
 
 
 cdef class Transport(Flushable):
@@ -29,36 +32,51 @@ cdef class Transport(Flushable):
     def __cinit__(self, *args, **kwargs):
         self.fd = -1
 
-    cdef object call(self, object method, object argument):
-        """Call the protocol's *method* in the transport's context; no *argument* is None."""
-        cdef double began
-        if not self.loop.debug:
-            return self.call_untimed(method, argument)
-        began = self.loop.time()
-        try:
-            return self.call_untimed(method, argument)
-        finally:
-            self.loop.report_slow(began, f"{method}() of {self!r}")
+    cdef PyObject *call(self, object method, PyObject *argument) noexcept:
+        """Call the protocol's *method* in the transport's context; *argument* may be NULL.
 
-    cdef object call_untimed(self, object method, object argument):
+        Returns a new reference, or NULL: then `call_failed` deals with the exception.
+        """
         cdef PyObject *result
         # Looked up at each call, as asyncio does: protocols are patched and swapped.
-        cdef object context = self.context
         cdef object protocol = self.protocol
-        PyContext_Enter(context)
-        if argument is None:
+        cdef object context = self.context
+        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        if PyContext_TryEnter(context) < 0:
+            return NULL
+        if argument == NULL:
             result = PyObject_CallMethodNoArgs(protocol, method)
         else:
-            result = PyObject_CallMethodOneArg(protocol, method, argument)
-        if result == NULL:
-            try:
-                raise_pending()
-            finally:
-                PyContext_Exit(context)
+            result = PyObject_CallMethodOneArg(protocol, method, <object>argument)
         PyContext_Exit(context)
-        return own(result)
+        if began:
+            self.warn_slow(began, method)
+        return result
+
+    cdef int warn_slow(self, int64_t began, object method) noexcept:
+        """Debug mode: report a call that took long; an exception stays pending."""
+        cdef PyObject *pending = take_pending()
+        try:
+            self.loop.report_slow(began, f"{method}() of {self!r}")
+        except BaseException as exc:
+            logger.error("%r", exc)
+        set_pending(pending)
+        return 0
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
+
+    cdef int call_failed(self, str message, bint fatal) except -1:
+        """Deal with the exception of a `call`: the connection ends if it is *fatal*."""
+        try:
+            raise_pending()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            if fatal:
+                self.fatal_error(exc, message)
+            else:
+                self.report(message, exc)
+        return 0
 
     cdef int report(self, str message, object exc) except -1:
         self.loop.call_exception_handler(
@@ -92,6 +110,7 @@ cdef class Transport(Flushable):
     cdef int schedule_end(self, object exc, object context) except -1:
         """Have connection_lost called in *context*; None is a copy of the caller's."""
         self.lost += 1
+        self.loop.check_closed()
         self.loop.schedule(self._call_connection_lost, (exc,), context)
         return 0
 
@@ -168,10 +187,3 @@ cdef dict socket_extra(object sock, object peername):
         except OSError:
             peername = None
     return {"socket": trsock.TransportSocket(sock), "sockname": sockname, "peername": peername}
-
-
-cdef inline object own(PyObject *result):
-    """Take over a new reference that C gave."""
-    cdef object taken = <object>result
-    Py_DECREF(taken)
-    return taken

@@ -14,11 +14,12 @@ cdef class WriteQueue:
     cdef Py_ssize_t size        # bytes to send, all items together
     cdef iovec *vector          # made at first need; the kernel copies it while submitting
     cdef msghdr message         # points to vector
+    cdef bint single            # one item is prepared: `data`, not `message`
     cdef const void *data       # what a send of one item sends
-    cdef size_t data_size
+    cdef size_t data_size       # bytes that are prepared, of one item or of several
 
     cdef int push(self, bytes data) except -1
-    cdef Py_ssize_t prepare(self) except -1
+    cdef int prepare(self) except -1
     cdef void consume(self, Py_ssize_t sent) noexcept
     cdef void clear(self) noexcept
     cdef int _grow(self) except -1

@@ -62,8 +62,8 @@ cdef class WriteQueue:
         self.first = 0
         return 0
 
-    cdef Py_ssize_t prepare(self) except -1:
-        """Point `data`, or `message` for several items, at what goes next; return the count."""
+    cdef int prepare(self) except -1:
+        """Point `data`, or `message` for several items, at what goes next."""
         cdef Py_ssize_t index, size
         cdef Py_ssize_t total = 0
         cdef Py_ssize_t offset = self.offset
@@ -72,7 +72,8 @@ cdef class WriteQueue:
         if self.count == 1 or size >= BYTES_MAX:
             self.data = PyBytes_AS_STRING(<bytes>item) + offset
             self.data_size = min(size, BYTES_MAX)
-            return 1
+            self.single = True
+            return 0
         if self.vector == NULL:
             self.vector = <iovec*>PyMem_Malloc(VECTOR_MAX * sizeof(iovec))
             if self.vector == NULL:
@@ -89,7 +90,9 @@ cdef class WriteQueue:
             offset = 0
             index += 1
         self.message.msg_iovlen = index
-        return index
+        self.data_size = total
+        self.single = False
+        return 0
 
     cdef void consume(self, Py_ssize_t sent) noexcept:
         """Drop the first *sent* bytes, and every item that has no more."""

@@ -179,6 +179,13 @@ static inline struct io_uring_sqe *uring_get_submission(uring *u) {
     return io_uring_get_sqe(&u->ring);
 }
 
+/* The number of the submission taken last, and whether the kernel has come to it. */
+static inline unsigned uring_sequence(const uring *u) { return u->ring.sq.sqe_tail; }
+
+static inline bool uring_submitted(const uring *u, unsigned sequence) {
+    return (int)(io_uring_smp_load_acquire(u->ring.sq.khead) - sequence) >= 0;
+}
+
 /* prep helpers leave user_data alone and may reset the flags: this comes last, always. */
 static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
                                        unsigned flags) {
@@ -204,15 +211,21 @@ static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int 
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
-/* WAITALL: the kernel itself goes on when the socket has room again. */
-static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data,
-                                   size_t size) {
-    io_uring_prep_send(sqe, fd, data, size, MSG_NOSIGNAL | MSG_WAITALL);
+/* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is
+ * room for now; WAITALL makes less than everything a failure, which alone posts a completion when
+ * CQE_SKIP_SUCCESS is asked for too. */
+static inline int uring_send_flags(bool once) {
+    return MSG_NOSIGNAL | MSG_WAITALL | (once ? MSG_DONTWAIT : 0);
+}
+
+static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data, size_t size,
+                                   bool once) {
+    io_uring_prep_send(sqe, fd, data, size, uring_send_flags(once));
 }
 
 static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
-                                      const struct msghdr *message) {
-    io_uring_prep_sendmsg(sqe, fd, message, MSG_NOSIGNAL | MSG_WAITALL);
+                                      const struct msghdr *message, bool once) {
+    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
 }
 
 static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd) {
@@ -221,6 +234,41 @@ static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd)
 
 static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {
     io_uring_prep_cancel64(sqe, user_data, 0);
+}
+
+/* Whether this kernel keeps the promise of a quiet send: nothing for success, the count of a short
+ * one, EAGAIN for none. Tried on a ring and a socket pair of its own. */
+static inline bool uring_quiet_send_works(void) {
+    static const char data[256 * 1024];
+    const size_t sizes[] = {1, sizeof(data), sizeof(data)};
+    struct io_uring_cqe *cqe;
+    struct io_uring ring;
+    int results[3] = {0, 0, 0}, pair[2], i;
+    bool ran = true;
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0)
+        return false;
+    if (io_uring_queue_init(4, &ring, 0) < 0) {
+        close(pair[0]);
+        close(pair[1]);
+        return false;
+    }
+    for (i = 0; i < 3; i++) {
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
+
+        uring_prep_send(sqe, pair[0], data, sizes[i], true);
+        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
+        ran = ran && io_uring_submit(&ring) == 1;
+        if (io_uring_peek_cqe(&ring, &cqe) == 0) {
+            results[i] = cqe->res;
+            io_uring_cqe_seen(&ring, cqe);
+        }
+    }
+    io_uring_queue_exit(&ring);
+    close(pair[0]);
+    close(pair[1]);
+    return ran && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
+           results[2] == -EAGAIN;
 }
 
 /* ── provided buffers ───────────────────────────────────────────────────────────────────────── */

@@ -62,13 +62,17 @@ cdef extern from "uring.h" nogil:
     io_uring_cqe *uring_completion(const uring *u, unsigned int index)
     void uring_consume(uring *u, unsigned int head)
 
+    unsigned int uring_sequence(const uring *u)
+    bint uring_submitted(const uring *u, unsigned int sequence)
     io_uring_sqe *uring_get_submission(uring *u)
     void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
 
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_prep_send(io_uring_sqe *sqe, int fd, const void *data, size_t size)
-    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message)
+    void uring_prep_send(
+        io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
+    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
+    bint uring_quiet_send_works()
     void uring_prep_accept_multishot(io_uring_sqe *sqe, int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)

@@ -1,0 +1,290 @@
+"""The writing half of a connection: a queue of bytes, one send at a time, flow control.
+
+`write` queues, and the loop flushes each transport once at the end of the turn. Exactly one send
+is in flight, for two would interleave. It is a quiet one at first: it takes what the socket has
+room for, and posts a completion only when that was not everything. What is left goes with a send
+that the kernel finishes when there is room again; so does a send that somebody waits for, because
+its completion ends the loop's sleep.
+
+A transport that is the only one to write is sent by a plain system call, which is cheaper than a
+submission. What the subclass writes to is its own affair: `submit_send`, `send_directly` and
+`end_output` are all that touches the descriptor.
+"""
+
+from asyncio import constants
+from asyncio.log import logger
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+
+from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
+from uringloop._core.loop cimport QUEUED_BYTES_MAX
+from uringloop._core.pyapi cimport Py_DECREF_owned
+from uringloop._core.ring cimport CONFIRMED, Operation, operation_init
+from uringloop._core.transport cimport Transport
+from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
+
+
+# asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
+HIGH_WATER = 64 * 1024
+# A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
+SEND_ALONE_MAX = 64 * 1024
+
+cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
+cdef object NAME_RESUME_WRITING = "resume_writing"
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+
+
+cdef class WriteTransport(Transport):
+
+    def __cinit__(self, *args, **kwargs):
+        operation_init(&self.send_op, writer_on_send, <PyObject*>self)
+        # Only the kernel knows how much of an unfinished send has gone.
+        self.send_op.ends_with_run = True
+        self.queue = WriteQueue()
+        self.high_water = HIGH_WATER
+        self.low_water = HIGH_WATER // 4
+
+    # ── what the protocol calls ──────────────────────────────────────────────────────────────
+
+    cdef int put(self, object data) except -1:
+        """What `write` does. Each class has its own: an inherited method is slower to call."""
+        cdef bytes owned = data if type(data) is bytes else as_bytes(data)
+        self.check_eof()
+        if owned is None:
+            return self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
+        if PyBytes_GET_SIZE(owned) == 0:
+            return 0
+        if self.lost:
+            return self.warn_lost()
+        self.queue.push(owned)
+        return self.queued(PyBytes_GET_SIZE(owned))
+
+    def writelines(self, list_of_data):
+        """Queue several buffers; they leave in one call to the kernel."""
+        cdef list items = [as_bytes(data) for data in list_of_data]
+        cdef bytes owned
+        cdef Py_ssize_t size = 0
+        self.check_eof()
+        if self.lost:
+            self.warn_lost()
+            return
+        for owned in items:
+            if owned is None:
+                self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
+                return
+            if PyBytes_GET_SIZE(owned):
+                self.queue.push(owned)
+                size += PyBytes_GET_SIZE(owned)
+        self.queued(size)
+
+    def write_eof(self):
+        if self.closing or self.eof_written:
+            return
+        self.send_now()
+        self.eof_written = True
+        if not self.queue.count and not self.closing:
+            self.eof_sent = True
+            self.end_output()
+
+    def can_write_eof(self):
+        return True
+
+    def close(self):
+        self.begin_close(None)
+
+    cdef int check_eof(self) except -1:
+        if self.eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        return 0
+
+    cdef int warn_lost(self) except -1:
+        if self.lost >= LOG_AFTER:
+            logger.warning("socket.send() raised exception.")
+        self.lost += 1
+        return 0
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int queued(self, Py_ssize_t size) except -1:
+        """The queue has grown: send at once what is too much to keep, the rest later."""
+        self.loop.queued_bytes += size
+        if self.queue.size > self.high_water:
+            # asyncio pauses the protocol only for what the socket did not take.
+            self.send_now()
+            self.pause_protocol()
+        if not self.send_op.in_flight and self.queue.count:
+            self.loop.add_flush(self)
+            if self.loop.queued_bytes > QUEUED_BYTES_MAX:
+                self.loop.flush_early()
+        return 0
+
+    cdef int flush(self) except -1:
+        if self.send_op.in_flight or self.lost:
+            return 0
+        if self.queue.count:
+            return self.submit_send()
+        return self.sent(0)
+
+    cdef int flush_alone(self) except -1:
+        if self.queue.size <= ALONE_MAX:
+            self.send_now()
+        return self.flush()
+
+    cdef int submit_send(self) except -1:
+        """Start `send_op` on what the queue has prepared."""
+        raise NotImplementedError
+
+    cdef Py_ssize_t send_directly(self) noexcept:
+        """Write what the queue has prepared without waiting; negative with errno."""
+        return -1
+
+    cdef int on_send(self, int res, unsigned int flags) except -1:
+        if flags == CONFIRMED:
+            # All of a quiet send has gone; this is no place to call a protocol.
+            self.queue.consume(self.queue.data_size)
+            if self.queue.count or self.writing_paused or self.closing or self.eof_written:
+                return self.loop.add_flush(self)
+            return 0
+        if self.lost:
+            # Aborted meanwhile: the bytes were waiting for the kernel to let go of them.
+            self.queue.clear()
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        if res >= 0:
+            self.full = <size_t>res < self.queue.data_size
+            return self.sent(res)
+        if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
+            self.full = True
+            return self.loop.add_flush(self)
+        return self.send_failed(os_error(res, ""))
+
+    cdef int sent(self, Py_ssize_t size) except -1:
+        self.queue.consume(size)
+        if self.writing_paused and self.queue.size <= self.low_water:
+            self.resume_protocol()
+        if self.queue.count:
+            return self.loop.add_flush(self)
+        if self.closing or self.eof_written:
+            return self.finish_writing()
+        return 0
+
+    cdef int finish_writing(self) except -1:
+        """Everything is sent: now what waited for that."""
+        if self.closing:
+            if not self.lost:
+                self.schedule_end(None, self.context)
+        elif not self.eof_sent:
+            self.eof_sent = True
+            try:
+                self.end_output()
+            except OSError as exc:
+                # The peer has reset the connection: that must not leave the run.
+                return self.send_failed(exc)
+        return 0
+
+    cdef int send_now(self) except -1:
+        """Try to send without the ring, for bytes that must not wait for the end of the turn."""
+        cdef Py_ssize_t res
+        cdef int error
+        if self.send_op.quiet:
+            # Prepared but not submitted yet: it goes first.
+            self.loop.ring.submit()
+        while self.queue.count and not self.send_op.in_flight and not self.full:
+            self.queue.prepare()
+            res = self.send_directly()
+            error = errno
+            if res >= 0:
+                self.queue.consume(res)
+            elif error == EAGAIN:
+                self.full = True
+            elif error != EINTR:
+                self.send_failed(os_error(-error, ""))
+        return 0
+
+    cdef int send_failed(self, object exc) except -1:
+        self.queue.clear()
+        return self.fatal_error(exc, "Fatal write error on socket transport")
+
+    cdef int end_output(self) except -1:
+        """Tell the peer that no more bytes come."""
+        raise NotImplementedError
+
+    # ── flow control ─────────────────────────────────────────────────────────────────────────
+
+    cdef int pause_protocol(self) except -1:
+        if self.writing_paused or self.queue.size <= self.high_water:
+            return 0
+        self.writing_paused = True
+        try:
+            self.protocol.pause_writing()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            self.report("protocol.pause_writing() failed", exc)
+        return 0
+
+    cdef int resume_protocol(self) except -1:
+        cdef PyObject *result
+        self.writing_paused = False
+        result = self.call(NAME_RESUME_WRITING, NULL)
+        if result == NULL:
+            return self.call_failed("protocol.resume_writing() failed", False)
+        Py_DECREF_owned(result)
+        return 0
+
+    def get_write_buffer_size(self):
+        """Return the bytes that the socket has not taken; those of this turn are tried first."""
+        self.send_now()
+        # What an aborted send still holds is not the protocol's any more.
+        return 0 if self.lost else self.queue.size
+
+    def get_write_buffer_limits(self):
+        return (self.low_water, self.high_water)
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self.high_water = high
+        self.low_water = low
+        self.pause_protocol()
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int begin_close(self, object context) except -1:
+        """Stop reading; the end comes when everything written has been sent."""
+        if self.closing:
+            return 0
+        self.send_now()
+        if self.closing:
+            return 0
+        self.closing = True
+        self.stop_reading()
+        if not self.queue.count:
+            self.schedule_end(None, context)
+        return 0
+
+    cdef int stop_reading(self) except -1:
+        return 0
+
+    cdef bint busy(self) noexcept:
+        return self.send_op.in_flight
+
+    cdef int stop_operations(self) except -1:
+        self.stop_reading()
+        if self.send_op.quiet:
+            self.loop.ring.submit()
+        if self.send_op.in_flight:
+            self.loop.ring.cancel(&self.send_op)
+        else:
+            self.queue.clear()
+        return 0
+
+
+cdef int writer_on_send(Operation *op, int res, unsigned int flags) except -1:
+    return (<WriteTransport>op.owner).on_send(res, flags)
