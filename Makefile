@@ -108,7 +108,7 @@ test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
 # stays in quarantine for a while, so the tests that watch the size of the process have no point.
 SANITIZED = PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD="$$($${CC:-cc} -print-file-name=$(RUNTIME))"
-SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py -k "not memory_flat" $(ARGS)
+SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py -k "not flat" $(ARGS)
 
 asan: RUNTIME = libasan.so
 asan:  ## Run the tests under the address sanitizer

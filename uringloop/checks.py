@@ -40,11 +40,6 @@ def check_server_hostname(ssl: object, server_hostname: str | None, host: str | 
         raise ValueError("You must set server_hostname when using ssl without a host")
 
 
-def refuse_tls(ssl: object) -> None:
-    if ssl:
-        raise NotImplementedError("TLS is not available on this event loop yet")
-
-
 def descriptor(file: object) -> int:
     """Return the number of a file descriptor or of an object with fileno()."""
     if isinstance(file, int):

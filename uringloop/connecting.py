@@ -13,6 +13,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from uringloop import tls
 from uringloop._core.stream import make_stream
 from uringloop.checks import check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
@@ -37,6 +38,7 @@ async def create_connection(
     happy_eyeballs_delay: float | None,
     interleave: int | None,
     all_errors: bool,
+    tls_options: tls.Options | None,
 ) -> tuple[asyncio.Transport, P]:
     if host is not None or port is not None:
         if sock is not None:
@@ -65,7 +67,7 @@ async def create_connection(
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         protocol = protocol_factory()
-    transport = await attach(loop, sock, protocol)
+    transport = await attach(loop, sock, protocol, tls_options)
     if loop.get_debug():
         logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
     return transport, protocol
@@ -77,6 +79,7 @@ async def create_unix_connection(
     path: str | bytes | os.PathLike[str] | None,
     *,
     sock: socket.socket | None,
+    tls_options: tls.Options | None,
 ) -> tuple[asyncio.Transport, P]:
     if path is not None:
         if sock is not None:
@@ -95,29 +98,40 @@ async def create_unix_connection(
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
         protocol = protocol_factory()
-    return await attach(loop, sock, protocol), protocol
+    return await attach(loop, sock, protocol, tls_options), protocol
 
 
 async def connect_accepted_socket(
-    loop: Loop, protocol_factory: Callable[[], P], sock: socket.socket
+    loop: Loop,
+    protocol_factory: Callable[[], P],
+    sock: socket.socket,
+    tls_options: tls.Options | None,
 ) -> tuple[asyncio.Transport, P]:
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"A Stream Socket was expected, got {sock!r}")
     check_socket(sock)
     protocol = protocol_factory()
-    transport = await attach(loop, sock, protocol)
+    transport = await attach(loop, sock, protocol, tls_options)
     if loop.get_debug():
         logger.debug("%r handled: (%r, %r)", sock, transport, protocol)
     return transport, protocol
 
 
 async def attach(
-    loop: Loop, sock: socket.socket, protocol: asyncio.BaseProtocol
+    loop: Loop,
+    sock: socket.socket,
+    protocol: asyncio.BaseProtocol,
+    tls_options: tls.Options | None,
 ) -> asyncio.Transport:
-    """Give a connected socket a transport, and wait for connection_made."""
+    """Give a connected socket a transport; wait for connection_made, or the TLS handshake."""
     sock.setblocking(False)
     waiter = loop.create_future()
-    transport = make_stream(loop, sock, protocol, waiter)
+    if tls_options is None:
+        transport = make_stream(loop, sock, protocol, waiter)
+    else:
+        wrapped = tls.wrap(loop, protocol, tls_options, waiter)
+        make_stream(loop, sock, wrapped)
+        transport = tls.app_transport(wrapped)
     try:
         await waiter
     except BaseException:

@@ -1,269 +1,45 @@
-"""class Loop: the compiled core, and the methods that run once for a connection or a loop."""
+"""class Loop: the methods of asyncio's loop that do I/O, each a call into the files below."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
 import os
 import socket
 import ssl as ssl_module
 import sys
-import warnings
-import weakref
-from asyncio import events
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, TypeVar, TypeVarTuple
+from collections.abc import Callable, Sequence
+from typing import IO, Any, TypeVar, TypeVarTuple
 
-from uringloop import (
-    availability,
-    checks,
-    connecting,
-    executors,
-    reporting,
-    resolver,
-    serving,
-    signals,
-)
+from uringloop import checks, connecting, resolver, sendfile, serving, tls
 from uringloop._core import poll, socketops
-from uringloop._core.loop import LoopCore
+from uringloop._core.stream import StreamTransport
 from uringloop.resolver import AddressInfo
+from uringloop.running import RunningLoop
 
-T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 SSLArgument = bool | ssl_module.SSLContext | None
-# Any future may come back, though the annotations of asyncio promise a task.
-TaskFactory = Callable[..., Any]
 FileLike = int | Any
 
+# From 3.13 on asyncio removes the socket file of a UNIX server that it closes.
+CLEANUP_SOCKET = sys.version_info >= (3, 13)
 
-class Loop(LoopCore, asyncio.AbstractEventLoop):
+
+class Loop(RunningLoop):
     """An asyncio event loop on io_uring.
 
     Raises OSError with the cause in its message where the kernel refuses a ring.
     """
 
     def __init__(self) -> None:
-        try:
-            super().__init__()
-        except OSError as exc:
-            raise availability.explained(exc) from None
-        self._signals = signals.SignalState(self)
-        self._executor = executors.DefaultExecutor()
-        self._task_factory: TaskFactory | None = None
-        self._exception_handler: reporting.ExceptionHandler | None = None
-        self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
-        self._asyncgens_shutdown_called = False
-        self._origin_tracking_depth = 0
+        super().__init__()
         self._readers: dict[int, poll.PollWatcher] = {}
         self._writers: dict[int, poll.PollWatcher] = {}
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} running={self.is_running()} "
-            f"closed={self.is_closed()} debug={self.get_debug()}>"
-        )
-
-    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if self.is_closed():
-            return
-        _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
-        if not self.is_running():
-            self.close()
-
-    # ── running ──────────────────────────────────────────────────────────────────────────────
-
-    def run_forever(self) -> None:
-        self._check_closed()
-        self._check_running()
-        hooks = sys.get_asyncgen_hooks()
-        self._track_origins(self.get_debug())
-        try:
-            sys.set_asyncgen_hooks(
-                firstiter=self._asyncgen_started, finalizer=self._asyncgen_finalized
-            )
-            events._set_running_loop(self)
-            signals.begin_run(self)
-            self._run()
-        finally:
-            signals.end_run(self)
-            events._set_running_loop(None)
-            self._track_origins(False)
-            sys.set_asyncgen_hooks(*hooks)
-
-    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
-        self._check_closed()
-        self._check_running()
-        ours = not asyncio.isfuture(future)
-        waited: asyncio.Future[T] = asyncio.ensure_future(future, loop=self)  # type: ignore[arg-type]
-        if ours:
-            # The caller sees an exception if the task is left pending: no second report.
-            waited._log_destroy_pending = False  # type: ignore[attr-defined]
-        waited.add_done_callback(_stop_loop_of)
-        try:
-            self.run_forever()
-        except BaseException:
-            if ours and waited.done() and not waited.cancelled():
-                # Nobody else can retrieve it: keep it from being reported as never retrieved.
-                waited.exception()
-            raise
-        finally:
-            waited.remove_done_callback(_stop_loop_of)
-        if not waited.done():
-            raise RuntimeError("Event loop stopped before Future completed.")
-        return waited.result()
-
     def close(self) -> None:
-        if self.is_running():
-            raise RuntimeError("Cannot close a running event loop")
-        if self.is_closed():
-            return
+        super().close()
         self._readers.clear()
         self._writers.clear()
-        self._close()
-        signals.close(self)
-        self._executor.close()
-
-    def _check_running(self) -> None:
-        if self.is_running():
-            raise RuntimeError("This event loop is already running")
-        if events._get_running_loop() is not None:
-            raise RuntimeError("Cannot run the event loop while another loop is running")
-
-    # ── debug mode ───────────────────────────────────────────────────────────────────────────
-
-    def set_debug(self, enabled: bool) -> None:
-        self._set_debug(enabled)
-        if self.is_running():
-            self.call_soon_threadsafe(self._track_origins, enabled)
-
-    def _track_origins(self, enabled: bool) -> None:
-        """Have coroutines remember where they were made, while the loop runs in debug mode."""
-        if enabled == self._tracking_origins:
-            return
-        self._tracking_origins = enabled
-        if enabled:
-            self._origin_tracking_depth = sys.get_coroutine_origin_tracking_depth()
-            sys.set_coroutine_origin_tracking_depth(ORIGIN_DEPTH)
-        else:
-            sys.set_coroutine_origin_tracking_depth(self._origin_tracking_depth)
-
-    _tracking_origins = False
-
-    # ── tasks and futures ────────────────────────────────────────────────────────────────────
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
-
-    def create_task(
-        self,
-        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
-        *,
-        name: str | None = None,
-        context: contextvars.Context | None = None,
-        **kwargs: Any,
-    ) -> asyncio.Task[T]:
-        self._check_closed()
-        factory = self._task_factory
-        if factory is None:
-            # A generator-based coroutine is asyncio's to refuse; some stubs refuse it before.
-            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
-            traceback = getattr(task, "_source_traceback", None)
-            if traceback:
-                # This frame is not where the task was made.
-                del traceback[-1]
-            return task
-        # A factory of two arguments is still a factory: pass on only what was given.
-        if context is not None:
-            kwargs["context"] = context
-        if name is not None and FACTORY_TAKES_NAME:
-            kwargs["name"] = name
-        made: asyncio.Task[T] = factory(self, coro, **kwargs)
-        set_name = getattr(made, "set_name", None)
-        if set_name is not None and not FACTORY_TAKES_NAME:
-            set_name(name)
-        return made
-
-    def set_task_factory(self, factory: TaskFactory | None) -> None:
-        if factory is not None and not callable(factory):
-            raise TypeError("task factory must be a callable or None")
-        self._task_factory = factory
-
-    def get_task_factory(self) -> TaskFactory | None:
-        return self._task_factory
-
-    def _asyncgen_started(self, agen: AsyncGenerator[Any, Any]) -> None:
-        if self._asyncgens_shutdown_called:
-            warnings.warn(
-                f"asynchronous generator {agen!r} was scheduled after "
-                f"loop.shutdown_asyncgens() call",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
-        self._asyncgens.add(agen)
-
-    def _asyncgen_finalized(self, agen: AsyncGenerator[Any, Any]) -> None:
-        self._asyncgens.discard(agen)
-        if not self.is_closed():
-            self.call_soon_threadsafe(self.create_task, agen.aclose())
-
-    async def shutdown_asyncgens(self) -> None:
-        self._asyncgens_shutdown_called = True
-        closing = list(self._asyncgens)
-        self._asyncgens.clear()
-        results = await asyncio.gather(*(agen.aclose() for agen in closing), return_exceptions=True)
-        for result, agen in zip(results, closing, strict=True):
-            if isinstance(result, Exception):
-                self.call_exception_handler(
-                    {
-                        "message": "an error occurred during closing of "
-                        f"asynchronous generator {agen!r}",
-                        "exception": result,
-                        "asyncgen": agen,
-                    }
-                )
-
-    # ── exceptions ───────────────────────────────────────────────────────────────────────────
-
-    def set_exception_handler(self, handler: reporting.ExceptionHandler | None) -> None:
-        if handler is not None and not callable(handler):
-            raise TypeError(f"A callable object or None is expected, got {handler!r}")
-        self._exception_handler = handler
-
-    def get_exception_handler(self) -> reporting.ExceptionHandler | None:
-        return self._exception_handler
-
-    def default_exception_handler(self, context: reporting.Context) -> None:
-        reporting.log(context, self._current_traceback())
-
-    def call_exception_handler(self, context: reporting.Context) -> None:
-        reporting.dispatch(self, self._exception_handler, context)
-
-    # ── threads ──────────────────────────────────────────────────────────────────────────────
-
-    def run_in_executor(
-        self,
-        executor: concurrent.futures.Executor | None,
-        func: Callable[[*_Ts], T],
-        *args: *_Ts,
-    ) -> asyncio.Future[T]:
-        self._check_closed()
-        if self.get_debug():
-            self._check_callback(func, "run_in_executor")
-        return executors.run(self, executor or self._executor.get(), func, args)
-
-    @property
-    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """What asyncio's own test-suite and some libraries look at."""
-        return self._executor.pool
-
-    def set_default_executor(self, executor: Any) -> None:
-        self._executor.set(executor)
-
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        await self._executor.shutdown(self, timeout)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 
@@ -288,14 +64,6 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
     ) -> tuple[str, str]:
         return await resolver.getnameinfo(self, sockaddr, flags)
 
-    # ── signals ──────────────────────────────────────────────────────────────────────────────
-
-    def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
-        signals.add_handler(self, sig, callback, args)
-
-    def remove_signal_handler(self, sig: int) -> bool:
-        return signals.remove_handler(self, sig)
-
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
     async def create_connection(
@@ -319,7 +87,6 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
     ) -> tuple[asyncio.Transport, P]:
         checks.check_server_hostname(ssl, server_hostname, host)
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        checks.refuse_tls(ssl)
         if sock is not None:
             checks.check_socket(sock)
         return await connecting.create_connection(
@@ -335,6 +102,13 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             happy_eyeballs_delay=happy_eyeballs_delay,
             interleave=interleave,
             all_errors=all_errors,
+            tls_options=tls.options(
+                ssl,
+                server_side=False,
+                server_hostname=host if server_hostname is None else server_hostname,
+                handshake_timeout=ssl_handshake_timeout,
+                shutdown_timeout=ssl_shutdown_timeout,
+            ),
         )
 
     async def create_unix_connection(
@@ -352,8 +126,19 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             raise ValueError("you have to pass server_hostname when using ssl")
         checks.check_server_hostname(ssl, server_hostname, None)
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        checks.refuse_tls(ssl)
-        return await connecting.create_unix_connection(self, protocol_factory, path, sock=sock)
+        return await connecting.create_unix_connection(
+            self,
+            protocol_factory,
+            path,
+            sock=sock,
+            tls_options=tls.options(
+                ssl,
+                server_side=False,
+                server_hostname=server_hostname,
+                handshake_timeout=ssl_handshake_timeout,
+                shutdown_timeout=ssl_shutdown_timeout,
+            ),
+        )
 
     async def connect_accepted_socket(
         self,
@@ -365,8 +150,14 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         ssl_shutdown_timeout: float | None = None,
     ) -> tuple[asyncio.Transport, P]:
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        checks.refuse_tls(ssl)
-        return await connecting.connect_accepted_socket(self, protocol_factory, sock)
+        tls_options = tls.options(
+            ssl,
+            server_side=True,
+            server_hostname="",
+            handshake_timeout=ssl_handshake_timeout,
+            shutdown_timeout=ssl_shutdown_timeout,
+        )
+        return await connecting.connect_accepted_socket(self, protocol_factory, sock, tls_options)
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────
 
@@ -391,7 +182,12 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        checks.refuse_tls(ssl)
+        tls_options = tls.options(
+            ssl,
+            server_side=True,
+            handshake_timeout=ssl_handshake_timeout,
+            shutdown_timeout=ssl_shutdown_timeout,
+        )
         return await serving.create_server(
             self,
             protocol_factory,
@@ -405,6 +201,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             reuse_port=reuse_port,
             keep_alive=keep_alive,
             start_serving=start_serving,
+            tls_options=tls_options,
         )
 
     async def create_unix_server(
@@ -423,7 +220,12 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        checks.refuse_tls(ssl)
+        tls_options = tls.options(
+            ssl,
+            server_side=True,
+            handshake_timeout=ssl_handshake_timeout,
+            shutdown_timeout=ssl_shutdown_timeout,
+        )
         return await serving.create_unix_server(
             self,
             protocol_factory,
@@ -432,7 +234,85 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             backlog=backlog,
             start_serving=start_serving,
             cleanup_socket=CLEANUP_SOCKET if cleanup_socket is None else cleanup_socket,
+            tls_options=tls_options,
         )
+
+    # ── TLS in mid-stream, sendfile ──────────────────────────────────────────────────────────
+
+    # The checks, the wording and the fallbacks are those of the asyncio that runs this: its
+    # methods need no more than the hooks below them.
+
+    async def start_tls(
+        self,
+        transport: asyncio.BaseTransport,
+        protocol: asyncio.BaseProtocol,
+        sslcontext: ssl_module.SSLContext,
+        *,
+        server_side: bool = False,
+        server_hostname: str | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+    ) -> asyncio.Transport | None:
+        return await asyncio.BaseEventLoop.start_tls(
+            self,  # type: ignore[arg-type]
+            transport,
+            protocol,
+            sslcontext,
+            server_side=server_side,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
+
+    async def sendfile(
+        self,
+        transport: asyncio.WriteTransport,
+        file: IO[bytes],
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool = True,
+    ) -> int:
+        return await asyncio.BaseEventLoop.sendfile(
+            self,  # type: ignore[arg-type]
+            transport,
+            file,
+            offset,
+            count,
+            fallback=fallback,
+        )
+
+    async def sock_sendfile(
+        self,
+        sock: socket.socket,
+        file: IO[bytes],
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool | None = True,
+    ) -> int:
+        return await asyncio.BaseEventLoop.sock_sendfile(
+            self,  # type: ignore[arg-type]
+            sock,
+            file,
+            offset,
+            count,
+            fallback=fallback,
+        )
+
+    _check_sendfile_params = asyncio.BaseEventLoop._check_sendfile_params  # type: ignore[attr-defined]
+    _sendfile_fallback = asyncio.BaseEventLoop._sendfile_fallback  # type: ignore[attr-defined]
+    _sock_sendfile_fallback = asyncio.BaseEventLoop._sock_sendfile_fallback  # type: ignore[attr-defined]
+
+    async def _sendfile_native(
+        self, transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
+    ) -> int:
+        return await sendfile.to_transport(self, transport, file, offset, count)
+
+    async def _sock_sendfile_native(
+        self, sock: socket.socket, file: IO[bytes], offset: int, count: int | None
+    ) -> int:
+        return await sendfile.to_socket(self, sock, file, offset, count)
 
     # ── the user's own sockets ───────────────────────────────────────────────────────────────
 
@@ -543,20 +423,3 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
                 "exception": exc,
             }
         )
-
-
-# How many frames of a coroutine's origin debug mode keeps, as asyncio.
-ORIGIN_DEPTH = 10
-
-# From 3.14 on asyncio leaves the task's name to the factory.
-FACTORY_TAKES_NAME = sys.version_info >= (3, 14)
-
-# From 3.13 on asyncio removes the socket file of a UNIX server that it closes.
-CLEANUP_SOCKET = sys.version_info >= (3, 13)
-
-
-def _stop_loop_of(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        # It has left run_forever already.
-        return
-    future.get_loop().stop()

@@ -15,6 +15,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from uringloop import tls
 from uringloop._core.listener import Listener
 from uringloop.checks import check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
@@ -173,6 +174,7 @@ async def create_server(
     reuse_port: bool | None,
     keep_alive: bool | None,
     start_serving: bool,
+    tls_options: tls.Options | None,
 ) -> Server:
     if host is not None or port is not None:
         if sock is not None:
@@ -191,7 +193,7 @@ async def create_server(
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         sockets = [sock]
-    return await _serve(loop, sockets, protocol_factory, backlog, start_serving)
+    return await _serve(loop, sockets, protocol_factory, backlog, start_serving, tls_options)
 
 
 async def _serve(
@@ -200,9 +202,12 @@ async def _serve(
     protocol_factory: ProtocolFactory,
     backlog: int,
     start_serving: bool,
+    tls_options: tls.Options | None,
 ) -> Server:
     for sock in sockets:
         sock.setblocking(False)
+    if tls_options is not None:
+        protocol_factory = tls.server_factory(loop, protocol_factory, tls_options)
     server = Server(loop, sockets, protocol_factory, backlog)
     if start_serving:
         await server.start_serving()
@@ -297,6 +302,7 @@ async def create_unix_server(
     backlog: int,
     start_serving: bool,
     cleanup_socket: bool,
+    tls_options: tls.Options | None,
 ) -> Server:
     if path is not None:
         if sock is not None:
@@ -307,7 +313,7 @@ async def create_unix_server(
             raise ValueError("path was not specified, and no sock specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-    server = await _serve(loop, [sock], protocol_factory, backlog, start_serving)
+    server = await _serve(loop, [sock], protocol_factory, backlog, start_serving, tls_options)
     if cleanup_socket:
         server._socket_file = _socket_file(sock)
     return server

@@ -22,13 +22,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from uringloop.loop import Loop
+    from uringloop.running import RunningLoop
 
 
 class SignalState:
     """The handlers of one loop, and the socket pair that tells of signals."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: RunningLoop) -> None:
         self._loop = weakref.ref(loop)
         self.handlers: dict[int, asyncio.Handle] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -48,7 +48,7 @@ class SignalState:
         if self._previous_fd is None:
             self._previous_fd = previous
 
-    def watch(self, loop: Loop) -> None:
+    def watch(self, loop: RunningLoop) -> None:
         """Poll the socket; the poll outlives the run, and holds the loop weakly."""
         if self._pair is not None:
             loop._watch_signals(self._pair[0].fileno(), self._read)
@@ -84,7 +84,7 @@ class SignalState:
             if len(numbers) < 4096:
                 return
 
-    def _handle(self, loop: Loop, number: int) -> None:
+    def _handle(self, loop: RunningLoop, number: int) -> None:
         handle = self.handlers.get(number)
         if handle is None:
             # Python's own handler runs, or has run, for this one.
@@ -95,7 +95,7 @@ class SignalState:
             loop._push_handle(handle)
 
 
-def begin_run(loop: Loop) -> None:
+def begin_run(loop: RunningLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         try:
             loop._signals.claim()
@@ -105,13 +105,13 @@ def begin_run(loop: Loop) -> None:
         loop._signals.watch(loop)
 
 
-def end_run(loop: Loop) -> None:
+def end_run(loop: RunningLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         loop._signals.yield_back()
 
 
 def add_handler(
-    loop: Loop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
+    loop: RunningLoop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
 ) -> None:
     if asyncio.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
         raise TypeError("coroutines cannot be used with add_signal_handler()")
@@ -135,7 +135,7 @@ def add_handler(
         raise
 
 
-def remove_handler(loop: Loop, sig: int) -> bool:
+def remove_handler(loop: RunningLoop, sig: int) -> bool:
     """Give *sig* its default handling back; False if the loop had no handler for it."""
     _check_signal(sig)
     if loop._signals.handlers.pop(sig, None) is None:
@@ -151,7 +151,7 @@ def remove_handler(loop: Loop, sig: int) -> bool:
     return True
 
 
-def close(loop: Loop) -> None:
+def close(loop: RunningLoop) -> None:
     """Remove every handler, and close the sockets."""
     state = loop._signals
     if sys.is_finalizing():
@@ -171,7 +171,7 @@ def close(loop: Loop) -> None:
     state.close()
 
 
-def _yield_if_idle(loop: Loop) -> None:
+def _yield_if_idle(loop: RunningLoop) -> None:
     if not loop.is_running():
         loop._signals.yield_back()
 

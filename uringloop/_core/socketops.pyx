@@ -70,6 +70,15 @@ async def sock_connect(LoopCore loop not None, sock, address):
         raise OSError(error, f"Connect call failed {address}")
 
 
+async def writable(LoopCore loop not None, int fd):
+    """Wait until *fd*, whoever owns it, has room."""
+    cdef PollOnce waiter = poll_once(loop, fd, POLLOUT)
+    try:
+        await waiter.future
+    finally:
+        waiter.finish()
+
+
 cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask):
     """Begin to wait for a socket, unless a transport owns it."""
     cdef int fd = sock.fileno()

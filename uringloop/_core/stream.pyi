@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from typing import final
+from typing import ClassVar, final
 
 from uringloop._core.loop import LoopCore
 from uringloop._core.writer import WriteTransport
 
 @final
 class StreamTransport(WriteTransport):
+    _start_tls_compatible: ClassVar[bool]
+    _sendfile_compatible: ClassVar[object]
+
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...

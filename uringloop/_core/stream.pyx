@@ -9,6 +9,7 @@ The ring holds the transport while an operation is in flight; the socket is clos
 
 import asyncio
 import socket
+from asyncio import constants
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -51,6 +52,9 @@ cdef object END = object()
 
 @cython.final
 cdef class StreamTransport(WriteTransport):
+    # What asyncio's start_tls() and sendfile() look for.
+    _start_tls_compatible = True
+    _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
@@ -308,8 +312,7 @@ cdef class StreamTransport(WriteTransport):
         self.queue.prepare()
         sqe = ring.submission()
         # A quiet send's end is not noticed before the next enter returns.
-        quiet = ring.quiet_sends and not (
-            self.full or self.writing_paused or self.closing or self.eof_written)
+        quiet = ring.quiet_sends and not self.full and not self.is_awaited()
         if self.queue.single:
             uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
         else:

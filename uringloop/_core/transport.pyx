@@ -6,9 +6,8 @@ more. Closing it earlier would send no FIN and free no port, for an operation in
 the file open.
 """
 
-import asyncio
 import warnings
-from asyncio import trsock
+from asyncio import transports, trsock
 from asyncio.log import logger
 
 from cpython.object cimport PyObject
@@ -25,6 +24,10 @@ from uringloop._core.pyapi cimport (
     take_pending,
 )
 from uringloop._native.uring cimport uring_clock_ns
+
+
+# A subclass of asyncio.Transport: what asyncio's own sendfile() asks for.
+cdef object STREAM_CLASS = transports._FlowControlMixin
 
 
 cdef class Transport(Flushable):
@@ -160,7 +163,11 @@ cdef class Transport(Flushable):
     @property
     def __class__(self):
         # isinstance(transport, asyncio.Transport) holds, as programs expect, without its layout.
-        return asyncio.Transport
+        return STREAM_CLASS
+
+    @property
+    def _loop(self):
+        return self.loop
 
     def get_extra_info(self, name, default=None):
         return self.extra.get(name, default)
@@ -173,6 +180,10 @@ cdef class Transport(Flushable):
 
     def abort(self):
         self.force_close(None, None)
+
+    def _force_close(self, exc):
+        """What asyncio's SSLProtocol calls to end a connection."""
+        self.force_close(exc, None)
 
 
 cdef dict socket_extra(object sock, object peername):

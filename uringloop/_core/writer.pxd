@@ -12,6 +12,7 @@ cdef class WriteTransport(Transport):
     cdef bint eof_written           # write_eof was called
     cdef bint eof_sent              # and has had its effect
     cdef bint writing_paused        # the protocol was told to pause
+    cdef object empty_waiter        # sendfile's, which waits for an empty queue; else None
     cdef Py_ssize_t high_water
     cdef Py_ssize_t low_water
 
@@ -19,6 +20,7 @@ cdef class WriteTransport(Transport):
     cdef Py_ssize_t send_directly(self) noexcept
     cdef int on_send(self, int res, unsigned int flags) except -1
     cdef int put(self, object data) except -1
+    cdef bint is_awaited(self) noexcept
     cdef int check_eof(self) except -1
     cdef int warn_lost(self) except -1
     cdef int queued(self, Py_ssize_t size) except -1

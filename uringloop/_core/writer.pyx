@@ -96,6 +96,8 @@ cdef class WriteTransport(Transport):
     cdef int check_eof(self) except -1:
         if self.eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError("unable to write; sendfile is in progress")
         return 0
 
     cdef int warn_lost(self) except -1:
@@ -143,7 +145,7 @@ cdef class WriteTransport(Transport):
         if flags == CONFIRMED:
             # All of a quiet send has gone; this is no place to call a protocol.
             self.queue.consume(self.queue.data_size)
-            if self.queue.count or self.writing_paused or self.closing or self.eof_written:
+            if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
             return 0
         if self.lost:
@@ -166,12 +168,19 @@ cdef class WriteTransport(Transport):
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
-        if self.closing or self.eof_written:
+        if self.closing or self.eof_written or self.empty_waiter is not None:
             return self.finish_writing()
         return 0
 
+    cdef bint is_awaited(self) noexcept:
+        """Whether something is to happen when the queue has been sent."""
+        return (self.writing_paused or self.closing or self.eof_written
+                or self.empty_waiter is not None)
+
     cdef int finish_writing(self) except -1:
         """Everything is sent: now what waited for that."""
+        if self.empty_waiter is not None and not self.empty_waiter.done():
+            self.empty_waiter.set_result(None)
         if self.closing:
             if not self.lost:
                 self.schedule_end(None, self.context)
@@ -211,6 +220,30 @@ cdef class WriteTransport(Transport):
         """Tell the peer that no more bytes come."""
         raise NotImplementedError
 
+    # ── sendfile ─────────────────────────────────────────────────────────────────────────────
+
+    def _wait_empty(self):
+        """Refuse writes, and return a future that ends when all that is queued has been sent."""
+        if self.empty_waiter is not None:
+            raise RuntimeError("Empty waiter is already set")
+        self.empty_waiter = self.loop.create_future()
+        self.send_now()
+        if not self.queue.count:
+            self.empty_waiter.set_result(None)
+        return self.empty_waiter
+
+    def _end_wait_empty(self):
+        """Take writes again."""
+        self.empty_waiter = None
+
+    def _call_connection_lost(self, exc):
+        try:
+            Transport._call_connection_lost(self, exc)
+        finally:
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_exception(
+                    ConnectionError("Connection is closed by peer"))
+
     # ── flow control ─────────────────────────────────────────────────────────────────────────
 
     cdef int pause_protocol(self) except -1:
@@ -239,6 +272,10 @@ cdef class WriteTransport(Transport):
         self.send_now()
         # What an aborted send still holds is not the protocol's any more.
         return 0 if self.lost else self.queue.size
+
+    @property
+    def _protocol_paused(self):
+        return self.writing_paused
 
     def get_write_buffer_limits(self):
         return (self.low_water, self.high_water)

@@ -1,0 +1,275 @@
+"""class RunningLoop: the compiled core, and all that a loop does without any I/O of its own.
+
+What runs once for a loop, a task or a call into a thread: running and stopping, debug mode, tasks,
+exception handlers, executors, signals. The I/O is class Loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import sys
+import warnings
+import weakref
+from asyncio import events
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar, TypeVarTuple
+
+from uringloop import availability, executors, reporting, signals
+from uringloop._core.loop import LoopCore
+
+T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
+# Any future may come back, though the annotations of asyncio promise a task.
+TaskFactory = Callable[..., Any]
+
+# How many frames of a coroutine's origin debug mode keeps, as asyncio.
+ORIGIN_DEPTH = 10
+
+# From 3.14 on asyncio leaves the task's name to the factory.
+FACTORY_TAKES_NAME = sys.version_info >= (3, 14)
+
+
+class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
+    """An asyncio event loop on io_uring, without its I/O.
+
+    Raises OSError with the cause in its message where the kernel refuses a ring.
+    """
+
+    def __init__(self) -> None:
+        try:
+            super().__init__()
+        except OSError as exc:
+            raise availability.explained(exc) from None
+        self._signals = signals.SignalState(self)
+        self._executor = executors.DefaultExecutor()
+        self._task_factory: TaskFactory | None = None
+        self._exception_handler: reporting.ExceptionHandler | None = None
+        self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self._asyncgens_shutdown_called = False
+        self._origin_tracking_depth = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} running={self.is_running()} "
+            f"closed={self.is_closed()} debug={self.get_debug()}>"
+        )
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if self.is_closed():
+            return
+        _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
+        if not self.is_running():
+            self.close()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def run_forever(self) -> None:
+        self._check_closed()
+        self._check_running()
+        hooks = sys.get_asyncgen_hooks()
+        self._track_origins(self.get_debug())
+        try:
+            sys.set_asyncgen_hooks(
+                firstiter=self._asyncgen_started, finalizer=self._asyncgen_finalized
+            )
+            events._set_running_loop(self)
+            signals.begin_run(self)
+            self._run()
+        finally:
+            signals.end_run(self)
+            events._set_running_loop(None)
+            self._track_origins(False)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
+        self._check_closed()
+        self._check_running()
+        ours = not asyncio.isfuture(future)
+        waited: asyncio.Future[T] = asyncio.ensure_future(future, loop=self)  # type: ignore[arg-type]
+        if ours:
+            # The caller sees an exception if the task is left pending: no second report.
+            waited._log_destroy_pending = False  # type: ignore[attr-defined]
+        waited.add_done_callback(_stop_loop_of)
+        try:
+            self.run_forever()
+        except BaseException:
+            if ours and waited.done() and not waited.cancelled():
+                # Nobody else can retrieve it: keep it from being reported as never retrieved.
+                waited.exception()
+            raise
+        finally:
+            waited.remove_done_callback(_stop_loop_of)
+        if not waited.done():
+            raise RuntimeError("Event loop stopped before Future completed.")
+        return waited.result()
+
+    def close(self) -> None:
+        if self.is_running():
+            raise RuntimeError("Cannot close a running event loop")
+        if self.is_closed():
+            return
+        self._close()
+        signals.close(self)
+        self._executor.close()
+
+    def _check_running(self) -> None:
+        if self.is_running():
+            raise RuntimeError("This event loop is already running")
+        if events._get_running_loop() is not None:
+            raise RuntimeError("Cannot run the event loop while another loop is running")
+
+    # ── debug mode ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _debug(self) -> bool:
+        """What the methods of asyncio that class Loop borrows look at."""
+        return self.get_debug()
+
+    def set_debug(self, enabled: bool) -> None:
+        self._set_debug(enabled)
+        if self.is_running():
+            self.call_soon_threadsafe(self._track_origins, enabled)
+
+    def _track_origins(self, enabled: bool) -> None:
+        """Have coroutines remember where they were made, while the loop runs in debug mode."""
+        if enabled == self._tracking_origins:
+            return
+        self._tracking_origins = enabled
+        if enabled:
+            self._origin_tracking_depth = sys.get_coroutine_origin_tracking_depth()
+            sys.set_coroutine_origin_tracking_depth(ORIGIN_DEPTH)
+        else:
+            sys.set_coroutine_origin_tracking_depth(self._origin_tracking_depth)
+
+    _tracking_origins = False
+
+    # ── tasks and futures ────────────────────────────────────────────────────────────────────
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **kwargs: Any,
+    ) -> asyncio.Task[T]:
+        self._check_closed()
+        factory = self._task_factory
+        if factory is None:
+            # A generator-based coroutine is asyncio's to refuse; some stubs refuse it before.
+            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
+            traceback = getattr(task, "_source_traceback", None)
+            if traceback:
+                # This frame is not where the task was made.
+                del traceback[-1]
+            return task
+        # A factory of two arguments is still a factory: pass on only what was given.
+        if context is not None:
+            kwargs["context"] = context
+        if name is not None and FACTORY_TAKES_NAME:
+            kwargs["name"] = name
+        made: asyncio.Task[T] = factory(self, coro, **kwargs)
+        set_name = getattr(made, "set_name", None)
+        if set_name is not None and not FACTORY_TAKES_NAME:
+            set_name(name)
+        return made
+
+    def set_task_factory(self, factory: TaskFactory | None) -> None:
+        if factory is not None and not callable(factory):
+            raise TypeError("task factory must be a callable or None")
+        self._task_factory = factory
+
+    def get_task_factory(self) -> TaskFactory | None:
+        return self._task_factory
+
+    def _asyncgen_started(self, agen: AsyncGenerator[Any, Any]) -> None:
+        if self._asyncgens_shutdown_called:
+            warnings.warn(
+                f"asynchronous generator {agen!r} was scheduled after "
+                f"loop.shutdown_asyncgens() call",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+        self._asyncgens.add(agen)
+
+    def _asyncgen_finalized(self, agen: AsyncGenerator[Any, Any]) -> None:
+        self._asyncgens.discard(agen)
+        if not self.is_closed():
+            self.call_soon_threadsafe(self.create_task, agen.aclose())
+
+    async def shutdown_asyncgens(self) -> None:
+        self._asyncgens_shutdown_called = True
+        closing = list(self._asyncgens)
+        self._asyncgens.clear()
+        results = await asyncio.gather(*(agen.aclose() for agen in closing), return_exceptions=True)
+        for result, agen in zip(results, closing, strict=True):
+            if isinstance(result, Exception):
+                self.call_exception_handler(
+                    {
+                        "message": "an error occurred during closing of "
+                        f"asynchronous generator {agen!r}",
+                        "exception": result,
+                        "asyncgen": agen,
+                    }
+                )
+
+    # ── exceptions ───────────────────────────────────────────────────────────────────────────
+
+    def set_exception_handler(self, handler: reporting.ExceptionHandler | None) -> None:
+        if handler is not None and not callable(handler):
+            raise TypeError(f"A callable object or None is expected, got {handler!r}")
+        self._exception_handler = handler
+
+    def get_exception_handler(self) -> reporting.ExceptionHandler | None:
+        return self._exception_handler
+
+    def default_exception_handler(self, context: reporting.Context) -> None:
+        reporting.log(context, self._current_traceback())
+
+    def call_exception_handler(self, context: reporting.Context) -> None:
+        reporting.dispatch(self, self._exception_handler, context)
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────
+
+    def run_in_executor(
+        self,
+        executor: concurrent.futures.Executor | None,
+        func: Callable[[*_Ts], T],
+        *args: *_Ts,
+    ) -> asyncio.Future[T]:
+        self._check_closed()
+        if self.get_debug():
+            self._check_callback(func, "run_in_executor")
+        return executors.run(self, executor or self._executor.get(), func, args)
+
+    @property
+    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
+        """What asyncio's own test-suite and some libraries look at."""
+        return self._executor.pool
+
+    def set_default_executor(self, executor: Any) -> None:
+        self._executor.set(executor)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        await self._executor.shutdown(self, timeout)
+
+    # ── signals ──────────────────────────────────────────────────────────────────────────────
+
+    def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
+        signals.add_handler(self, sig, callback, args)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return signals.remove_handler(self, sig)
+
+
+def _stop_loop_of(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
+        # It has left run_forever already.
+        return
+    future.get_loop().stop()

@@ -1,0 +1,90 @@
+"""sendfile(2): from a file to a socket without a copy through the program.
+
+The checks, the fallback for what sendfile(2) refuses, and all the wording are asyncio's own
+methods; here is what they call: the system call in slices, with waits for room in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+from asyncio import SendfileNotAvailableError
+from asyncio.trsock import TransportSocket
+from typing import TYPE_CHECKING, Any
+
+from uringloop._core import socketops
+from uringloop._core.stream import StreamTransport
+
+if TYPE_CHECKING:
+    from uringloop.loop import Loop
+
+Descriptor = socket.socket | TransportSocket
+
+# What one sendfile(2) is asked for: the socket takes less, and the loop must have its turn.
+SLICE = 1024 * 1024
+
+
+async def to_socket(
+    loop: Loop, sock: socket.socket, file: Any, offset: int, count: int | None
+) -> int:
+    """Send a file to a socket of the program's; see `to_descriptor`."""
+    loop._check_no_transport(sock.fileno())
+    return await to_descriptor(loop, sock, file, offset, count)
+
+
+async def to_descriptor(
+    loop: Loop, sock: Descriptor, file: Any, offset: int, count: int | None
+) -> int:
+    """Send *count* bytes of *file* from *offset*, or all there are; return how many went.
+
+    Raises SendfileNotAvailableError when the kernel can not do it and nothing has gone.
+    """
+    try:
+        number = file.fileno()
+        size = os.fstat(number).st_size
+    except (AttributeError, io.UnsupportedOperation, OSError):
+        raise SendfileNotAvailableError("not a regular file") from None
+    if not (count or size):
+        return 0
+    total = 0
+    try:
+        while not count or total < count:
+            wanted = min(SLICE, count - total) if count else SLICE
+            try:
+                sent = os.sendfile(sock.fileno(), number, offset + total, wanted)
+            except (BlockingIOError, InterruptedError):
+                await socketops.writable(loop, sock.fileno())
+                continue
+            except OSError as exc:
+                if total == 0:
+                    raise SendfileNotAvailableError("os.sendfile call failed") from exc
+                if exc.errno == errno.ENOTCONN and type(exc) is not ConnectionError:
+                    raise ConnectionError("socket is not connected", errno.ENOTCONN) from exc
+                raise
+            if sent == 0:
+                break
+            total += sent
+    finally:
+        if total:
+            # Wherever this ends: the file's position tells how much has gone.
+            os.lseek(number, offset + total, os.SEEK_SET)
+    return total
+
+
+async def to_transport(
+    loop: Loop, transport: StreamTransport, file: Any, offset: int, count: int | None
+) -> int:
+    """The same on a transport, after what was written before."""
+    reading = transport.is_reading()
+    transport.pause_reading()
+    try:
+        await transport._wait_empty()
+        sock = transport.get_extra_info("socket")
+        assert isinstance(sock, TransportSocket)
+        return await to_descriptor(loop, sock, file, offset, count)
+    finally:
+        transport._end_wait_empty()
+        if reading:
+            transport.resume_reading()
