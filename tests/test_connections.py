@@ -48,6 +48,32 @@ async def check_echo(connecting: Connecting) -> asyncio.Transport:
 
 
 @on_loop
+async def test_nothing_is_received_before_the_connection_is_handed_out(each_loop: Loop) -> None:
+    events: list[str] = []
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"hello")
+            transport.close()
+
+    class Client(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            events.append("data")
+            received.set_result(data)
+
+    received = each_loop.create_future()
+    server = await each_loop.create_server(Greeting, "127.0.0.1", 0)
+    transport, _ = await each_loop.create_connection(Client, *server.sockets[0].getsockname())
+    events.append("connected")
+    assert await received == b"hello"
+    assert events == ["connected", "data"]
+    transport.close()
+    server.close()
+    await server.wait_closed()
+
+
+@on_loop
 async def test_host_and_port_are_enough(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (host, port):

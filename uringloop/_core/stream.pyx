@@ -60,11 +60,16 @@ cdef class StreamTransport(WriteTransport):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
 
     def _start(self, waiter):
-        """Begin to read; runs in the turn in which connection_made was called."""
+        """Begin to read; runs in the turn in which connection_made was called.
+
+        Somebody who waits for the connection goes first: nothing is received before it is theirs.
+        """
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+            self.loop.schedule(self._start, (None,), None)
+            return
         self.started = True
         self.want_recv()
-        if waiter is not None and not waiter.cancelled():
-            waiter.set_result(None)
 
     def __repr__(self):
         state = "closed" if self.sock is None else "closing" if self.closing else "open"

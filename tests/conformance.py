@@ -1,0 +1,97 @@
+"""Runs one module of the interpreter's own test.test_asyncio: `python conformance.py MODULE LOOP`.
+
+LOOP is asyncio or uringloop. With uringloop every loop that the module makes is one of ours: the
+names under which asyncio offers its selector loop stand for a class that takes and ignores a
+selector. Prints a line of JSON for each test, `{"test": ..., "outcome": ..., "detail": ...}`, as
+it ends, and one with the outcome "started" before, so that a hang or a crash has a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import selectors
+import sys
+import unittest
+import warnings
+from typing import Any
+
+# Seconds that one test may take before the process is ended with a traceback.
+TEST_SECONDS = 60
+
+
+class Reporter(unittest.TestResult):
+    """Says what becomes of each test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed_subtests: set[str] = set()
+
+    def say(self, test: unittest.TestCase, outcome: str, detail: str = "") -> None:
+        # Not stdout's buffer: tests write to descriptors, fork and exec.
+        line = json.dumps({"test": test.id(), "outcome": outcome, "detail": detail})
+        print(line, file=sys.__stdout__, flush=True)
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        faulthandler.dump_traceback_later(TEST_SECONDS, exit=True)
+        self.say(test, "started")
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        if test.id() not in self.failed_subtests:
+            self.say(test, "passed")
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        self.say(test, "failed", self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.addError(test, err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is not None:
+            self.failed_subtests.add(test.id())
+            self.addError(test, err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.say(test, "skipped", reason)
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.say(test, "passed")
+
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+        self.say(test, "failed", "unexpected success")
+
+
+def put_uringloop_in_place() -> None:
+    """Let every name under which asyncio makes its selector loop make one of ours."""
+    import uringloop
+
+    class Loop(uringloop.Loop):
+        def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
+            if selector is not None:
+                selector.close()
+            super().__init__()
+
+    for module in (asyncio, asyncio.unix_events):
+        for name in ("SelectorEventLoop", "EventLoop"):
+            if hasattr(module, name):
+                setattr(module, name, Loop)
+    for name in ("_UnixDefaultEventLoopPolicy", "_DefaultEventLoopPolicy"):
+        policy = getattr(asyncio.unix_events, name, None)
+        if policy is not None:
+            policy._loop_factory = Loop
+
+
+def main() -> None:
+    module, loop = sys.argv[1:]
+    if loop == "uringloop":
+        put_uringloop_in_place()
+    # As the interpreter's own runner: tests count on warnings that are not yet shown.
+    warnings.simplefilter("default")
+    suite = unittest.defaultTestLoader.loadTestsFromName(f"test.test_asyncio.{module}")
+    suite.run(Reporter())
+
+
+if __name__ == "__main__":
+    main()
