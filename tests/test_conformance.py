@@ -60,6 +60,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "test_waitfor": (),
 }
 
+WATCHER = "test_subprocess.GenericWatcherTests."
 EVENTS = "test_events.EPollEventLoopTests."
 UNIX = "test_unix_events.SelectorEventLoopUnixSocketTests."
 
@@ -70,6 +71,8 @@ EXCLUDED: dict[str, str] = {
     EVENTS + "test_prompt_cancellation": "calls _stop_serving, with a listener of its own",
     EVENTS + "test_create_server_multiple_hosts_ipv4": "puts a mock in asyncio.base_events.socket",
     EVENTS + "test_create_server_multiple_hosts_ipv6": "puts a mock in asyncio.base_events.socket",
+    WATCHER + "test_create_subprocess_fails_with_inactive_watcher": "a mock of the child watcher",
+    WATCHER + "test_create_subprocess_with_pidfd": "a mock of the child watcher",
     UNIX + "test_create_unix_server_bind_error": "puts a mock in asyncio.unix_events.socket",
 }
 

@@ -46,6 +46,7 @@ class Server(asyncio.Server):
         self._backlog = backlog
         # Weak: an abandoned transport is noticed by its own finalizer.
         self._clients: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._nameless = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever_fut: asyncio.Future[None] | None = None
@@ -57,16 +58,24 @@ class Server(asyncio.Server):
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
-    def _attach(self, transport: asyncio.Transport) -> None:
-        self._clients.add(transport)
+    # Up to 3.12 asyncio counts connections without a name, and so does who extends its servers.
 
-    def _detach(self, transport: asyncio.Transport) -> None:
-        self._clients.discard(transport)
+    def _attach(self, transport: asyncio.Transport | None = None) -> None:
+        if transport is None:
+            self._nameless += 1
+        else:
+            self._clients.add(transport)
+
+    def _detach(self, transport: asyncio.Transport | None = None) -> None:
+        if transport is None:
+            self._nameless -= 1
+        else:
+            self._clients.discard(transport)
         self._wake_if_done()
 
     def _wake_if_done(self) -> None:
         """Wake who waits for the end: closed, and no connection left."""
-        if self._sockets is not None or self._clients or self._waiters is None:
+        if self._sockets is not None or self._clients or self._nameless or self._waiters is None:
             return
         waiters, self._waiters = self._waiters, None
         for waiter in waiters:
