@@ -1,0 +1,38 @@
+"""Everything that asyncio promises is there: each probe of benchmarks/parity.py on this loop."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def load() -> ModuleType:
+    path = Path(__file__).parents[1] / "benchmarks" / "parity.py"
+    spec = importlib.util.spec_from_file_location("parity", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["parity"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+parity = load()
+
+
+@pytest.mark.parametrize("name", parity.PROBES)
+def test_the_loop_does(name: str) -> None:
+    assert parity.outcome(name, "uringloop") == "yes"
+
+
+def test_a_feature_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A probe that could not fail would say nothing: here is a loop that lacks one.
+    if importlib.util.find_spec("uvloop") is None:
+        pytest.skip("needs uvloop: pip install 'uringloop[bench]'")
+    assert parity.outcome("sock_sendto, sock_recvfrom, sock_recvfrom_into", "uvloop").startswith(
+        "no"
+    )
