@@ -25,6 +25,7 @@ CORE = (
     "timers",
     "loop",
     "transport",
+    "flow",
     "writer",
     "stream",
     "listener",

@@ -28,6 +28,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("buffers, deadlines", ("_core.buffers", "_core.timers")),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),
+    ("when to pause writing", ("_core.flow",)),
     ("bytes out", ("_core.writer",)),
     ("bytes in and out", ("_core.stream", "_core.socketops")),
     ("connections in", ("_core.listener",)),
