@@ -28,6 +28,7 @@ CORE = (
     "flow",
     "writer",
     "stream",
+    "datagram",
     "listener",
     "poll",
     "socketops",

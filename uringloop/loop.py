@@ -19,6 +19,7 @@ from uringloop import (
     availability,
     checks,
     connecting,
+    datagrams,
     executors,
     reporting,
     resolver,
@@ -32,6 +33,7 @@ from uringloop.resolver import AddressInfo
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+D = TypeVar("D", bound=asyncio.DatagramProtocol)
 SSLArgument = bool | ssl_module.SSLContext | None
 # Any future may come back, though the annotations of asyncio promise a task.
 TaskFactory = Callable[..., Any]
@@ -367,6 +369,34 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         checks.refuse_tls(ssl)
         return await connecting.connect_accepted_socket(self, protocol_factory, sock)
+
+    # ── datagrams ────────────────────────────────────────────────────────────────────────────
+
+    async def create_datagram_endpoint(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], D],
+        local_addr: datagrams.Address = None,
+        remote_addr: datagrams.Address = None,
+        *,
+        family: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+        reuse_port: bool | None = None,
+        allow_broadcast: bool | None = None,
+        sock: socket.socket | None = None,
+    ) -> tuple[asyncio.DatagramTransport, D]:
+        return await datagrams.create_datagram_endpoint(
+            self,
+            protocol_factory,
+            local_addr,
+            remote_addr,
+            family=family,
+            proto=proto,
+            flags=flags,
+            reuse_port=reuse_port,
+            allow_broadcast=allow_broadcast,
+            sock=sock,
+        )
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────
 
