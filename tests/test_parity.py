@@ -15,6 +15,8 @@ def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("parity", path)
     assert spec is not None
     assert spec.loader is not None
+    # Beside it are its probes.
+    sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules["parity"] = module
     spec.loader.exec_module(module)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, TypeVarTuple
 
-from uringloop import checks, connecting, resolver, sendfile, serving, tls
+from uringloop import checks, connecting, datagrams, resolver, sendfile, serving, tls
 from uringloop._core import poll, socketops
 from uringloop._core.stream import StreamTransport
 from uringloop.resolver import AddressInfo
@@ -18,6 +18,7 @@ from uringloop.running import RunningLoop
 
 _Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+D = TypeVar("D", bound=asyncio.DatagramProtocol)
 SSLArgument = bool | ssl_module.SSLContext | None
 FileLike = int | Any
 
@@ -158,6 +159,34 @@ class Loop(RunningLoop):
             shutdown_timeout=ssl_shutdown_timeout,
         )
         return await connecting.connect_accepted_socket(self, protocol_factory, sock, tls_options)
+
+    # ── datagrams ────────────────────────────────────────────────────────────────────────────
+
+    async def create_datagram_endpoint(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], D],
+        local_addr: datagrams.Address = None,
+        remote_addr: datagrams.Address = None,
+        *,
+        family: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+        reuse_port: bool | None = None,
+        allow_broadcast: bool | None = None,
+        sock: socket.socket | None = None,
+    ) -> tuple[asyncio.DatagramTransport, D]:
+        return await datagrams.create_datagram_endpoint(
+            self,
+            protocol_factory,
+            local_addr,
+            remote_addr,
+            family=family,
+            proto=proto,
+            flags=flags,
+            reuse_port=reuse_port,
+            allow_broadcast=allow_broadcast,
+            sock=sock,
+        )
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────
 

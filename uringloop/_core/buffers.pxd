@@ -5,9 +5,10 @@ from uringloop._core.ring cimport Ring
 from uringloop._native.uring cimport io_uring_buf_ring
 
 
-# The kernel's name for the pool: one group serves every stream of a loop.
+# The kernel's names for the pools: one serves every stream of a loop, one every UDP socket.
 cdef enum:
     STREAM_GROUP = 0
+    DATAGRAM_GROUP = 1
 
 
 @cython.final
@@ -15,10 +16,14 @@ cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
     cdef char *memory                 # BUFFERS_MAX buffers; unmapped by close()
+    cdef int group                    # the kernel's name for it
+    cdef unsigned int size            # of a buffer, in bytes
+    cdef int at_start                 # buffers to publish at first
     cdef int published                # buffers that take part, the first ones of memory
     cdef int generation               # of the ring that the pool is registered with
     cdef readonly int out             # buffers between their completion and give_back
     cdef double fill                  # moving average of the bytes in a buffer
+    cdef list starved                 # of Flushable that wait for buffers; the loop feeds them
 
     cdef int prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept
@@ -27,3 +32,9 @@ cdef class BufferPool:
     cdef void close(self) noexcept
     cdef int _register(self) except -1
     cdef void _publish(self) noexcept
+
+
+cdef BufferPool new_stream_pool(Ring ring)
+
+
+cdef BufferPool new_datagram_pool(Ring ring)

@@ -7,6 +7,8 @@ from uringloop._core.ring import Ring
 BUFFERS_MAX: int
 BUFFERS_AT_START: int
 BUFFER_SIZE: int
+DATAGRAM_BUFFER_SIZE: int
+DATAGRAM_BUFFERS_AT_START: int
 FILL_TO_GROW: int
 FILL_WEIGHT: float
 
@@ -14,4 +16,4 @@ FILL_WEIGHT: float
 class BufferPool:
     out: int
 
-    def __new__(cls, ring: Ring) -> Self: ...
+    def __new__(cls, ring: Ring, group: int, size: int, at_start: int) -> Self: ...

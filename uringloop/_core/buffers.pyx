@@ -1,6 +1,6 @@
-"""The receive buffers that the kernel picks from (a provided-buffer ring).
+"""The receive buffers that the kernel picks from (provided-buffer rings), one pool for each kind.
 
-The pool owns the memory and lends it: the kernel fills a buffer, the completion names it, the
+A pool owns the memory and lends it: the kernel fills a buffer, the completion names it, the
 transport copies the bytes out and gives it back in the same breath. Nothing keeps a buffer
 beyond its completion. The kernel takes buffers first in, first out, so it walks the whole pool:
 few buffers stay in the cache. Only the thread that runs the loop may call.
@@ -26,6 +26,11 @@ BUFFERS_MAX = 256
 BUFFERS_AT_START = 16
 # asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
 BUFFER_SIZE = 64 * 1024
+# The largest IP packet is 65535 bytes, so that none is truncated; 4 KiB more hold the kernel's
+# header and the sender's address in front of it, and keep the buffers on pages of their own.
+DATAGRAM_BUFFER_SIZE = 68 * 1024
+# Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
+DATAGRAM_BUFFERS_AT_START = 32
 # The pool grows while the average buffer comes back less full than this: many small messages
 # touch a page of each buffer, large ones would go through all of it.
 FILL_TO_GROW = 8 * 1024
@@ -33,20 +38,22 @@ FILL_TO_GROW = 8 * 1024
 FILL_WEIGHT = 1.0 / 64
 
 cdef unsigned int ENTRIES = BUFFERS_MAX
-cdef unsigned int SIZE = BUFFER_SIZE
 cdef size_t ENTRIES_BYTES = BUFFERS_MAX * 16
-cdef size_t MEMORY_BYTES = <size_t>BUFFERS_MAX * BUFFER_SIZE
 cdef double WEIGHT = FILL_WEIGHT
 cdef double GROW_BELOW = FILL_TO_GROW
 
 
 cdef class BufferPool:
 
-    def __cinit__(self, Ring ring not None):
+    def __cinit__(self, Ring ring not None, int group, unsigned int size, int at_start):
         self.ring = ring
+        self.group = group
+        self.size = size
+        self.at_start = at_start
         self.generation = -1
         # Until it is known otherwise, messages are large and the pool stays small.
-        self.fill = BUFFER_SIZE
+        self.fill = size
+        self.starved = []
 
     def __dealloc__(self):
         self.close()
@@ -58,16 +65,16 @@ cdef class BufferPool:
         return 0
 
     cdef int _register(self) except -1:
-        cdef int count = self.published or BUFFERS_AT_START
+        cdef int count = self.published or self.at_start
         cdef int res
         if self.entries == NULL:
             self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
-            self.memory = <char*>uring_map(MEMORY_BYTES)
+            self.memory = <char*>uring_map(BUFFERS_MAX * <size_t>self.size)
             if self.entries == NULL or self.memory == NULL:
                 self.close()
                 raise os_error(-ENOMEM, "mmap")
         io_uring_buf_ring_init(self.entries)
-        res = uring_register_buffers(&self.ring.u, self.entries, ENTRIES, STREAM_GROUP)
+        res = uring_register_buffers(&self.ring.u, self.entries, ENTRIES, self.group)
         if res < 0:
             raise os_error(res, "io_uring_register")
         self.generation = self.ring.generation
@@ -78,7 +85,7 @@ cdef class BufferPool:
 
     cdef void _publish(self) noexcept:
         uring_give_buffer(
-            self.entries, ENTRIES, self.memory + <size_t>self.published * SIZE, SIZE,
+            self.entries, ENTRIES, self.memory + <size_t>self.published * self.size, self.size,
             self.published)
         self.published += 1
 
@@ -86,13 +93,13 @@ cdef class BufferPool:
         """Return the memory of the buffer that a completion's *flags* name."""
         self.out += 1
         self.fill += (size - self.fill) * WEIGHT
-        return self.memory + <size_t>(flags >> IORING_CQE_BUFFER_SHIFT) * SIZE
+        return self.memory + <size_t>(flags >> IORING_CQE_BUFFER_SHIFT) * self.size
 
     cdef void give_back(self, unsigned int flags) noexcept:
         cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
         self.out -= 1
         uring_give_buffer(
-            self.entries, ENTRIES, self.memory + <size_t>number * SIZE, SIZE, number)
+            self.entries, ENTRIES, self.memory + <size_t>number * self.size, self.size, number)
 
     cdef void grow(self) noexcept:
         """The kernel found no buffer: publish as many again, while messages are small."""
@@ -111,5 +118,13 @@ cdef class BufferPool:
             munmap(self.entries, ENTRIES_BYTES)
             self.entries = NULL
         if self.memory != NULL:
-            munmap(self.memory, MEMORY_BYTES)
+            munmap(self.memory, BUFFERS_MAX * <size_t>self.size)
             self.memory = NULL
+
+
+cdef BufferPool new_stream_pool(Ring ring):
+    return BufferPool(ring, STREAM_GROUP, BUFFER_SIZE, BUFFERS_AT_START)
+
+
+cdef BufferPool new_datagram_pool(Ring ring):
+    return BufferPool(ring, DATAGRAM_GROUP, DATAGRAM_BUFFER_SIZE, DATAGRAM_BUFFERS_AT_START)

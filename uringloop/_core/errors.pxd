@@ -5,6 +5,7 @@ from libc.string cimport strerror
 cdef extern from "<errno.h>" nogil:
     # libc.errno leaves some of them out.
     const int EAGAIN
+    const int EBADF
     const int EBADR
     const int EBUSY
     const int ECANCELED

@@ -37,14 +37,14 @@ cdef class WakeUp:
 
 cdef class LoopCore:
     cdef Ring ring
-    cdef BufferPool pool
+    cdef BufferPool pool            # of the streams
+    cdef BufferPool datagram_pool
     cdef TimerHeap timers
     cdef list ready             # circular queue of Handle; None in an empty slot
     cdef Py_ssize_t ready_head
     cdef Py_ssize_t ready_count
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
-    cdef list starved           # of Flushable that wait for receive buffers
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
@@ -69,7 +69,7 @@ cdef class LoopCore:
     cdef Handle schedule(self, object callback, tuple args, object context)
     cdef int run_turn(self) except -1
     cdef int collect(self) except -1
-    cdef int feed_starved(self) except -1
+    cdef int feed_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
     cdef int run_ready(self) except -1
     cdef int run_timed(self, Handle handle) except -1
@@ -80,7 +80,8 @@ cdef class LoopCore:
     cdef int flush_early(self) except -1
     cdef int add_rearm(self, Flushable item) except -1
     cdef int rearm_all(self) except -1
-    cdef int starve(self, Flushable item) except -1
+    cdef int starve(self, Flushable item, BufferPool pool) except -1
+    cdef bint has_starved(self) noexcept
     cdef int register_transport(self, int fd, PyObject *transport) except -1
     cdef void forget_transport(self, int fd) noexcept
     cdef int wake(self) except -1

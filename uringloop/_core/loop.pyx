@@ -8,7 +8,7 @@
     flush_all       one send for each transport that wrote, one poll for each watcher
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
-LoopCore owns the ring, the buffer pool, the timers and the queues. The thread that runs the loop
+LoopCore owns the ring, the buffer pools, the timers and the queues. The thread that runs the loop
 owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
 Everything that happens once for a connection or a loop is Python, in uringloop/loop.py.
 """
@@ -26,7 +26,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from uringloop._core.buffers cimport BufferPool
+from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._core.errors cimport ECANCELED, errno, os_error
 from uringloop._core.handles cimport Handle, TimerHandle, new_handle, new_timer
 from uringloop._core.pyapi cimport (
@@ -113,7 +113,6 @@ cdef class LoopCore:
         self.ready = [None] * READY_AT_START
         self.flush_list = []
         self.rearm_list = []
-        self.starved = []
         self.timers = TimerHeap()
         self.slow_callback_duration = 0.1
         # Nothing is open until the constructor has made it.
@@ -123,7 +122,9 @@ cdef class LoopCore:
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
         self.ring = Ring()
-        self.pool = BufferPool(self.ring)
+        # Their memory comes at first need.
+        self.pool = new_stream_pool(self.ring)
+        self.datagram_pool = new_datagram_pool(self.ring)
         fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         if fd < 0:
             exc = os_error(-errno, "eventfd")
@@ -297,16 +298,18 @@ cdef class LoopCore:
             self.flush_all()
             self.ring.submit()
             self.ring.dispatch()
-        if PyList_GET_SIZE(self.starved):
-            self.feed_starved()
+        if PyList_GET_SIZE(self.pool.starved):
+            self.feed_starved(self.pool)
+        if PyList_GET_SIZE(self.datagram_pool.starved):
+            self.feed_starved(self.datagram_pool)
         return 0
 
-    cdef int feed_starved(self) except -1:
+    cdef int feed_starved(self, BufferPool pool) except -1:
         """Re-arm as many receives as there are buffers: all of them at once would starve again."""
-        cdef Py_ssize_t count = min(PyList_GET_SIZE(self.starved), self.pool.published)
-        cdef list fed = self.starved[:count]
+        cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published)
+        cdef list fed = pool.starved[:count]
         cdef Flushable item
-        del self.starved[:count]
+        del pool.starved[:count]
         for item in fed:
             item.rearm()
         return 0
@@ -384,7 +387,7 @@ cdef class LoopCore:
         cdef int64_t deadline = self.timers.next_deadline_ns()
         cdef int64_t timeout = URING_FOREVER
         if not (self.ready_count or self.stopping or self.ring.has_completions()
-                or PyList_GET_SIZE(self.starved) or PyList_GET_SIZE(self.flush_list)):
+                or self.has_starved() or PyList_GET_SIZE(self.flush_list)):
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - uring_clock_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -431,11 +434,15 @@ cdef class LoopCore:
             self.ring.submit()
         return 0
 
-    cdef int starve(self, Flushable item) except -1:
+    cdef int starve(self, Flushable item, BufferPool pool) except -1:
         """Queue *item* until the receive buffers of this batch are back."""
-        self.pool.grow()
-        self.starved.append(item)
+        pool.grow()
+        pool.starved.append(item)
         return 0
+
+    cdef bint has_starved(self) noexcept:
+        return (PyList_GET_SIZE(self.pool.starved) != 0
+                or PyList_GET_SIZE(self.datagram_pool.starved) != 0)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
@@ -472,9 +479,11 @@ cdef class LoopCore:
         finally:
             self.flush_list = []
             self.rearm_list = []
-            self.starved = []
+            self.pool.starved = []
+            self.datagram_pool.starved = []
             self.ring.close()
             self.pool.close()
+            self.datagram_pool.close()
             close(self.waker.fd)
             self.waker.fd = -1
 
@@ -545,7 +554,7 @@ cdef class LoopCore:
 
     @property
     def _buffers_out(self):
-        return self.pool.out
+        return self.pool.out + self.datagram_pool.out
 
     @property
     def _kernel_entries(self):

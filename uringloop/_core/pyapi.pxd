@@ -12,6 +12,8 @@ cdef extern from "Python.h":
         object callable, PyObject *const *args, size_t nargs, PyObject *kwnames)
     PyObject *PyObject_CallMethodOneArg(object target, object name, object argument)
     PyObject *PyObject_CallMethodNoArgs(object target, object name)
+    PyObject *PyObject_VectorcallMethod(
+        object name, PyObject *const *args, size_t nargs, PyObject *kwnames)
     object PyContext_CopyCurrent()
     int PyContext_Enter(object context) except -1
     # Negative with the exception set, which the caller handles.

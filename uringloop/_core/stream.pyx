@@ -124,7 +124,7 @@ cdef class StreamTransport(WriteTransport):
         if res == -ENOBUFS:
             # No buffer was free: the bytes stay in the socket until some are back.
             self.starving = True
-            return self.loop.starve(self)
+            return self.loop.starve(self, self.loop.pool)
         if res == 0:
             return self.end_reading(END)
         if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:

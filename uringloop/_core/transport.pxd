@@ -21,6 +21,7 @@ cdef class Transport(Flushable):
     cdef object __weakref__
 
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
+    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept
     cdef int call_failed(self, str message, bint fatal) except -1
     cdef int report(self, str message, object exc) except -1

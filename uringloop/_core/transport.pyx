@@ -19,6 +19,7 @@ from uringloop._core.pyapi cimport (
     PyContext_TryEnter,
     PyObject_CallMethodNoArgs,
     PyObject_CallMethodOneArg,
+    PyObject_VectorcallMethod,
     raise_pending,
     set_pending,
     take_pending,
@@ -51,6 +52,24 @@ cdef class Transport(Flushable):
             result = PyObject_CallMethodNoArgs(protocol, method)
         else:
             result = PyObject_CallMethodOneArg(protocol, method, <object>argument)
+        PyContext_Exit(context)
+        if began:
+            self.warn_slow(began, method)
+        return result
+
+    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept:
+        """Like `call`, with two arguments."""
+        cdef PyObject *result
+        cdef object protocol = self.protocol
+        cdef object context = self.context
+        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef PyObject *arguments[3]
+        arguments[0] = <PyObject*>protocol
+        arguments[1] = first
+        arguments[2] = second
+        if PyContext_TryEnter(context) < 0:
+            return NULL
+        result = PyObject_VectorcallMethod(method, arguments, 3, NULL)
         PyContext_Exit(context)
         if began:
             self.warn_slow(began, method)

@@ -1,20 +1,17 @@
 """The writing half of a connection."""
 
+from uringloop._core.flow cimport FlowControl
 from uringloop._core.ring cimport Operation
-from uringloop._core.transport cimport Transport
 from uringloop._core.writequeue cimport WriteQueue
 
 
-cdef class WriteTransport(Transport):
+cdef class WriteTransport(FlowControl):
     cdef Operation send_op          # points into queue, which holds the bytes until it ends
     cdef WriteQueue queue
     cdef bint full                  # what is written to is: wait for room, do not try
     cdef bint eof_written           # write_eof was called
     cdef bint eof_sent              # and has had its effect
-    cdef bint writing_paused        # the protocol was told to pause
     cdef object empty_waiter        # sendfile's, which waits for an empty queue; else None
-    cdef Py_ssize_t high_water
-    cdef Py_ssize_t low_water
 
     cdef int submit_send(self) except -1
     cdef Py_ssize_t send_directly(self) noexcept
@@ -31,5 +28,3 @@ cdef class WriteTransport(Transport):
     cdef int end_output(self) except -1
     cdef int stop_reading(self) except -1
     cdef int begin_close(self, object context) except -1
-    cdef int pause_protocol(self) except -1
-    cdef int resume_protocol(self) except -1

@@ -1,4 +1,4 @@
-"""The writing half of a connection: a queue of bytes, one send at a time, flow control.
+"""The writing half of a connection: a queue of bytes, and one send at a time.
 
 `write` queues, and the loop flushes each transport once at the end of the turn. Exactly one send
 is in flight, for two would interleave. It is a quiet one at first: it takes what the socket has
@@ -18,32 +18,26 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
+from uringloop._core.flow cimport FlowControl
 from uringloop._core.loop cimport QUEUED_BYTES_MAX
-from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport CONFIRMED, Operation, operation_init
-from uringloop._core.transport cimport Transport
 from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
 
 
-# asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
-HIGH_WATER = 64 * 1024
 # A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
 SEND_ALONE_MAX = 64 * 1024
 
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
-cdef object NAME_RESUME_WRITING = "resume_writing"
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
-cdef class WriteTransport(Transport):
+cdef class WriteTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.send_op, writer_on_send, <PyObject*>self)
         # Only the kernel knows how much of an unfinished send has gone.
         self.send_op.ends_with_run = True
         self.queue = WriteQueue()
-        self.high_water = HIGH_WATER
-        self.low_water = HIGH_WATER // 4
 
     # ── what the protocol calls ──────────────────────────────────────────────────────────────
 
@@ -238,58 +232,20 @@ cdef class WriteTransport(Transport):
 
     def _call_connection_lost(self, exc):
         try:
-            Transport._call_connection_lost(self, exc)
+            FlowControl._call_connection_lost(self, exc)
         finally:
             if self.empty_waiter is not None and not self.empty_waiter.done():
                 self.empty_waiter.set_exception(
                     ConnectionError("Connection is closed by peer"))
 
-    # ── flow control ─────────────────────────────────────────────────────────────────────────
-
-    cdef int pause_protocol(self) except -1:
-        if self.writing_paused or self.queue.size <= self.high_water:
-            return 0
-        self.writing_paused = True
-        try:
-            self.protocol.pause_writing()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.report("protocol.pause_writing() failed", exc)
-        return 0
-
-    cdef int resume_protocol(self) except -1:
-        cdef PyObject *result
-        self.writing_paused = False
-        result = self.call(NAME_RESUME_WRITING, NULL)
-        if result == NULL:
-            return self.call_failed("protocol.resume_writing() failed", False)
-        Py_DECREF_owned(result)
-        return 0
+    cdef Py_ssize_t unsent(self) noexcept:
+        return self.queue.size
 
     def get_write_buffer_size(self):
         """Return the bytes that the socket has not taken; those of this turn are tried first."""
         self.send_now()
         # What an aborted send still holds is not the protocol's any more.
         return 0 if self.lost else self.queue.size
-
-    @property
-    def _protocol_paused(self):
-        return self.writing_paused
-
-    def get_write_buffer_limits(self):
-        return (self.low_water, self.high_water)
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not high >= low >= 0:
-            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self.high_water = high
-        self.low_water = low
-        self.pause_protocol()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 

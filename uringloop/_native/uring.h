@@ -27,6 +27,9 @@
 #define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
 #define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
 
+/* Room for an address of IPv4 or IPv6 in front of each datagram. */
+#define URING_NAME_SIZE sizeof(struct sockaddr_in6)
+
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
 
@@ -211,6 +214,19 @@ static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int 
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
+/* The kernel reads the message while it submits: how much room a buffer leaves for an address,
+ * before which it puts a header, and after which the datagram. */
+static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group,
+                                                bool poll_first) {
+    static struct msghdr message = {.msg_namelen = URING_NAME_SIZE};
+
+    io_uring_prep_recvmsg_multishot(sqe, fd, &message, 0);
+    sqe->buf_group = (uint16_t)group;
+    sqe->flags |= IOSQE_BUFFER_SELECT;
+    if (poll_first)
+        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+}
+
 /* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is
  * room for now; WAITALL makes less than everything a failure, which alone posts a completion when
  * CQE_SKIP_SUCCESS is asked for too. */
@@ -289,6 +305,22 @@ static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned
     io_uring_buf_ring_add(buffers, address, size, (unsigned short)id,
                           io_uring_buf_ring_mask(entries), 0);
     io_uring_buf_ring_advance(buffers, 1);
+}
+
+/* Finds the parts of a datagram in a buffer that a recvmsg has filled with *size* bytes; they point
+ * into it. False if it is none. */
+static inline bool uring_find_datagram(const char *buffer, int size, const char **name,
+                                       unsigned *name_size, const char **data, size_t *data_size) {
+    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
+    size_t before = sizeof(*head) + URING_NAME_SIZE;
+
+    if (size < 0 || (size_t)size < before)
+        return false;
+    *name = buffer + sizeof(*head);
+    *name_size = head->namelen < URING_NAME_SIZE ? head->namelen : URING_NAME_SIZE;
+    *data = buffer + before;
+    *data_size = (size_t)size - before;
+    return true;
 }
 
 /* Anonymous, page-aligned, not inherited by a forked child. NULL when there is no memory. */

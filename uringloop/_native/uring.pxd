@@ -14,11 +14,49 @@ cdef extern from "<sys/socket.h>" nogil:
         iovec *msg_iov
         size_t msg_iovlen
 
+    struct sockaddr:
+        pass
+
+    int AF_INET
+    int AF_INET6
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
+    int MSG_PEEK
+    int MSG_TRUNC
     int SHUT_WR
+    ssize_t recv(int fd, void *data, size_t size, int flags)
     ssize_t send(int fd, const void *data, size_t size, int flags)
+    ssize_t sendto(
+        int fd, const void *data, size_t size, int flags, const sockaddr *name,
+        unsigned int name_size)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
+
+
+cdef extern from "<netinet/in.h>" nogil:
+    struct in_addr:
+        pass
+
+    struct in6_addr:
+        pass
+
+    struct sockaddr_in:
+        unsigned short sin_family
+        unsigned short sin_port
+        in_addr sin_addr
+
+    struct sockaddr_in6:
+        unsigned short sin6_family
+        unsigned short sin6_port
+        unsigned int sin6_flowinfo
+        in6_addr sin6_addr
+        unsigned int sin6_scope_id
+
+    unsigned short ntohs(unsigned short number)
+    unsigned int ntohl(unsigned int number)
+
+
+cdef extern from "<arpa/inet.h>" nogil:
+    const char *inet_ntop(int family, const void *address, char *text, unsigned int size)
 
 
 cdef extern from "uring.h" nogil:
@@ -69,6 +107,7 @@ cdef extern from "uring.h" nogil:
 
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_send(
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
@@ -84,6 +123,9 @@ cdef extern from "uring.h" nogil:
         io_uring_buf_ring *buffers, unsigned int entries, char *address, unsigned int size,
         unsigned int id)
     void io_uring_buf_ring_init(io_uring_buf_ring *buffers)
+    bint uring_find_datagram(
+        const char *buffer, int size, const char **name, unsigned int *name_size,
+        const char **data, size_t *data_size)
     void *uring_map(size_t size)
 
     int64_t uring_clock_ns()

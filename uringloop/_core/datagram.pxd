@@ -1,0 +1,47 @@
+"""A datagram endpoint."""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._core.flow cimport FlowControl
+from uringloop._core.ring cimport Operation
+from uringloop._native.uring cimport sockaddr_in6
+
+
+@cython.final
+cdef class DatagramTransport(FlowControl):
+    # receiving
+    cdef Operation recv_op      # owns nothing: a receive into the pool's buffers, or a poll
+    cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
+    cdef bint started           # connection_made has been called
+    cdef bint cancelling        # a cancel of recv_op is on its way
+    cdef bint starving          # waits for receive buffers
+    cdef sockaddr_in6 name      # of the last sender, or a sockaddr_in
+    cdef unsigned int name_size
+    cdef object sender          # the same as Python's address; None before the first
+
+    # sending
+    cdef Operation room_op      # a poll: waits until the socket has room
+    cdef bint connected         # the socket has a peer: send(2), not sendto(2)
+    cdef object address         # of remote_addr, the only one that sendto() may be given; or None
+    cdef object queue           # deque of (bytes, address) that the socket did not take
+    cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
+
+    cdef int want_recv(self) except -1
+    cdef int submit_recv(self, bint poll_first) except -1
+    cdef int on_recv(self, int res, unsigned int flags) except -1
+    cdef int on_readable(self, int res, unsigned int flags) except -1
+    cdef int recv_ended(self, int res) except -1
+    cdef int receive(self, int size, unsigned int flags) except -1
+    cdef int recvfrom_all(self) except -1
+    cdef object sender_of(self, const char *name, unsigned int size)
+    cdef int deliver(self, object data, object address) except -1
+    cdef int deliver_error(self, object exc) except -1
+    cdef int stop_receiving(self) except -1
+    cdef bint send_one(self, object data, object address) except -1
+    cdef int submit_room(self) except -1
+    cdef int on_room(self, int res, unsigned int flags) except -1
+    cdef bint send_queued(self) except -1
+    cdef int drop_first(self) except -1
+    cdef int queue_sent(self) except -1
+    cdef int warn_lost(self) except -1

@@ -1,0 +1,494 @@
+"""A datagram endpoint: each datagram whole, with the address that it came from.
+
+On IPv4 and IPv6 one multishot receive stays armed. Each completion names a buffer of a pool whose
+buffers hold the largest packet there is, behind the sender's address; it is copied out and given
+back before the protocol sees it. A multishot ends for many reasons, an empty datagram and the
+peer's refusal among them: it is armed again after each. Other families have datagrams of any
+size: there a poll waits, the socket tells the size, and recvfrom(2) receives.
+
+Sending is a system call at once, in the order of the calls. Only what the socket does not take
+is queued, and sent when a poll says that there is room.
+"""
+
+import asyncio
+import socket
+import sys
+from asyncio import constants
+from asyncio.log import logger
+from collections import deque
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.string cimport memcmp, memcpy
+
+from uringloop._core.buffers cimport DATAGRAM_GROUP
+from uringloop._core.errors cimport (
+    EAGAIN,
+    EBADF,
+    ECANCELED,
+    EINTR,
+    ENOBUFS,
+    errno,
+    os_error,
+)
+from uringloop._core.flow cimport FlowControl
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport Py_DECREF_owned, PyContext_CopyCurrent
+from uringloop._core.ring cimport Operation, operation_init
+from uringloop._core.transport cimport socket_extra
+from uringloop._native.uring cimport (
+    AF_INET,
+    AF_INET6,
+    IORING_CQE_F_BUFFER,
+    IORING_CQE_F_MORE,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    MSG_TRUNC,
+    POLLIN,
+    POLLOUT,
+    inet_ntop,
+    io_uring_prep_poll_add,
+    io_uring_sqe,
+    ntohl,
+    ntohs,
+    recv,
+    send,
+    sendto,
+    sockaddr,
+    sockaddr_in,
+    sockaddr_in6,
+    uring_find_datagram,
+    uring_prep_recvmsg_multishot,
+)
+
+
+# Datagrams that are received after one poll before the others have their turn.
+RECEIVED_MAX = 16
+# asyncio's: for a socket that does not tell the size of what it has.
+RECEIVE_SIZE = 256 * 1024
+# Seconds until the next try on a socket that the kernel calls ready and is not: half closed, or
+# full at the receiver's end, which only a connected UNIX socket waits for.
+RETRY_DELAY = 0.001
+# From 3.13 on asyncio counts a header for each datagram that waits.
+HEADER_SIZE = 8 if sys.version_info >= (3, 13) else 0
+# And since then an empty datagram is one that is sent.
+SENDS_EMPTY = sys.version_info >= (3, 13)
+
+cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
+cdef object NAME_ERROR_RECEIVED = "error_received"
+cdef Py_ssize_t HEADER = HEADER_SIZE
+cdef bint EMPTY_TOO = SENDS_EMPTY
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+# What a buffer of the pool is sure to hold. SCTP's messages, for one, may be larger.
+cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
+cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
+cdef str READ_FAILED = "Fatal read error on datagram transport"
+cdef str WRITE_FAILED = "Fatal write error on datagram transport"
+
+
+@cython.final
+cdef class DatagramTransport(FlowControl):
+
+    def __cinit__(self, *args, **kwargs):
+        operation_init(&self.recv_op, datagram_on_recv, <PyObject*>self)
+        operation_init(&self.room_op, datagram_on_room, <PyObject*>self)
+        self.queue = deque()
+
+    def _start(self, waiter):
+        """Begin to receive; runs in the turn in which connection_made was called."""
+        self.started = True
+        self.want_recv()
+        if not waiter.cancelled():
+            waiter.set_result(None)
+
+    def __repr__(self):
+        state = "closed" if self.sock is None else "closing" if self.closing else "open"
+        reading = "polling" if self.recv_op.in_flight else "idle"
+        writing = "polling" if self.room_op.in_flight else "idle"
+        return (
+            f"<{type(self).__name__} {state} fd={self.fd} read={reading} "
+            f"write=<{writing}, bufsize={self.queue_size}>>"
+        )
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────
+
+    cdef int want_recv(self) except -1:
+        """Arm a receive unless one is armed or nobody wants it."""
+        if (self.started and not self.closing and not self.recv_op.in_flight
+                and not self.starving):
+            self.submit_recv(False)
+        return 0
+
+    cdef int submit_recv(self, bint poll_first) except -1:
+        cdef io_uring_sqe *sqe
+        if self.polled:
+            sqe = self.loop.ring.submission()
+            io_uring_prep_poll_add(sqe, self.fd, POLLIN)
+        else:
+            self.loop.datagram_pool.prepare()
+            sqe = self.loop.ring.submission()
+            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
+        self.cancelling = False
+        return self.loop.ring.start(sqe, &self.recv_op)
+
+    cdef int on_recv(self, int res, unsigned int flags) except -1:
+        try:
+            # The result counts the header and the address: it is positive for an empty datagram.
+            if res > 0:
+                self.receive(res, flags)
+            elif flags & IORING_CQE_F_BUFFER:
+                self.loop.datagram_pool.give_back(flags)
+        finally:
+            # A KeyboardInterrupt of the protocol leaves the run, and the next run receives on.
+            if not flags & IORING_CQE_F_MORE:
+                self.recv_ended(res)
+        return 0
+
+    cdef int on_readable(self, int res, unsigned int flags) except -1:
+        cdef int count = 1
+        try:
+            if res >= 0 and not self.closing:
+                count = self.recvfrom_all()
+        finally:
+            if count:
+                self.recv_ended(res)
+            else:
+                self.loop.call_later(RETRY_DELAY, self._recv_again)
+        return 0
+
+    cdef int recv_ended(self, int res) except -1:
+        """The receive has ended, for whatever reason: arm it again while the endpoint is open."""
+        self.cancelling = False
+        if self.closing:
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        if res == -ENOBUFS:
+            # No buffer was free: the datagrams stay in the socket until some are back.
+            self.starving = True
+            return self.loop.starve(self, self.loop.datagram_pool)
+        if res == -EBADF:
+            # Somebody has closed the descriptor: the next receive would fail in the same way.
+            return self.fatal_error(os_error(res, ""), READ_FAILED)
+        try:
+            if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
+                self.deliver_error(os_error(res, ""))
+        finally:
+            self.want_recv()
+        return 0
+
+    cdef int rearm(self) except -1:
+        # With a poll first: a receive that looks for a buffer first fails for want of one even
+        # when the socket is idle.
+        self.starving = False
+        if not self.closing and not self.recv_op.in_flight:
+            self.submit_recv(True)
+        return 0
+
+    def _recv_again(self):
+        self.want_recv()
+
+    cdef int receive(self, int size, unsigned int flags) except -1:
+        """Copy a datagram out of its buffer, give that back, and tell the protocol."""
+        cdef const char *memory = self.loop.datagram_pool.take(flags, size)
+        cdef const char *name = NULL
+        cdef const char *start = NULL
+        cdef unsigned int name_size = 0
+        cdef size_t data_size = 0
+        cdef bytes data
+        cdef object address
+        try:
+            if self.closing or not uring_find_datagram(
+                    memory, size, &name, &name_size, &start, &data_size):
+                return 0
+            data = PyBytes_FromStringAndSize(start, data_size)
+            address = self.sender_of(name, name_size)
+        finally:
+            self.loop.datagram_pool.give_back(flags)
+        return self.deliver(data, address)
+
+    cdef object sender_of(self, const char *name, unsigned int size):
+        """Return what recvfrom would: the same object as the last time for the same sender."""
+        if size == 0:
+            return None
+        if size != self.name_size or memcmp(name, &self.name, size) != 0:
+            self.sender = python_address(name)
+            memcpy(&self.name, name, size)
+            self.name_size = size
+        return self.sender
+
+    cdef int recvfrom_all(self) except -1:
+        """Receive what is there, up to a limit; return how many datagrams and errors it was."""
+        cdef Py_ssize_t size
+        cdef int count = 0
+        while count < RECEIVED_MAX and not self.closing:
+            # Asked first: what a datagram has beyond the size of the buffer is lost.
+            size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
+            if size < 0 and (errno == EAGAIN or errno == EINTR):
+                break
+            try:
+                if size < 0:
+                    raise os_error(-errno, "")
+                data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                self.deliver_error(exc)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, READ_FAILED)
+            else:
+                self.deliver(data, address)
+            count += 1
+        return count
+
+    cdef int deliver(self, object data, object address) except -1:
+        cdef PyObject *result = self.call_two(
+            NAME_DATAGRAM_RECEIVED, <PyObject*>data, <PyObject*>address)
+        if result == NULL:
+            # The next datagram is a matter of its own: asyncio keeps the endpoint open, too.
+            return self.call_failed("protocol.datagram_received() failed", False)
+        Py_DECREF_owned(result)
+        return 0
+
+    cdef int deliver_error(self, object exc) except -1:
+        cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
+        if result == NULL:
+            return self.call_failed("protocol.error_received() failed", False)
+        Py_DECREF_owned(result)
+        return 0
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
+
+    def sendto(self, data, addr=None):
+        """Send *data* at once, or queue a copy of it when the socket has no room."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        if not EMPTY_TOO and not data:
+            return
+        if self.address is not None:
+            if addr is not None and addr != self.address:
+                raise ValueError(f"Invalid address: must be None or {self.address}")
+            addr = self.address
+        if self.lost and (self.address is not None or self.sock is None):
+            self.warn_lost()
+            return
+        if not self.queue:
+            try:
+                if self.send_one(data, addr):
+                    return
+            except OSError as exc:
+                # In the caller's stack, as asyncio does.
+                self.protocol.error_received(exc)
+                return
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, WRITE_FAILED)
+                return
+            if self.lost:
+                # Closed, and nobody waits for what the socket has no room for.
+                return
+            self.submit_room()
+        data = bytes(data)
+        self.queue.append((data, addr))
+        self.queue_size += len(data) + HEADER
+        self.pause_protocol()
+
+    cdef bint send_one(self, object data, object address) except -1:
+        """Hand a datagram to the socket; False if there is no room. Raises what goes wrong."""
+        cdef Py_buffer view
+        cdef Py_ssize_t res
+        cdef int error
+        if not self.connected and (address is None or address is not self.sender):
+            try:
+                self.sock.sendto(data, address)
+            except (BlockingIOError, InterruptedError):
+                return False
+            return True
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        if self.connected:
+            res = send(self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL)
+        else:
+            # An answer: the sender's address need not be parsed.
+            res = sendto(
+                self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL,
+                <sockaddr*>&self.name, self.name_size)
+        error = errno
+        PyBuffer_Release(&view)
+        if res >= 0:
+            return True
+        if error == EAGAIN or error == EINTR:
+            return False
+        raise os_error(-error, "")
+
+    cdef int submit_room(self) except -1:
+        """Wait until the socket has room for what is queued."""
+        cdef io_uring_sqe *sqe
+        if self.room_op.in_flight:
+            return 0
+        sqe = self.loop.ring.submission()
+        io_uring_prep_poll_add(sqe, self.fd, POLLOUT)
+        return self.loop.ring.start(sqe, &self.room_op)
+
+    cdef int on_room(self, int res, unsigned int flags) except -1:
+        cdef bint progress = True
+        if self.lost:
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        try:
+            if res != -ECANCELED:
+                progress = self.send_queued()
+        finally:
+            if not self.queue:
+                self.queue_sent()
+            elif progress:
+                self.submit_room()
+            else:
+                self.loop.call_later(RETRY_DELAY, self._send_again)
+        return 0
+
+    def _send_again(self):
+        if self.queue:
+            self.submit_room()
+
+    cdef bint send_queued(self) except -1:
+        """Send until the queue is empty or the socket full; tell whether anything has gone."""
+        cdef bint progress = False
+        cdef object data, address
+        while self.queue:
+            data, address = self.queue[0]
+            try:
+                if not self.send_one(data, address):
+                    break
+                self.drop_first()
+            except OSError as exc:
+                self.drop_first()
+                self.deliver_error(exc)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, WRITE_FAILED)
+            progress = True
+        if self.writing_paused and self.queue_size <= self.low_water:
+            self.resume_protocol()
+        return progress
+
+    cdef int drop_first(self) except -1:
+        cdef bytes data = self.queue.popleft()[0]
+        self.queue_size -= PyBytes_GET_SIZE(data) + HEADER
+        return 0
+
+    cdef int queue_sent(self) except -1:
+        """Everything is sent: now what waited for that."""
+        if self.closing and not self.lost:
+            self.schedule_end(None, self.context)
+        return 0
+
+    cdef int warn_lost(self) except -1:
+        if self.lost >= LOG_AFTER:
+            logger.warning("socket.send() raised exception.")
+        self.lost += 1
+        return 0
+
+    cdef Py_ssize_t unsent(self) noexcept:
+        return self.queue_size
+
+    def get_write_buffer_size(self):
+        return self.queue_size
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    def close(self):
+        """Stop receiving; the end comes when everything queued has been sent."""
+        if self.closing:
+            return
+        self.closing = True
+        self.stop_receiving()
+        if not self.queue:
+            self.schedule_end(None, None)
+
+    cdef int stop_receiving(self) except -1:
+        if self.recv_op.in_flight and not self.cancelling:
+            self.cancelling = True
+            self.loop.ring.cancel(&self.recv_op)
+        return 0
+
+    cdef bint busy(self) noexcept:
+        return self.recv_op.in_flight or self.room_op.in_flight
+
+    cdef int stop_operations(self) except -1:
+        # What is queued is no operation's: a send is a system call that has ended.
+        self.queue.clear()
+        self.queue_size = 0
+        self.stop_receiving()
+        if self.room_op.in_flight:
+            self.loop.ring.cancel(&self.room_op)
+        return 0
+
+    # ── asyncio.BaseTransport ────────────────────────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # As Transport does, for the other kind.
+        return asyncio.DatagramTransport
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+
+def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
+    """Make the transport of a non-blocking socket, which it owns from here on.
+
+    *address* is the one that every datagram goes to, or None. *waiter* is resolved after
+    connection_made.
+    """
+    cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
+    transport.loop = loop
+    transport.context = PyContext_CopyCurrent()
+    transport.sock = sock
+    transport.fd = sock.fileno()
+    transport.extra = socket_extra(sock, None)
+    # An unnamed UNIX socket is a peer, too: its name is empty.
+    transport.connected = transport.extra["peername"] is not None
+    transport.address = address
+    transport.protocol = protocol
+    transport.polled = sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
+    if transport.polled:
+        transport.recv_op.on_completion = datagram_on_readable
+    loop.register_transport(transport.fd, <PyObject*>transport)
+    loop.schedule(protocol.connection_made, (transport,), transport.context)
+    # Receiving begins when connection_made has run, whatever became of it.
+    loop.schedule(transport._start, (waiter,), None)
+    return transport
+
+
+cdef object python_address(const char *name):
+    """Return the address of a packet as socket.recvfrom does."""
+    cdef const sockaddr_in *four = <const sockaddr_in*>name
+    cdef const sockaddr_in6 *six = <const sockaddr_in6*>name
+    cdef char text[64]
+    if four.sin_family == AF_INET:
+        inet_ntop(AF_INET, &four.sin_addr, text, sizeof(text))
+        return text.decode("ascii"), ntohs(four.sin_port)
+    inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text))
+    return (
+        text.decode("ascii"), ntohs(six.sin6_port), ntohl(six.sin6_flowinfo), six.sin6_scope_id)
+
+
+cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_recv(res, flags)
+
+
+cdef int datagram_on_readable(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_readable(res, flags)
+
+
+cdef int datagram_on_room(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_room(res, flags)
