@@ -27,6 +27,7 @@ CORE = (
     "transport",
     "writer",
     "stream",
+    "pipe",
     "listener",
     "poll",
     "socketops",

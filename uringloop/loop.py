@@ -20,10 +20,12 @@ from uringloop import (
     checks,
     connecting,
     executors,
+    pipes,
     reporting,
     resolver,
     serving,
     signals,
+    subprocesses,
 )
 from uringloop._core import poll, socketops
 from uringloop._core.loop import LoopCore
@@ -58,6 +60,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         self._origin_tracking_depth = 0
         self._readers: dict[int, poll.PollWatcher] = {}
         self._writers: dict[int, poll.PollWatcher] = {}
+        self._children: set[subprocesses.Child] = set()
 
     def __repr__(self) -> str:
         return (
@@ -122,6 +125,7 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
         self._readers.clear()
         self._writers.clear()
         self._close()
+        subprocesses.close(self)
         signals.close(self)
         self._executor.close()
 
@@ -433,6 +437,36 @@ class Loop(LoopCore, asyncio.AbstractEventLoop):
             start_serving=start_serving,
             cleanup_socket=CLEANUP_SOCKET if cleanup_socket is None else cleanup_socket,
         )
+
+    # ── pipes and processes ──────────────────────────────────────────────────────────────────
+
+    async def connect_read_pipe(
+        self, protocol_factory: Callable[[], P], pipe: Any
+    ) -> tuple[asyncio.ReadTransport, P]:
+        return await pipes.connect_read_pipe(self, protocol_factory, pipe)
+
+    async def connect_write_pipe(
+        self, protocol_factory: Callable[[], P], pipe: Any
+    ) -> tuple[asyncio.WriteTransport, P]:
+        return await pipes.connect_write_pipe(self, protocol_factory, pipe)
+
+    async def subprocess_exec(
+        self, protocol_factory: Callable[[], P], program: Any, *args: Any, **options: Any
+    ) -> tuple[asyncio.SubprocessTransport, P]:
+        return await subprocesses.subprocess_exec(self, protocol_factory, program, *args, **options)
+
+    async def subprocess_shell(
+        self, protocol_factory: Callable[[], P], cmd: bytes | str, **options: Any
+    ) -> tuple[asyncio.SubprocessTransport, P]:
+        return await subprocesses.subprocess_shell(self, protocol_factory, cmd, **options)
+
+    # What asyncio's subprocess_exec and subprocess_shell ask of a loop besides.
+    @property
+    def _debug(self) -> bool:
+        return self.get_debug()
+
+    _log_subprocess = asyncio.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
+    _make_subprocess_transport = subprocesses.make_transport
 
     # ── the user's own sockets ───────────────────────────────────────────────────────────────
 
