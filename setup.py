@@ -29,6 +29,7 @@ CORE = (
     "writer",
     "stream",
     "datagram",
+    "pipe",
     "listener",
     "poll",
     "socketops",

@@ -30,7 +30,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("what a loop drives", ("_core.transport", "_core.poll")),
     ("when to pause writing", ("_core.flow",)),
     ("bytes out", ("_core.writer",)),
-    ("bytes in and out", ("_core.stream", "_core.datagram", "_core.socketops")),
+    ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
     ("connections in", ("_core.listener",)),
     (
         "helpers in Python",
@@ -38,7 +38,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "clients, servers, signals",
-        ("connecting", "datagrams", "serving", "sendfile", "signals"),
+        ("connecting", "datagrams", "serving", "sendfile", "signals", "pipes", "subprocesses"),
     ),
     ("tasks, threads, running", ("running",)),
     ("class Loop", ("loop",)),

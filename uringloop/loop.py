@@ -10,7 +10,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, TypeVarTuple
 
-from uringloop import checks, connecting, datagrams, resolver, sendfile, serving, tls
+from uringloop import (
+    checks,
+    connecting,
+    datagrams,
+    pipes,
+    resolver,
+    sendfile,
+    serving,
+    subprocesses,
+    tls,
+)
 from uringloop._core import poll, socketops
 from uringloop._core.stream import StreamTransport
 from uringloop.resolver import AddressInfo
@@ -36,11 +46,13 @@ class Loop(RunningLoop):
         super().__init__()
         self._readers: dict[int, poll.PollWatcher] = {}
         self._writers: dict[int, poll.PollWatcher] = {}
+        self._children: set[subprocesses.Child] = set()
 
     def close(self) -> None:
         super().close()
         self._readers.clear()
         self._writers.clear()
+        subprocesses.close(self)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 
@@ -342,6 +354,32 @@ class Loop(RunningLoop):
         self, sock: socket.socket, file: IO[bytes], offset: int, count: int | None
     ) -> int:
         return await sendfile.to_socket(self, sock, file, offset, count)
+
+    # ── pipes and processes ──────────────────────────────────────────────────────────────────
+
+    async def connect_read_pipe(
+        self, protocol_factory: Callable[[], P], pipe: Any
+    ) -> tuple[asyncio.ReadTransport, P]:
+        return await pipes.connect_read_pipe(self, protocol_factory, pipe)
+
+    async def connect_write_pipe(
+        self, protocol_factory: Callable[[], P], pipe: Any
+    ) -> tuple[asyncio.WriteTransport, P]:
+        return await pipes.connect_write_pipe(self, protocol_factory, pipe)
+
+    async def subprocess_exec(
+        self, protocol_factory: Callable[[], P], program: Any, *args: Any, **options: Any
+    ) -> tuple[asyncio.SubprocessTransport, P]:
+        return await subprocesses.subprocess_exec(self, protocol_factory, program, *args, **options)
+
+    async def subprocess_shell(
+        self, protocol_factory: Callable[[], P], cmd: bytes | str, **options: Any
+    ) -> tuple[asyncio.SubprocessTransport, P]:
+        return await subprocesses.subprocess_shell(self, protocol_factory, cmd, **options)
+
+    # What asyncio's subprocess_exec and subprocess_shell ask of a loop besides.
+    _log_subprocess = asyncio.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
+    _make_subprocess_transport = subprocesses.make_transport
 
     # ── the user's own sockets ───────────────────────────────────────────────────────────────
 

@@ -27,7 +27,7 @@ else:
 
 def new_event_loop() -> Loop:
     """Return a new event loop; fit for ``loop_factory=``."""
-    return Loop()  # type: ignore[abstract]  # The rest raises asyncio's own NotImplementedError.
+    return Loop()
 
 
 class EventLoopPolicy(_Base):

@@ -11,7 +11,7 @@ cdef class Transport(Flushable):
     cdef LoopCore loop
     cdef object protocol        # None after connection_lost
     cdef object context         # every callback of the protocol runs in it
-    cdef object sock            # the socket.socket that owns fd; None once closed
+    cdef object sock            # the socket, or a pipe's file, that owns fd; None once closed
     cdef int fd                 # -1 once closed
     cdef object server          # counts its connections; None for a client or once detached
     cdef dict extra

@@ -25,6 +25,7 @@ cdef class WriteTransport(FlowControl):
     cdef int sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
     cdef int send_failed(self, object exc) except -1
+    cdef int write_failed(self, object exc) except -1
     cdef int end_output(self) except -1
     cdef int stop_reading(self) except -1
     cdef int begin_close(self, object context) except -1

@@ -46,7 +46,7 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
-            return self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
+            return self.write_failed(not_contiguous())
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
         if self.lost:
@@ -65,7 +65,7 @@ cdef class WriteTransport(FlowControl):
             return
         for owned in items:
             if owned is None:
-                self.fatal_error(not_contiguous(), "Fatal write error on socket transport")
+                self.write_failed(not_contiguous())
                 return
             if PyBytes_GET_SIZE(owned):
                 self.queue.push(owned)
@@ -208,6 +208,9 @@ cdef class WriteTransport(FlowControl):
 
     cdef int send_failed(self, object exc) except -1:
         self.queue.clear()
+        return self.write_failed(exc)
+
+    cdef int write_failed(self, object exc) except -1:
         return self.fatal_error(exc, "Fatal write error on socket transport")
 
     cdef int end_output(self) except -1:

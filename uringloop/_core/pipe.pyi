@@ -1,0 +1,44 @@
+"""The two ends of a pipe, FIFO, terminal or socket that the program has opened itself."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, final
+
+from uringloop._core.loop import LoopCore
+from uringloop._core.transport import Transport
+from uringloop._core.writer import WriteTransport
+
+READ_MAX: int
+
+@final
+class ReadPipeTransport(Transport):
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def is_reading(self) -> bool: ...
+    def close(self) -> None: ...
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def _start(self, waiter: asyncio.Future[None] | None) -> None: ...
+
+@final
+class WritePipeTransport(WriteTransport):
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None: ...
+    def write_eof(self) -> None: ...
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def _start(self, waiter: asyncio.Future[None] | None) -> None: ...
+
+def make_read_pipe(
+    loop: LoopCore,
+    pipe: Any,
+    protocol: asyncio.BaseProtocol,
+    waiter: asyncio.Future[None] | None = None,
+) -> asyncio.ReadTransport: ...
+def make_write_pipe(
+    loop: LoopCore,
+    pipe: Any,
+    protocol: asyncio.BaseProtocol,
+    waiter: asyncio.Future[None] | None,
+    *,
+    watchable: bool,
+    is_socket: bool,
+) -> asyncio.WriteTransport: ...
