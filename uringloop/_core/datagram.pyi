@@ -13,6 +13,8 @@ RETRY_DELAY: float
 HEADER_SIZE: int
 SENDS_EMPTY: bool
 
+class DatagramClass(asyncio.Transport, asyncio.DatagramTransport): ...
+
 @final
 class DatagramTransport(FlowControl):
     def sendto(self, data: bytes | bytearray | memoryview, addr: object = None) -> None: ...

@@ -89,6 +89,13 @@ cdef str READ_FAILED = "Fatal read error on datagram transport"
 cdef str WRITE_FAILED = "Fatal write error on datagram transport"
 
 
+class DatagramClass(asyncio.Transport, asyncio.DatagramTransport):
+    """What asyncio's own datagram transports are; never made, only named."""
+
+
+cdef object DATAGRAM_CLASS = DatagramClass
+
+
 @cython.final
 cdef class DatagramTransport(FlowControl):
 
@@ -437,7 +444,7 @@ cdef class DatagramTransport(FlowControl):
     @property
     def __class__(self):
         # As Transport does, for the other kind.
-        return asyncio.DatagramTransport
+        return DATAGRAM_CLASS
 
     def set_protocol(self, protocol):
         self.protocol = protocol

@@ -168,6 +168,10 @@ cdef class ReadPipeTransport(Transport):
     def __class__(self):
         return asyncio.ReadTransport
 
+    @property
+    def _pipe(self):
+        return self.sock
+
     def close(self):
         if not self.closing:
             self.force_close(None, None)
@@ -329,6 +333,10 @@ cdef class WritePipeTransport(WriteTransport):
     @property
     def __class__(self):
         return asyncio.WriteTransport
+
+    @property
+    def _pipe(self):
+        return self.sock
 
     def set_protocol(self, protocol):
         self.protocol = protocol

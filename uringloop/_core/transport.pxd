@@ -18,6 +18,7 @@ cdef class Transport(Flushable):
     cdef bint closing           # no more reading; set by close, abort and every fatal error
     cdef int lost               # grows once the end is scheduled; counts writes after it
     cdef bint ended             # connection_lost has been called
+    cdef dict __dict__          # programs and tests put things on transports, as on asyncio's
     cdef object __weakref__
 
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
