@@ -42,7 +42,7 @@ async def create_datagram_endpoint(
     address: object = None
     given = sock
     if sock is not None:
-        options = {
+        options: dict[str, object] = {
             "local_addr": local_addr,
             "remote_addr": remote_addr,
             "family": family,
