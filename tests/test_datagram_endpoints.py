@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from datagrams import Mailbox, drained, ended, endpoint, udp
-from roles import Loop, complaints, needs_ipv6, on_loop, until
+from roles import Loop, complaints, needs_ipv6, on_loop, run_script, until
 
 LOCAL = ("127.0.0.1", 0)
 IN_USE = rf"\[Errno {errno.EADDRINUSE}\]"
@@ -360,6 +360,30 @@ async def test_cancelled_creation_closes_the_transport(each_loop: Loop) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: mailbox.lost == [None])
+
+
+def test_endpoint_without_memory_for_its_buffers_is_an_error_not_a_hang() -> None:
+    done = run_script(
+        """
+        import asyncio, resource, uringloop
+
+        async def main():
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[0]) * resource.getpagesize()
+            # The buffers are 17 MiB of addresses.
+            resource.setrlimit(resource.RLIMIT_AS, (used + 8 * 1024 * 1024,) * 2)
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.create_datagram_endpoint(
+                    asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0)
+                )
+            except OSError as exc:
+                print(exc)
+
+        uringloop.run(main())
+        """
+    )
+    assert done.stdout == "[Errno 12] Cannot allocate memory (mmap)\n", done.stderr
 
 
 @on_loop

@@ -313,16 +313,23 @@ async def test_nothing_is_received_after_close(each_loop: Loop) -> None:
             assert mailbox.mail == []
 
 
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+@pytest.mark.parametrize("end", ["close", "abort"])
 @on_loop
-async def test_closing_in_a_callback_drops_the_rest(each_loop: Loop) -> None:
+async def test_ending_in_a_callback_drops_the_rest(
+    each_loop: Loop, tmp_path: Path, family: int, end: str
+) -> None:
     class Once(Mailbox):
         def datagram_received(self, data: bytes, addr: Any) -> None:
             super().datagram_received(data, addr)
-            self.transport.close()
+            getattr(self.transport, end)()
 
-    async with endpoint(each_loop, Once(), local_addr=LOCAL) as (transport, mailbox):
-        with udp() as peer:
-            for number in range(100):
+    local: Any = LOCAL if family == socket.AF_INET else str(tmp_path / "mailbox")
+    options: dict[str, Any] = {"local_addr": local, "family": family}
+    async with endpoint(each_loop, Once(), **options) as (transport, mailbox):
+        with socket.socket(family, socket.SOCK_DGRAM) as peer:
+            # The kernel queues about ten datagrams for a UNIX socket.
+            for number in range(8):
                 peer.sendto(b"%d" % number, transport.get_extra_info("sockname"))
             await released(transport)
             assert mailbox.data == [b"0"]
