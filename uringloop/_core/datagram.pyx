@@ -107,7 +107,13 @@ cdef class DatagramTransport(FlowControl):
     def _start(self, waiter):
         """Begin to receive; runs in the turn in which connection_made was called."""
         self.started = True
-        self.want_recv()
+        try:
+            self.want_recv()
+        except OSError as exc:
+            # There is no memory for the buffers: who waits for the endpoint is told.
+            if not waiter.cancelled():
+                waiter.set_exception(exc)
+            return
         if not waiter.cancelled():
             waiter.set_result(None)
 

@@ -44,6 +44,7 @@ cdef class LoopCore:
     cdef Py_ssize_t ready_head
     cdef Py_ssize_t ready_count
     cdef list flush_list        # of Flushable, flushed at the end of the turn
+    cdef list due               # timers that were due when the turn began, the nearest last
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
@@ -71,6 +72,8 @@ cdef class LoopCore:
     cdef int collect(self) except -1
     cdef int feed_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
+    cdef int run_due(self) except -1
+    cdef int run_handle(self, Handle handle) except -1
     cdef int run_ready(self) except -1
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1

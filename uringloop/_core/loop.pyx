@@ -1,12 +1,16 @@
 """The turn: what a loop does over and over, and what may be asked of it.
 
+    expire_timers   note the timers that are due
+    run_ready       run the callbacks that were ready when the turn began
     collect         dispatch completions: bytes reach protocols, futures are resolved; what the
                     protocols wrote leaves with the enters that bring more completions
-    expire_timers   move due timers to the ready queue
-    run_ready       run the callbacks that were ready when this step began
+    run_due         run the timers that were due when the turn began
     rearm_all       watchers whose callback has run join the flush list
     flush_all       one send for each transport that wrote, one poll for each watcher
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
+
+That is asyncio's order: what was scheduled before the kernel was asked runs before what it
+answers, and that before the timers; what these three schedule runs in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. The thread that runs the loop
 owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
@@ -113,6 +117,7 @@ cdef class LoopCore:
         self.ready = [None] * READY_AT_START
         self.flush_list = []
         self.rearm_list = []
+        self.due = []
         self.timers = TimerHeap()
         self.slow_callback_duration = 0.1
         # Nothing is open until the constructor has made it.
@@ -280,9 +285,10 @@ cdef class LoopCore:
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
     cdef int run_turn(self) except -1:
-        self.collect()
         self.expire_timers()
         self.run_ready()
+        self.collect()
+        self.run_due()
         self.rearm_all()
         self.flush_all()
         self.submit_and_wait()
@@ -315,30 +321,43 @@ cdef class LoopCore:
         return 0
 
     cdef int expire_timers(self) except -1:
+        """Take the timers that are due from the heap; they run after what the kernel answers."""
         cdef int64_t deadline = self.timers.next_deadline_ns()
         cdef int64_t now
+        cdef list due
         if deadline == NO_DEADLINE:
             return 0
         now = uring_clock_ns()
+        if deadline > now:
+            return 0
+        due = []
         while deadline != NO_DEADLINE and deadline <= now:
-            self.push_ready(self.timers.pop())
+            due.append(self.timers.pop())
             deadline = self.timers.next_deadline_ns()
+        due.reverse()
+        self.due = due + self.due
+        return 0
+
+    cdef int run_due(self) except -1:
+        # One that leaves the run leaves the others for the next.
+        while PyList_GET_SIZE(self.due):
+            self.run_handle(<Handle>self.due.pop())
         return 0
 
     cdef int run_ready(self) except -1:
         cdef Py_ssize_t count = self.ready_count
-        cdef Handle handle
         while count > 0:
             # close() from a callback's thread is refused, but the queue may be cleared.
             count = min(count, self.ready_count) - 1
             if count < 0:
                 break
-            handle = self.pop_ready()
-            if self.debug:
-                self.run_timed(handle)
-            else:
-                handle.run()
+            self.run_handle(self.pop_ready())
         return 0
+
+    cdef int run_handle(self, Handle handle) except -1:
+        if self.debug:
+            return self.run_timed(handle)
+        return handle.run()
 
     cdef int run_timed(self, Handle handle) except -1:
         cdef int64_t began = uring_clock_ns()
@@ -479,6 +498,7 @@ cdef class LoopCore:
         finally:
             self.flush_list = []
             self.rearm_list = []
+            self.due = []
             self.pool.starved = []
             self.datagram_pool.starved = []
             self.ring.close()

@@ -172,6 +172,10 @@ cdef class ReadPipeTransport(Transport):
     def _pipe(self):
         return self.sock
 
+    @_pipe.setter
+    def _pipe(self, pipe):
+        self.sock = pipe
+
     def close(self):
         if not self.closing:
             self.force_close(None, None)
@@ -337,6 +341,10 @@ cdef class WritePipeTransport(WriteTransport):
     @property
     def _pipe(self):
         return self.sock
+
+    @_pipe.setter
+    def _pipe(self, pipe):
+        self.sock = pipe
 
     def set_protocol(self, protocol):
         self.protocol = protocol

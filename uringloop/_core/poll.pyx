@@ -78,12 +78,17 @@ cdef class PollWatcher(Flushable):
             self.removed = True
             self.loop._watcher_failed(self.fd, self.mask == POLLOUT, os_error(res, "poll"))
             return 0
-        if res > 0:
-            if not is_ready(self.fd, self.mask, res):
-                self.loop.call_later(HALF_CLOSED_RETRY, self._arm_again)
-                return 0
-            self.loop.push_ready(self.handle)
-        return self.loop.add_rearm(self)
+        if res > 0 and not is_ready(self.fd, self.mask, res):
+            self.loop.call_later(HALF_CLOSED_RETRY, self._arm_again)
+            return 0
+        try:
+            if res > 0:
+                self.loop.run_handle(self.handle)
+        finally:
+            # A KeyboardInterrupt of the callback leaves the run, and the next run watches on.
+            if not self.removed:
+                self.loop.add_rearm(self)
+        return 0
 
     def _arm_again(self):
         self.arm()
