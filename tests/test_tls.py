@@ -539,3 +539,13 @@ async def test_a_hello_byte_by_byte_is_understood(each_loop: Loop, contexts: Con
         async with ending(transport):
             await peer.send(b"ping")
             assert await peer.read_exactly(4) == b"ping"
+
+
+# ── debug mode, and what is left ─────────────────────────────────────────────────────────────
+
+
+def test_debug_mode_speaks_tls(each_loop: Loop, contexts: Contexts) -> None:
+    each_loop.set_debug(True)
+    on_loop(test_a_server_and_a_client_speak_tls.__wrapped__)(  # type: ignore[attr-defined]
+        each_loop=each_loop, contexts=contexts
+    )
