@@ -12,7 +12,7 @@ cdef class WriteTransport(Transport):
     cdef bint eof_written           # write_eof was called
     cdef bint eof_sent              # and has had its effect
     cdef bint writing_paused        # the protocol was told to pause
-    cdef object empty_waiter        # sendfile's, which waits for an empty queue; else None
+    cdef object empty_waiter        # sendfile's: for an empty queue, then for room; else None
     cdef Py_ssize_t high_water
     cdef Py_ssize_t low_water
 

@@ -19,10 +19,12 @@ from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._core.loop cimport QUEUED_BYTES_MAX
+from uringloop._core.poll cimport PollOnce, poll_once
 from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport CONFIRMED, Operation, operation_init
 from uringloop._core.transport cimport Transport
 from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
+from uringloop._native.uring cimport POLLOUT
 
 
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
@@ -180,11 +182,14 @@ cdef class WriteTransport(Transport):
     cdef int finish_writing(self) except -1:
         """Everything is sent: now what waited for that."""
         if self.empty_waiter is not None and not self.empty_waiter.done():
-            self.empty_waiter.set_result(None)
+            if self.closing:
+                self.empty_waiter.set_exception(closed_by_peer())
+            else:
+                self.empty_waiter.set_result(None)
         if self.closing:
             if not self.lost:
                 self.schedule_end(None, self.context)
-        elif not self.eof_sent:
+        elif self.eof_written and not self.eof_sent:
             self.eof_sent = True
             try:
                 self.end_output()
@@ -228,9 +233,22 @@ cdef class WriteTransport(Transport):
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
         self.send_now()
-        if not self.queue.count:
+        if not self.queue.count and not self.lost:
             self.empty_waiter.set_result(None)
         return self.empty_waiter
+
+    async def _wait_room(self):
+        """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
+        cdef PollOnce waiter
+        if self.closing:
+            raise closed_by_peer()
+        waiter = poll_once(self.loop, self.fd, POLLOUT)
+        # So that the end of the connection ends this wait, and with it the poll.
+        self.empty_waiter = waiter.future
+        try:
+            await waiter.future
+        finally:
+            waiter.finish()
 
     def _end_wait_empty(self):
         """Take writes again."""
@@ -241,8 +259,7 @@ cdef class WriteTransport(Transport):
             Transport._call_connection_lost(self, exc)
         finally:
             if self.empty_waiter is not None and not self.empty_waiter.done():
-                self.empty_waiter.set_exception(
-                    ConnectionError("Connection is closed by peer"))
+                self.empty_waiter.set_exception(closed_by_peer())
 
     # ── flow control ─────────────────────────────────────────────────────────────────────────
 
@@ -321,6 +338,11 @@ cdef class WriteTransport(Transport):
         else:
             self.queue.clear()
         return 0
+
+
+cdef object closed_by_peer():
+    # asyncio's words, whoever has closed it.
+    return ConnectionError("Connection is closed by peer")
 
 
 cdef int writer_on_send(Operation *op, int res, unsigned int flags) except -1:
