@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from contexts import Contexts, client_context, server_context
 
 import uringloop
 
@@ -88,6 +89,12 @@ def loop() -> Iterator[uringloop.Loop]:
     for created in _guarded(uringloop.new_event_loop):
         assert isinstance(created, uringloop.Loop)
         yield created
+
+
+@pytest.fixture(scope="session")
+def contexts() -> Contexts:
+    """A server's and a client's TLS context that trust each other; not to be changed."""
+    return Contexts(server_context(), client_context())
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

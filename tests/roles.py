@@ -20,10 +20,13 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import IO, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import pytest
-from conftest import Collector, tcp_pair
+from conftest import Collector, open_fds, tcp_pair
+
+import uringloop
 
 Loop = asyncio.AbstractEventLoop
 Complaint = dict[str, object]
@@ -111,6 +114,19 @@ async def ended(transport: asyncio.WriteTransport) -> None:
         await released(transport)
 
 
+@contextlib.asynccontextmanager
+async def nothing_left(loop: uringloop.Loop) -> AsyncIterator[None]:
+    """Check that the block leaves no descriptor, no operation in flight and no buffer out."""
+    await turns(3)
+    fds = open_fds()
+    operations, buffers = loop._operations_in_flight, loop._buffers_out
+    assert (operations, buffers) == (0, 0)
+    yield
+    await until(lambda: open_fds() == fds)
+    await until(lambda: loop._operations_in_flight == 0)
+    assert loop._buffers_out == 0
+
+
 def noise(count: int, seed: int = 0) -> bytes:
     """Return *count* bytes that look random and are the same in every run."""
     return random.Random(seed).randbytes(count)
@@ -132,6 +148,21 @@ def narrow_pair(buffer_size: int) -> tuple[socket.socket, socket.socket]:
     left.setblocking(False)
     right.setblocking(False)
     return left, right
+
+
+@contextlib.contextmanager
+def pair(buffer_size: int = 0) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected non-blocking sockets, closed at the end."""
+    left, right = narrow_pair(buffer_size) if buffer_size else tcp_pair()
+    with left, right:
+        yield left, right
+
+
+def on_disk(folder: Path, data: bytes) -> IO[bytes]:
+    """Write a file, and return it opened."""
+    path = folder / "content"
+    path.write_bytes(data)
+    return path.open("rb")
 
 
 def fill(write: Callable[[bytes], int]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import socket
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, tcp_pair
@@ -19,6 +18,7 @@ from roles import (
     gone,
     narrow_pair,
     noise,
+    nothing_left,
     on_loop,
     read_exactly,
     released,
@@ -38,19 +38,6 @@ NARROW = 16 * 1024
 PLENTY = 4 * 1024 * 1024
 
 Scenario = Callable[[Loop], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def nothing_left(loop: uringloop.Loop) -> AsyncIterator[None]:
-    """Check that the block leaves no descriptor, no operation in flight and no buffer out."""
-    await turns(3)
-    fds = open_fds()
-    operations, buffers = loop._operations_in_flight, loop._buffers_out
-    assert (operations, buffers) == (0, 0)
-    yield
-    await until(lambda: open_fds() == fds)
-    await until(lambda: loop._operations_in_flight == 0)
-    assert loop._buffers_out == 0
 
 
 # ── scenarios ─────────────────────────────────────────────────────────────────────────────

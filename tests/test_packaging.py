@@ -116,6 +116,8 @@ def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
         files = {name.partition("/")[2] for name in archive.getnames()}
     wanted = TOP_FILES | in_package(*SOURCE_SUFFIXES)
     wanted |= {f"tests/{path.name}" for path in (ROOT / "tests").glob("*.py")}
+    certificates = (ROOT / "tests" / "certificates").iterdir()
+    wanted |= {f"tests/certificates/{path.name}" for path in certificates}
     reference = ROOT / "benchmarks" / "reference"
     wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
     assert wanted - files == set()

@@ -10,8 +10,10 @@ import os
 import socket
 from asyncio import staggered
 from asyncio.log import logger
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from uringloop import tls
 from uringloop._core.stream import make_stream
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from uringloop.loop import Loop
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+T = TypeVar("T")
 
 
 async def create_connection(
@@ -40,6 +43,7 @@ async def create_connection(
     all_errors: bool,
     tls_options: tls.Options | None,
 ) -> tuple[asyncio.Transport, P]:
+    make_ends = functools.partial(ends_of, loop, protocol_factory, tls_options)
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
@@ -59,18 +63,18 @@ async def create_connection(
         if interleave:
             infos = interleaved(infos, interleave)
         sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
-        protocol = made_or_closed(protocol_factory, sock)
+        ends = made_or_closed(make_ends, sock)
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
         # AF_UNIX is welcome too, as in asyncio: only the type counts.
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
-        protocol = protocol_factory()
-    transport = await attach(loop, sock, protocol, tls_options)
+        ends = make_ends()
+    transport = await attach(loop, sock, ends)
     if loop.get_debug():
-        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
-    return transport, protocol
+        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, ends.protocol)
+    return transport, ends.protocol
 
 
 async def create_unix_connection(
@@ -81,6 +85,7 @@ async def create_unix_connection(
     sock: socket.socket | None,
     tls_options: tls.Options | None,
 ) -> tuple[asyncio.Transport, P]:
+    make_ends = functools.partial(ends_of, loop, protocol_factory, tls_options)
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
@@ -91,14 +96,14 @@ async def create_unix_connection(
         except BaseException:
             sock.close()
             raise
-        protocol = made_or_closed(protocol_factory, sock)
+        ends = made_or_closed(make_ends, sock)
     else:
         if sock is None:
             raise ValueError("no path and sock were specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-        protocol = protocol_factory()
-    return await attach(loop, sock, protocol, tls_options), protocol
+        ends = make_ends()
+    return await attach(loop, sock, ends), ends.protocol
 
 
 async def connect_accepted_socket(
@@ -110,40 +115,56 @@ async def connect_accepted_socket(
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"A Stream Socket was expected, got {sock!r}")
     check_socket(sock)
-    protocol = protocol_factory()
-    transport = await attach(loop, sock, protocol, tls_options)
+    ends = ends_of(loop, protocol_factory, tls_options)
+    transport = await attach(loop, sock, ends)
     if loop.get_debug():
-        logger.debug("%r handled: (%r, %r)", sock, transport, protocol)
-    return transport, protocol
+        logger.debug("%r handled: (%r, %r)", sock, transport, ends.protocol)
+    return transport, ends.protocol
 
 
-async def attach(
-    loop: Loop,
-    sock: socket.socket,
-    protocol: asyncio.BaseProtocol,
-    tls_options: tls.Options | None,
-) -> asyncio.Transport:
-    """Give a connected socket a transport; wait for connection_made, or the TLS handshake."""
-    sock.setblocking(False)
+# ── from a socket to a transport ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Ends(Generic[P]):
+    """What sits on a connection: the program's protocol, and perhaps TLS below it."""
+
+    protocol: P
+    secure: SSLProtocol | None
+    # Told of connection_made, or of the end of the TLS handshake.
+    waiter: asyncio.Future[None]
+
+
+def ends_of(
+    loop: Loop, protocol_factory: Callable[[], P], tls_options: tls.Options | None
+) -> Ends[P]:
+    """Make the protocols; everything that is wrong with their arguments fails here."""
+    protocol = protocol_factory()
     waiter = loop.create_future()
-    if tls_options is None:
-        transport = make_stream(loop, sock, protocol, waiter)
+    secure = None if tls_options is None else tls.wrap(loop, protocol, tls_options, waiter)
+    return Ends(protocol, secure, waiter)
+
+
+async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Transport:
+    """Give a connected socket a transport, which owns it, and wait until that is ready."""
+    sock.setblocking(False)
+    if ends.secure is None:
+        transport = make_stream(loop, sock, ends.protocol, ends.waiter)
     else:
-        wrapped = tls.wrap(loop, protocol, tls_options, waiter)
-        make_stream(loop, sock, wrapped)
-        transport = tls.app_transport(wrapped)
+        make_stream(loop, sock, ends.secure)
+        transport = tls.app_transport(ends.secure)
     try:
-        await waiter
+        await ends.waiter
     except BaseException:
         transport.close()
         raise
     return transport
 
 
-def made_or_closed(protocol_factory: Callable[[], P], sock: socket.socket) -> P:
-    """Make the protocol for a socket that is ours to close when that fails."""
+def made_or_closed(make: Callable[[], T], sock: socket.socket) -> T:
+    """Make what comes next for a socket that is ours to close when that fails."""
     try:
-        return protocol_factory()
+        return make()
     except BaseException:
         sock.close()
         raise

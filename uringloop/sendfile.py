@@ -12,6 +12,7 @@ import os
 import socket
 from asyncio import SendfileNotAvailableError
 from asyncio.trsock import TransportSocket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from uringloop._core import socketops
@@ -31,15 +32,43 @@ async def to_socket(
 ) -> int:
     """Send a file to a socket of the program's; see `to_descriptor`."""
     loop._check_no_transport(sock.fileno())
-    return await to_descriptor(loop, sock, file, offset, count)
+    return await to_descriptor(
+        sock, file, offset, count, room=lambda: socketops.writable(loop, sock.fileno())
+    )
+
+
+async def to_transport(
+    loop: Loop, transport: StreamTransport, file: Any, offset: int, count: int | None
+) -> int:
+    """The same on a transport, after what was written before."""
+    sock = transport.get_extra_info("socket")
+    assert isinstance(sock, TransportSocket)
+    loop._check_sendfile_params(sock, file, offset, count)
+    reading = transport.is_reading()
+    # Refused while another sendfile is in progress, which must not be disturbed.
+    written = transport._wait_empty()
+    transport.pause_reading()
+    try:
+        await written
+        return await to_descriptor(sock, file, offset, count, room=transport._wait_room)
+    finally:
+        transport._end_wait_empty()
+        if reading:
+            transport.resume_reading()
 
 
 async def to_descriptor(
-    loop: Loop, sock: Descriptor, file: Any, offset: int, count: int | None
+    sock: Descriptor,
+    file: Any,
+    offset: int,
+    count: int | None,
+    *,
+    room: Callable[[], Awaitable[None]],
 ) -> int:
     """Send *count* bytes of *file* from *offset*, or all there are; return how many went.
 
-    Raises SendfileNotAvailableError when the kernel can not do it and nothing has gone.
+    *room* waits until the socket can take more. Raises SendfileNotAvailableError when the kernel
+    can not do it and nothing has gone.
     """
     try:
         number = file.fileno()
@@ -48,14 +77,15 @@ async def to_descriptor(
         raise SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
         return 0
-    total = 0
+    total = since_wait = 0
     try:
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
             try:
                 sent = os.sendfile(sock.fileno(), number, offset + total, wanted)
             except (BlockingIOError, InterruptedError):
-                await socketops.writable(loop, sock.fileno())
+                await room()
+                since_wait = 0
                 continue
             except OSError as exc:
                 if total == 0:
@@ -66,25 +96,13 @@ async def to_descriptor(
             if sent == 0:
                 break
             total += sent
+            since_wait += sent
+            if since_wait >= SLICE:
+                # A reader that keeps up must not keep the loop.
+                await room()
+                since_wait = 0
     finally:
         if total:
             # Wherever this ends: the file's position tells how much has gone.
             os.lseek(number, offset + total, os.SEEK_SET)
     return total
-
-
-async def to_transport(
-    loop: Loop, transport: StreamTransport, file: Any, offset: int, count: int | None
-) -> int:
-    """The same on a transport, after what was written before."""
-    reading = transport.is_reading()
-    transport.pause_reading()
-    try:
-        await transport._wait_empty()
-        sock = transport.get_extra_info("socket")
-        assert isinstance(sock, TransportSocket)
-        return await to_descriptor(loop, sock, file, offset, count)
-    finally:
-        transport._end_wait_empty()
-        if reading:
-            transport.resume_reading()

@@ -11,7 +11,7 @@ cdef class WriteTransport(FlowControl):
     cdef bint full                  # what is written to is: wait for room, do not try
     cdef bint eof_written           # write_eof was called
     cdef bint eof_sent              # and has had its effect
-    cdef object empty_waiter        # sendfile's, which waits for an empty queue; else None
+    cdef object empty_waiter        # sendfile's: for an empty queue, then for room; else None
 
     cdef int submit_send(self) except -1
     cdef Py_ssize_t send_directly(self) noexcept

@@ -20,8 +20,10 @@ from cpython.object cimport PyObject
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._core.flow cimport FlowControl
 from uringloop._core.loop cimport QUEUED_BYTES_MAX
+from uringloop._core.poll cimport PollOnce, poll_once
 from uringloop._core.ring cimport CONFIRMED, Operation, operation_init
 from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
+from uringloop._native.uring cimport POLLOUT
 
 
 # A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
@@ -174,11 +176,14 @@ cdef class WriteTransport(FlowControl):
     cdef int finish_writing(self) except -1:
         """Everything is sent: now what waited for that."""
         if self.empty_waiter is not None and not self.empty_waiter.done():
-            self.empty_waiter.set_result(None)
+            if self.closing:
+                self.empty_waiter.set_exception(closed_by_peer())
+            else:
+                self.empty_waiter.set_result(None)
         if self.closing:
             if not self.lost:
                 self.schedule_end(None, self.context)
-        elif not self.eof_sent:
+        elif self.eof_written and not self.eof_sent:
             self.eof_sent = True
             try:
                 self.end_output()
@@ -225,9 +230,22 @@ cdef class WriteTransport(FlowControl):
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
         self.send_now()
-        if not self.queue.count:
+        if not self.queue.count and not self.lost:
             self.empty_waiter.set_result(None)
         return self.empty_waiter
+
+    async def _wait_room(self):
+        """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
+        cdef PollOnce waiter
+        if self.closing:
+            raise closed_by_peer()
+        waiter = poll_once(self.loop, self.fd, POLLOUT)
+        # So that the end of the connection ends this wait, and with it the poll.
+        self.empty_waiter = waiter.future
+        try:
+            await waiter.future
+        finally:
+            waiter.finish()
 
     def _end_wait_empty(self):
         """Take writes again."""
@@ -238,8 +256,7 @@ cdef class WriteTransport(FlowControl):
             FlowControl._call_connection_lost(self, exc)
         finally:
             if self.empty_waiter is not None and not self.empty_waiter.done():
-                self.empty_waiter.set_exception(
-                    ConnectionError("Connection is closed by peer"))
+                self.empty_waiter.set_exception(closed_by_peer())
 
     cdef Py_ssize_t unsent(self) noexcept:
         return self.queue.size
@@ -280,6 +297,11 @@ cdef class WriteTransport(FlowControl):
         else:
             self.queue.clear()
         return 0
+
+
+cdef object closed_by_peer():
+    # asyncio's words, whoever has closed it.
+    return ConnectionError("Connection is closed by peer")
 
 
 cdef int writer_on_send(Operation *op, int res, unsigned int flags) except -1:

@@ -1,0 +1,158 @@
+"""sendfile that does not come to its end: the peer goes, the task is cancelled, we close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import socket
+from pathlib import Path
+
+import pytest
+from conftest import Collector
+from roles import (
+    Loop,
+    noise,
+    on_disk,
+    on_loop,
+    pair,
+    read_exactly,
+    read_to_end,
+    reset,
+    stream,
+    turns,
+    until,
+)
+
+import uringloop
+
+SIZE = 200_000
+NARROW = 16 * 1024
+# More than two narrow socket buffers take.
+PLENTY = 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
+def test_a_peer_that_resets_in_the_middle_is_an_error(
+    each_loop: Loop, tmp_path: Path, memory: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        left = Collector(each_loop)
+        async with stream(each_loop, left, buffer_size=NARROW) as (transport, peer):
+            content = noise(PLENTY)
+            with io.BytesIO(content) if memory else on_disk(tmp_path, content) as file:
+                sending = each_loop.create_task(each_loop.sendfile(transport, file))
+                await read_exactly(each_loop, peer, 50_000)
+                reset(peer)
+                with pytest.raises(ConnectionError):
+                    await sending
+                assert 50_000 <= file.tell() < PLENTY
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_peer_that_resets_is_an_error_for_a_socket(each_loop: Loop, tmp_path: Path) -> None:
+    with pair(NARROW) as (ours, peer), on_disk(tmp_path, noise(PLENTY)) as file:
+        sending = each_loop.create_task(each_loop.sock_sendfile(ours, file))
+        await read_exactly(each_loop, peer, 50_000)
+        reset(peer)
+        with pytest.raises(ConnectionError):
+            await sending
+        assert 50_000 <= file.tell() < PLENTY
+
+
+@on_loop
+async def test_a_cancel_in_the_middle_leaves_a_usable_connection(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    content = noise(PLENTY)
+    left = Collector(each_loop)
+    async with stream(each_loop, left, buffer_size=NARROW) as (transport, peer):
+        with on_disk(tmp_path, content) as file:
+            sending = each_loop.create_task(each_loop.sendfile(transport, file))
+            head = await read_exactly(each_loop, peer, 100_000)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            transport.write(b"END")
+            transport.close()
+            data = head + await read_to_end(each_loop, peer)
+            assert data.endswith(b"END")
+            assert len(data) < PLENTY
+            assert data[:-3] == content[: len(data) - 3]
+            if isinstance(each_loop, uringloop.Loop):
+                # Stock asyncio forgets to set it.
+                assert file.tell() == len(data) - 3
+
+
+@on_loop
+async def test_a_cancel_before_the_first_byte_leaves_a_usable_connection(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    # Stock asyncio refuses every later write then.
+    left = Collector(loop)
+    first = noise(PLENTY, 1)
+    async with stream(loop, left, buffer_size=NARROW) as (transport, peer):
+        with on_disk(tmp_path, noise(SIZE)) as file:
+            transport.write(first)
+            sending = loop.create_task(loop.sendfile(transport, file))
+            await turns(5)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert file.tell() == 0
+        assert transport.is_reading()
+        transport.write(b"END")
+        transport.close()
+        assert await read_to_end(loop, peer) == first + b"END"
+
+
+@on_loop
+async def test_a_cancelled_sock_sendfile_leaves_a_usable_socket(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    content = noise(PLENTY)
+    with pair(NARROW) as (ours, peer), on_disk(tmp_path, content) as file:
+        sending = each_loop.create_task(each_loop.sock_sendfile(ours, file))
+        head = await read_exactly(each_loop, peer, 100_000)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        reading = each_loop.create_task(read_to_end(each_loop, peer))
+        await each_loop.sock_sendall(ours, b"END")
+        ours.shutdown(socket.SHUT_WR)
+        data = head + await reading
+        assert data[:-3] == content[: len(data) - 3]
+        assert data.endswith(b"END")
+
+
+@pytest.mark.parametrize("method", ["close", "abort"])
+@pytest.mark.parametrize("blocked", [False, True], ids=["in the file", "before the file"])
+def test_an_end_of_the_transport_ends_it(
+    loop: uringloop.Loop, tmp_path: Path, method: str, blocked: bool
+) -> None:
+    # On stock asyncio it never ends when the socket was full.
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        left = Collector(loop)
+        async with stream(loop, left, buffer_size=NARROW) as (transport, peer):
+            with on_disk(tmp_path, noise(PLENTY)) as file:
+                if blocked:
+                    transport.write(noise(PLENTY))
+                sending = loop.create_task(loop.sendfile(transport, file))
+                await turns(5)
+                getattr(transport, method)()
+                if blocked and method == "close":
+                    # What was written before still goes.
+                    await read_exactly(loop, peer, PLENTY)
+                with pytest.raises(ConnectionError, match=r"^Connection is closed by peer$"):
+                    await sending
+                await left.lost
+                # The socket is closed although nobody reads: the peer gets what was in transit.
+                with contextlib.suppress(ConnectionResetError):
+                    assert len(await read_to_end(loop, peer)) < PLENTY
+        await until(lambda: loop._operations_in_flight == 0)
+
+    check(loop=loop)
