@@ -48,10 +48,10 @@ RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench test dev lint type test-all asan ubsan sdist wheel clean requirements
+.PHONY: help bench test test-frameworks dev lint type test-all asan ubsan sdist wheel clean requirements
 
 help:  ## List the targets (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 # ── for users ─────────────────────────────────────────────────────────────────────────────────
 
@@ -66,6 +66,14 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@# `bench --reference` looks for its C servers beside the package.
 	@ln -sfn "$(CURDIR)/benchmarks" \
 	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
+	@touch $@
+
+test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and other programs on the loop
+	$(RUN) -m pytest tests/frameworks $(ARGS)
+
+# What is installed asks for no more than its extra.
+$(VENV)/frameworks: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet "uringloop[frameworks]"
 	@touch $@
 
 # ── for developers ────────────────────────────────────────────────────────────────────────────

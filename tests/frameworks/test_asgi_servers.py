@@ -1,0 +1,142 @@
+"""hypercorn and gunicorn serve the same application as uvicorn does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from application import LARGE, app
+from programs import (
+    HERE,
+    Address,
+    Certificate,
+    connector,
+    crowd,
+    needs,
+    needs_elsewhere,
+    process,
+    program,
+    python,
+    quiet,
+    serves_http,
+    speak_http,
+)
+from roles import PATIENCE, Loop
+
+pytestmark = quiet
+
+
+# ── hypercorn ─────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def serving_with_hypercorn(**settings: Any) -> AsyncIterator[Address]:
+    """Serve on a free port of the running loop, and shut down in good order."""
+    needs("hypercorn")
+    serve = needs("hypercorn.asyncio").serve
+    config = needs("hypercorn.config").Config.from_mapping(
+        bind=["127.0.0.1:0"], errorlog=None, include_date_header=False, **settings
+    )
+    # Opened once, and then used by serve(): this is how the port becomes known.
+    sockets = config.create_sockets()
+    config.create_sockets = lambda: sockets
+    listener = (sockets.secure_sockets or sockets.insecure_sockets)[0]
+    # Who connects before hypercorn listens waits here.
+    listener.listen()
+    ended = asyncio.Event()
+    # Ends the block, too, if the server fails.
+    with contextlib.closing(listener):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(serve(app, config, shutdown_trigger=ended.wait))
+            try:
+                yield listener.getsockname()
+            finally:
+                ended.set()
+                await asyncio.wait([task], timeout=PATIENCE)
+
+
+@pytest.mark.slow
+@program
+async def test_hypercorn_serves_bodies_of_every_kind(each_loop: Loop) -> None:
+    async with serving_with_hypercorn() as address:
+        await serves_http(address)
+
+
+@pytest.mark.slow
+@program
+async def test_hypercorn_serves_over_tls(each_loop: Loop, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    files = {"certfile": str(certificate.chain), "keyfile": str(certificate.key)}
+    async with serving_with_hypercorn(**files) as address:
+        await serves_http(address, certificate.client())
+
+
+def speak_http2(address: Address) -> None:
+    """Ask for many pages at once on one connection."""
+    httpx = needs("httpx")
+    needs("h2")
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(http1=False, http2=True, limits=limits) as client:
+            url = "http://{}:{}".format(*address)
+            for path, body in (("/small", b"hello"), ("/large", LARGE)):
+                answers = await asyncio.gather(*(client.get(url + path) for _ in range(20)))
+                assert {answer.http_version for answer in answers} == {"HTTP/2"}
+                assert {answer.content for answer in answers} == {body}
+            echoed = await client.post(url + "/echo", content=LARGE)
+            assert echoed.content == LARGE
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.slow
+@program
+async def test_hypercorn_speaks_http_2(each_loop: Loop) -> None:
+    async with serving_with_hypercorn() as address:
+        await asyncio.to_thread(speak_http2, address)
+
+
+# ── gunicorn ──────────────────────────────────────────────────────────────────────────────────
+
+WORKER = """
+from uvicorn_worker import UvicornWorker
+
+class Worker(UvicornWorker):
+    CONFIG_KWARGS = {"loop": "uringloop:new_event_loop", "http": "httptools", "lifespan": "on"}
+"""
+
+
+@pytest.mark.slow
+def test_gunicorn_replaces_a_worker_and_ends_in_good_order(tmp_path: Path) -> None:
+    needs_elsewhere("gunicorn")
+    needs_elsewhere("uvicorn_worker")
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = python("-m", "gunicorn", "application:app", "-k", "worker.Worker", "-w", "2")
+    command += ["--bind", "127.0.0.1:0", "--pythonpath", f"{HERE},{tmp_path}"]
+    command += ["--worker-tmp-dir", str(tmp_path)]
+    # There it puts its control socket; and it looks for packages where it starts.
+    runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with process(command, environment=runtime, cwd=tmp_path) as running:
+        port = int(running.reads(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
+        workers = [int(running.reads(r"Booting worker with pid: (\d+)")[1]) for _ in range(2)]
+        running.reads("Application startup complete")
+        connect = connector(("127.0.0.1", port))
+        speak_http(connect)
+        crowd(connect)
+        os.kill(workers[0], signal.SIGKILL)
+        workers[0] = int(running.reads(r"Booting worker with pid: (\d+)")[1])
+        running.reads("Application startup complete")
+        speak_http(connect)
+        crowd(connect)
+        assert running.end(signal.SIGTERM) == 0
+        shut_down = re.findall(r"Finished server process \[(\d+)\]", running.output)
+        assert sorted(map(int, shut_down)) == sorted(workers)
