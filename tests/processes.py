@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import asyncio.subprocess
 import contextlib
-import gc
 import glob
 import os
 import sys
@@ -42,7 +41,6 @@ def orphans() -> Iterator[None]:
     """Fail a test that leaves a child of this process behind, dead or alive."""
     before = children()
     yield
-    gc.collect()
     assert children() - before == set()
 
 

@@ -301,7 +301,7 @@ async def test_streams_work_on_pipes(each_loop: Loop) -> None:
         lambda: asyncio.streams.FlowControlMixin(loop=each_loop), sink
     )
     writer = asyncio.StreamWriter(writing_end, protocol, None, each_loop)
-    lines = [b"%d\n" % number for number in range(50_000)]
+    lines = [b"%d\n" % number for number in range(20_000)]
 
     async def produce() -> None:
         for line in lines:

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import signal
+import threading
 
 import pytest
 from conftest import open_fds
@@ -91,6 +92,28 @@ def test_closing_the_loop_reaps_what_was_killed(
     transport.close()
     loop.close()
     wait_for(lambda: children() == before)
+
+
+def test_closing_the_loop_reaps_what_a_thread_has_told_it(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/nowhere", 0))
+    before = children()
+
+    async def start() -> asyncio.SubprocessTransport:
+        transport, _ = await loop.subprocess_exec(
+            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
+        )
+        return transport
+
+    transport = loop.run_until_complete(start())
+    transport.kill()
+    # The thread ends when it has told the loop, which does not run any more.
+    wait_for(lambda: not any("uringloop-child" in t.name for t in threading.enumerate()))
+    assert children() != before
+    transport.close()
+    loop.close()
+    assert children() == before
 
 
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
