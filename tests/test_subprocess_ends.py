@@ -111,9 +111,9 @@ def test_closing_the_loop_reaps_what_a_thread_has_told_it(
     # The thread ends when it has told the loop, which does not run any more.
     wait_for(lambda: not any("uringloop-child" in t.name for t in threading.enumerate()))
     assert children() != before
-    transport.close()
     loop.close()
     assert children() == before
+    transport.close()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
@@ -233,6 +233,7 @@ async def test_two_hundred_processes_leave_nothing_behind(loop: uringloop.Loop) 
         assert await process.communicate(b"x") == (b"x", b"")
         assert process.returncode == code
     assert children() == before
+    assert not loop._children
     await until(lambda: open_fds() == fds)
     await until(lambda: loop._operations_in_flight == 0)
 

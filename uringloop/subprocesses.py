@@ -161,8 +161,8 @@ class SubprocessTransport(BaseSubprocessTransport):
     _proc: subprocess.Popen[bytes]
     # asyncio's protocols of the pipes by number; None while one is not connected.
     _pipes: dict[int, Any]
-    # The task that connects the pipes has begun; the result is whether all are connected.
-    _connecting: asyncio.Future[bool] | None = None
+    # Resolved when the task that connects the pipes has ended; None before its first step.
+    _connecting: asyncio.Future[None] | None = None
 
     def _start(
         self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **kw: Any
@@ -185,11 +185,10 @@ class SubprocessTransport(BaseSubprocessTransport):
         try:
             await super()._connect_pipes(waiter)
         finally:
-            connected = self._pending_calls is None
-            if self._closed or not connected:
-                # Closed meanwhile: a grandchild may hold the other ends open for ever.
+            if self._closed or self._pending_calls is not None:
+                # Closed meanwhile, or failed: the other ends may be held open for ever.
                 self._close_pipes()
-            connecting.set_result(connected)
+            connecting.set_result(None)
 
     def _close_pipes(self) -> None:
         """Close every pipe, connected or not."""
@@ -210,13 +209,13 @@ class SubprocessTransport(BaseSubprocessTransport):
         self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
-        """Wait until the child is reaped and its pipes are closed, whatever became of its start."""
+        """Wait until the child is reaped and its pipes are closing, whatever its start came to."""
         await self._reaped
         if self._connecting is None:
             # The task was cancelled before its first step.
             self._close_pipes()
-        elif await self._connecting:
-            await self._wait()
+        else:
+            await self._connecting
 
     def send_signal(self, signal: int) -> None:
         # Some versions of asyncio signal the number alone, which may be another process by now.
