@@ -157,6 +157,20 @@ async def test_the_end_of_the_reader_is_an_error_if_bytes_are_queued(
         assert isinstance(await writer.lost, BrokenPipeError)
 
 
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
+@on_loop
+async def test_half_of_an_end_is_the_end_of_a_socket(each_loop: Loop, closing: bool) -> None:
+    source, sink = socket.socketpair()
+    async with writing(each_loop, os.fdopen(sink.detach(), "wb", 0)) as writer:
+        writer.pipe.write(bytes(PLENTY))
+        if closing:
+            writer.pipe.close()
+        await turns(3)
+        source.shutdown(socket.SHUT_WR)
+        assert isinstance(await writer.lost, BrokenPipeError)
+    source.close()
+
+
 @on_loop
 async def test_what_a_socket_gets_in_ends_its_writer(each_loop: Loop) -> None:
     # asyncio takes any readiness to read for the end of the reader.

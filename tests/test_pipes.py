@@ -301,7 +301,7 @@ async def test_streams_work_on_pipes(each_loop: Loop) -> None:
         lambda: asyncio.streams.FlowControlMixin(loop=each_loop), sink
     )
     writer = asyncio.StreamWriter(writing_end, protocol, None, each_loop)
-    lines = [b"%d\n" % number for number in range(50_000)]
+    lines = [b"%d\n" % number for number in range(20_000)]
 
     async def produce() -> None:
         for line in lines:
@@ -326,8 +326,10 @@ def test_pipes_go_on_when_the_loop_changes_threads(each_loop: Loop) -> None:
         return reader, writer
 
     async def fill_up(reader: Reader, writer: Writer) -> None:
+        os.write(sink.fileno(), data[:5])
+        await reader.received(5)
         reader.pipe.pause_reading()
-        writer.pipe.write(data)
+        writer.pipe.write(data[5:])
         await turns(3)
 
     async def finish(reader: Reader, writer: Writer) -> None:

@@ -15,6 +15,7 @@ import os
 import select
 import subprocess
 import threading
+import time
 from asyncio.base_subprocess import BaseSubprocessTransport
 from asyncio.log import logger
 from collections.abc import Callable
@@ -29,7 +30,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # What asyncio reports as the exit code of a child that somebody else has reaped.
 UNKNOWN_EXIT_CODE = 255
-# Seconds that closing a loop waits for each child that it has killed: only one that hangs in the
+# Seconds that closing a loop waits for the children that were killed: only one that hangs in the
 # kernel takes longer, and is left to a thread.
 KILLED_PATIENCE = 1.0
 
@@ -42,7 +43,8 @@ class Child:
 
     def __init__(self, loop: Loop, transport: SubprocessTransport) -> None:
         self.loop = loop
-        self.transport = transport
+        # Told of the end; None once the loop is closed, for the transport may go before the child.
+        self.transport: SubprocessTransport | None = transport
         self.process = transport._proc
         # Ours, closed when the child is reaped; -1 if there is none.
         self.pidfd = -1
@@ -54,8 +56,9 @@ class Child:
         self.loop._children.add(self)
         try:
             self.pidfd = os.pidfd_open(self.process.pid)
-        except OSError:
-            # No descriptor is free, a sandbox forbids it, or SIGCHLD is ignored and it is gone.
+        except (OSError, AttributeError):
+            # No descriptor is free, a sandbox forbids it, SIGCHLD is ignored and the child gone, or
+            # this Python was built with older headers.
             self._watch_in_thread()
             return
         self._watcher = poll.PollWatcher(self.loop, self.pidfd, poll.READ)
@@ -79,6 +82,7 @@ class Child:
         if self._watcher is not None:
             self._watcher.remove()
         self.loop._children.discard(self)
+        assert self.transport is not None
         # In the turn after this one: what the child wrote before its end is read by then.
         self.loop.call_soon(self.transport._process_exited, self.reap())
 
@@ -114,9 +118,11 @@ class Child:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def leave(self) -> None:
+    def leave(self, deadline: float) -> None:
         """Reap the child of a loop that is closed; a thread does it if the child lives on."""
-        patience = KILLED_PATIENCE if self.transport.is_closing() else 0
+        assert self.transport is not None
+        patience = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
+        self.transport = None
         if self.pidfd < 0:
             # A thread waits for it already, or has just told the loop.
             if self._has_ended():
@@ -140,8 +146,9 @@ class Child:
 
 def close(loop: Loop) -> None:
     """Let go of the children of a loop that is closed."""
+    deadline = time.monotonic() + KILLED_PATIENCE
     while loop._children:
-        loop._children.pop().leave()
+        loop._children.pop().leave(deadline)
 
 
 # ── the transport ────────────────────────────────────────────────────────────────────────────
@@ -154,8 +161,8 @@ class SubprocessTransport(BaseSubprocessTransport):
     _proc: subprocess.Popen[bytes]
     # asyncio's protocols of the pipes by number; None while one is not connected.
     _pipes: dict[int, Any]
-    # The task that connects the pipes has begun; the result is whether all are connected.
-    _connecting: asyncio.Future[bool] | None = None
+    # Resolved when the task that connects the pipes has ended; None before its first step.
+    _connecting: asyncio.Future[None] | None = None
 
     def _start(
         self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **kw: Any
@@ -178,11 +185,10 @@ class SubprocessTransport(BaseSubprocessTransport):
         try:
             await super()._connect_pipes(waiter)
         finally:
-            connected = self._pending_calls is None
-            if self._closed or not connected:
-                # Closed meanwhile: a grandchild may hold the other ends open for ever.
+            if self._closed or self._pending_calls is not None:
+                # Closed meanwhile, or failed: the other ends may be held open for ever.
                 self._close_pipes()
-            connecting.set_result(connected)
+            connecting.set_result(None)
 
     def _close_pipes(self) -> None:
         """Close every pipe, connected or not."""
@@ -203,13 +209,13 @@ class SubprocessTransport(BaseSubprocessTransport):
         self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
-        """Wait until the child is reaped and its pipes are closed, whatever became of its start."""
+        """Wait until the child is reaped and its pipes are closing, whatever its start came to."""
         await self._reaped
         if self._connecting is None:
             # The task was cancelled before its first step.
             self._close_pipes()
-        elif await self._connecting:
-            await self._wait()
+        else:
+            await self._connecting
 
     def send_signal(self, signal: int) -> None:
         # Some versions of asyncio signal the number alone, which may be another process by now.
