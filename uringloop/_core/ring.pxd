@@ -56,6 +56,7 @@ cdef class Ring:
     cdef bint has_task_work(self) noexcept
     cdef bint has_completions(self) noexcept
     cdef int dispatch(self) except -1
+    cdef int take(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
     cdef int settle(self) except -1
     cdef bint take_over(self) except -1

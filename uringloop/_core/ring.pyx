@@ -236,9 +236,10 @@ cdef class Ring:
         cdef int generation = self.generation
         if self.u.inherited or not self.u.open:
             self.check_inherited()
-        head = uring_head(&self.u)
         tail = uring_tail(&self.u)
-        while head != tail:
+        # Looked up each time: a callback that takes completions out of turn may consume some.
+        head = uring_head(&self.u)
+        while <int>(tail - head) > 0:
             cqe = uring_completion(&self.u, head)
             op = operation_of(cqe.user_data)
             res = cqe.res
@@ -251,6 +252,7 @@ cdef class Ring:
                 # The indexes belong to the ring that they were read from.
                 if not self.u.open or self.generation != generation:
                     break
+                head = uring_head(&self.u)
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -327,12 +329,22 @@ cdef class Ring:
             self._take_completions_of(op)
         return 0
 
+    cdef int take(self, Operation *op) except -1:
+        """Deliver the completions of *op* that are in the queue, out of turn."""
+        if op.in_flight and self.has_completions():
+            return self._take_completions_of(op)
+        return 0
+
     cdef int _take_completions_of(self, Operation *wanted) except -1:
         """Deliver what is there of one operation, or with NULL of all that end with a run."""
         cdef unsigned int index = uring_head(&self.u)
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef unsigned int flags
+        # What has been taken out of turn is gone through once, not for each that comes after.
+        while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
+            index += 1
+            uring_consume(&self.u, index)
         while index != uring_tail(&self.u):
             cqe = uring_completion(&self.u, index)
             op = operation_of(cqe.user_data)

@@ -336,6 +336,11 @@ cdef class StreamTransport(WriteTransport):
         self.sock.shutdown(socket.SHUT_WR)
         return 0
 
+    cdef int take_ends(self) except -1:
+        self.loop.ring.take(&self.recv_op)
+        self.loop.ring.take(&self.send_op)
+        return 0
+
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight or self.send_op.in_flight
 

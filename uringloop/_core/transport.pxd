@@ -30,6 +30,7 @@ cdef class Transport(Flushable):
     cdef int force_close(self, object exc, object context) except -1
     cdef int schedule_end(self, object exc, object context) except -1
     cdef int release(self) except -1
+    cdef int take_ends(self) except -1
     cdef bint busy(self) noexcept
     cdef int stop_operations(self) except -1
 

