@@ -50,8 +50,6 @@ cdef object NAME_DATA_RECEIVED = "data_received"
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 cdef int EIO = errno_module.EIO
 
-assert READ_MAX == SCRATCH_SIZE
-
 
 @cython.final
 cdef class ReadPipeTransport(Transport):
