@@ -512,7 +512,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
-        if fd < self.transports_size and self.transports[fd] != NULL:
+        if 0 <= fd < self.transports_size and self.transports[fd] != NULL:
             return <object>self.transports[fd]
         return None
 
