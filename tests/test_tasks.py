@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from conftest import run_turns
 
+import uringloop
+
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
 # What a factory is: (loop, coroutine, **options) -> a future.
@@ -244,6 +246,14 @@ def test_task_of_a_factory_gets_its_name_and_context(each_loop: AbstractEventLoo
     task = each_loop.create_task(read_var(), name="mine", context=context)
     assert task.get_name() == "mine"
     assert each_loop.run_until_complete(task) == "given"
+
+
+def test_task_of_a_factory_keeps_the_name_it_was_made_with(loop: uringloop.Loop) -> None:
+    # Python 3.13.0 calls set_name(None), and its tasks are named "None".
+    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop, name="own"))
+    task = loop.create_task(number(1))
+    assert task.get_name() == "own"
+    loop.run_until_complete(task)
 
 
 def test_factory_that_raises_is_heard(each_loop: AbstractEventLoop) -> None:

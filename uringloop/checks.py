@@ -7,6 +7,10 @@ import os
 import socket
 import ssl
 import stat
+import sys
+
+# From 3.13 on asyncio repeats the errno in the message of a failed bind().
+BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
 
 
 def check_socket(sock: socket.socket) -> None:
@@ -40,18 +44,25 @@ def check_server_hostname(ssl: object, server_hostname: str | None, host: str | 
         raise ValueError("You must set server_hostname when using ssl without a host")
 
 
+def bind_failure(address: object, exc: OSError) -> str:
+    """Return the message for a bind() that failed."""
+    reason = str(exc) if BIND_SAYS_ERRNO else exc.strerror or ""
+    return f"error while attempting to bind on address {address!r}: {reason.lower()}"
+
+
 def descriptor(file: object) -> int:
-    """Return the number of a file descriptor or of an object with fileno()."""
+    """Return the number of a file descriptor or of an object with fileno(), if it is one."""
     if isinstance(file, int):
-        number = file
-    else:
-        try:
-            number = int(file.fileno())  # type: ignore[attr-defined]
-        except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"Invalid file object: {file!r}") from None
-    if number < 0:
-        raise ValueError(f"Invalid file descriptor: {number}")
-    return number
+        return file
+    try:
+        return int(file.fileno())  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"Invalid file object: {file!r}") from None
+
+
+def check_descriptor(fd: int) -> None:
+    if fd < 0:
+        raise ValueError(f"Invalid file descriptor: {fd}")
 
 
 def check_pollable(fd: int) -> None:

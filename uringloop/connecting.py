@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from uringloop import tls
 from uringloop._core.stream import make_stream
-from uringloop.checks import check_socket
+from uringloop.checks import bind_failure, check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
 
 if TYPE_CHECKING:
@@ -179,8 +179,10 @@ def interleaved(infos: Sequence[AddressInfo], first_count: int) -> list[AddressI
     for info in infos:
         by_family.setdefault(info[0], []).append(info)
     groups = list(by_family.values())
-    leading = groups[0][: first_count - 1]
-    del groups[0][: first_count - 1]
+    leading: list[AddressInfo] = []
+    if first_count > 1:
+        leading = groups[0][: first_count - 1]
+        del groups[0][: first_count - 1]
     rounds: Iterable[tuple[AddressInfo | None, ...]] = itertools.zip_longest(*groups)
     return leading + [info for group in rounds for info in group if info is not None]
 
@@ -266,12 +268,7 @@ def _bind_local(
             sock.bind(address)
             return
         except OSError as exc:
-            failures.append(
-                OSError(
-                    exc.errno,
-                    f"error while attempting to bind on address {address!r}: {str(exc).lower()}",
-                )
-            )
+            failures.append(OSError(exc.errno, bind_failure(address, exc)))
     if failures:
         raise failures.pop()
     raise OSError(f"no matching local address with {family=} found")

@@ -348,6 +348,8 @@ class Loop(RunningLoop):
     async def _sendfile_native(
         self, transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
     ) -> int:
+        sock = transport.get_extra_info("socket")
+        self._check_sendfile_params(sock, file, offset, count)
         return await sendfile.to_transport(self, transport, file, offset, count)
 
     async def _sock_sendfile_native(
@@ -457,9 +459,10 @@ class Loop(RunningLoop):
         callback: Callable[..., Any],
         args: tuple[Any, ...],
     ) -> None:
-        self._check_closed()
         number = checks.descriptor(fd)
         self._check_no_transport(number)
+        self._check_closed()
+        checks.check_descriptor(number)
         watcher = watchers.get(number)
         if watcher is None:
             checks.check_pollable(number)
@@ -469,6 +472,9 @@ class Loop(RunningLoop):
     def _remove_watcher(self, watchers: dict[int, poll.PollWatcher], fd: FileLike) -> bool:
         number = checks.descriptor(fd)
         self._check_no_transport(number)
+        if self.is_closed():
+            return False
+        checks.check_descriptor(number)
         watcher = watchers.pop(number, None)
         if watcher is None:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import traceback
 from asyncio.log import logger
 from collections.abc import Callable, Mapping
@@ -17,12 +18,15 @@ TRACEBACK_TITLES = {
     "handle_traceback": "Handle created at (most recent call last):\n",
 }
 
+# Since 3.12 asyncio's exception handlers see the context of what failed.
+IN_ITS_CONTEXT = sys.version_info >= (3, 12)
+
 
 def log(context: Context, handle_traceback: object) -> None:
     """Log *context* as asyncio's default handler does."""
+    lines = [str(context.get("message") or "Unhandled exception in event loop")]
     if "source_traceback" not in context and handle_traceback:
         context["handle_traceback"] = handle_traceback
-    lines = [str(context.get("message") or "Unhandled exception in event loop")]
     for key in sorted(context):
         if key in ("message", "exception"):
             continue
@@ -37,8 +41,8 @@ def _described(key: str, value: object) -> str:
     title = TRACEBACK_TITLES.get(key)
     if title is None:
         return repr(value)
-    assert isinstance(value, list)
-    return title + "".join(traceback.format_list(value)).rstrip()
+    # What is no traceback is refused here, and logged by `dispatch`.
+    return title + "".join(traceback.format_list(value)).rstrip()  # type: ignore[arg-type]
 
 
 def dispatch(
@@ -76,8 +80,8 @@ def _default(loop: asyncio.AbstractEventLoop, context: Context, failure: str) ->
 
 
 def _run(loop: asyncio.AbstractEventLoop, handler: ExceptionHandler, context: Context) -> None:
-    """Run *handler* in the context of the task, future or handle that failed."""
-    own = _context_of(context)
+    """Run *handler*, from 3.12 on in the context of the task, future or handle that failed."""
+    own = _context_of(context) if IN_ITS_CONTEXT else None
     if own is None:
         handler(loop, context)
     else:

@@ -89,14 +89,11 @@ def literal_info(
     if number is None:
         return None
     if isinstance(host, bytes):
-        try:
-            host = host.decode("idna")
-        except UnicodeError:
-            return None
+        host = host.decode("idna")
     if "%" in host:
         # A scope's name is the resolver's to translate.
         return None
-    if family in (socket.AF_UNSPEC, socket.AF_INET) and _is_literal(socket.AF_INET, host):
+    if family != socket.AF_INET6 and _is_literal(family or socket.AF_INET, host):
         return socket.AF_INET, *kind, "", (host, number)
     if family in (socket.AF_UNSPEC, socket.AF_INET6) and _is_literal(socket.AF_INET6, host):
         return socket.AF_INET6, *kind, "", (host, number, flowinfo, scope_id)
@@ -104,9 +101,11 @@ def literal_info(
 
 
 def _is_literal(family: int, host: str) -> bool:
+    # Other families than the two of IP are refused here; a ValueError gets out, for a host with
+    # a null in it is not the one before the null.
     try:
         socket.inet_pton(family, host)
-    except (OSError, ValueError):
+    except OSError:
         return False
     return True
 
@@ -130,22 +129,24 @@ async def ensure_resolved(
     flags: int = 0,
 ) -> list[AddressInfo]:
     """Resolve the host and port of *address* unless they are in digits already."""
-    host, port, *rest = address
-    numbers = [part for part in rest if isinstance(part, int)]
+    host, port = address[:2]
+    rest = address[2:]
+    if len(rest) > 2:
+        raise TypeError(f"an address has 2 to 4 items, got {address!r}")
     info = literal_info(
-        host,  # type: ignore[arg-type]
+        host,  # type: ignore[arg-type]  # The user's; sockets and the resolver refuse what is wrong.
         port,  # type: ignore[arg-type]
         family=family,
         type=type,
         proto=proto,
-        flowinfo=numbers[0] if numbers else 0,
-        scope_id=numbers[1] if len(numbers) > 1 else 0,
+        flowinfo=rest[0] if rest else 0,  # type: ignore[arg-type]
+        scope_id=rest[1] if len(rest) > 1 else 0,  # type: ignore[arg-type]
     )
     if info is not None:
         return [info]
     return list(
         await loop.getaddrinfo(
-            host,  # type: ignore[arg-type]  # The user's; the resolver refuses what is wrong.
+            host,  # type: ignore[arg-type]
             port,  # type: ignore[arg-type]
             family=family,
             type=type,

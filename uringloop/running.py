@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 import sys
 import warnings
 import weakref
@@ -27,8 +28,10 @@ TaskFactory = Callable[..., Any]
 # How many frames of a coroutine's origin debug mode keeps, as asyncio.
 ORIGIN_DEPTH = 10
 
-# From 3.14 on asyncio leaves the task's name to the factory.
-FACTORY_TAKES_NAME = sys.version_info >= (3, 14)
+# What create_task takes, and what of it goes to a factory, has changed in bug-fix releases too.
+TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
+FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
+TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS
 
 
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
@@ -158,6 +161,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
         **kwargs: Any,
     ) -> asyncio.Task[T]:
+        if kwargs and not TAKES_ANY_OPTION:
+            raise TypeError(
+                f"{RunningLoop.__name__}.create_task() got an unexpected keyword argument "
+                f"{next(iter(kwargs))!r}"
+            )
         self._check_closed()
         factory = self._task_factory
         if factory is None:
@@ -174,9 +182,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if name is not None and FACTORY_TAKES_NAME:
             kwargs["name"] = name
         made: asyncio.Task[T] = factory(self, coro, **kwargs)
-        set_name = getattr(made, "set_name", None)
-        if set_name is not None and not FACTORY_TAKES_NAME:
-            set_name(name)
+        if name is not None and not FACTORY_TAKES_NAME:
+            _set_name(made, name)
         return made
 
     def set_task_factory(self, factory: TaskFactory | None) -> None:
@@ -246,7 +253,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._check_closed()
         if self.get_debug():
             self._check_callback(func, "run_in_executor")
-        return executors.run(self, executor or self._executor.get(), func, args)
+        if executor is None:
+            executor = self._executor.get()
+        return executors.run(self, executor, func, args)
 
     @property
     def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
@@ -266,6 +275,15 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def remove_signal_handler(self, sig: int) -> bool:
         return signals.remove_handler(self, sig)
+
+
+def _set_name(task: Any, name: str) -> None:
+    """Name what a factory has made: before 3.13 it need not be able to have a name."""
+    set_task_name = getattr(asyncio.tasks, "_set_task_name", None)
+    if set_task_name is None:
+        task.set_name(name)
+    else:
+        set_task_name(task, name)
 
 
 def _stop_loop_of(future: asyncio.Future[Any]) -> None:

@@ -72,8 +72,11 @@ async def to_descriptor(
     """
     try:
         number = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        raise SendfileNotAvailableError("not a regular file") from None
+    try:
         size = os.fstat(number).st_size
-    except (AttributeError, io.UnsupportedOperation, OSError):
+    except OSError:
         raise SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
         return 0

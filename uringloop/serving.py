@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from uringloop import tls
 from uringloop._core.listener import Listener
-from uringloop.checks import check_socket
+from uringloop.checks import bind_failure, check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
+
+# From 3.13 on asyncio's servers pass over addresses that this machine has not.
+SKIPS_UNAVAILABLE = sys.version_info >= (3, 13)
 
 
 class Server(asyncio.Server):
@@ -113,6 +116,8 @@ class Server(asyncio.Server):
             listener.start()
 
     async def start_serving(self) -> None:
+        if self._sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
         self._begin()
         # The kernel has the accepts when this returns.
         await asyncio.sleep(0)
@@ -281,16 +286,14 @@ def _bind_all(
             try:
                 sock.bind(address)
             except OSError as exc:
-                reason = (
-                    f"error while attempting to bind on address {address!r}: {str(exc).lower()}"
-                )
-                if exc.errno != errno.EADDRNOTAVAIL:
+                reason = bind_failure(address, exc)
+                if exc.errno != errno.EADDRNOTAVAIL or not SKIPS_UNAVAILABLE:
                     raise OSError(exc.errno, reason) from None
                 # The family is switched off.
                 sockets.pop().close()
                 if loop.get_debug():
                     logger.warning(reason)
-        if not sockets:
+        if not sockets and SKIPS_UNAVAILABLE:
             raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
     except BaseException:
         for sock in sockets:
@@ -355,7 +358,7 @@ def _remove_socket_file(path: str | bytes, inode: int) -> None:
 def _bind_path(path: str | bytes) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path and path[0] not in (0, "\0"):
+        if path[0] not in (0, "\0"):
             _remove_stale_socket(path)
         sock.bind(path)
     except OSError as exc:

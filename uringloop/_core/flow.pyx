@@ -5,6 +5,7 @@ subclass's affair; nothing here touches a descriptor.
 """
 
 from cpython.object cimport PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.transport cimport Transport
@@ -62,6 +63,7 @@ cdef class FlowControl(Transport):
             low = high // 4
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self.high_water = high
-        self.low_water = low
+        # An infinite limit is as good as one that memory can not reach.
+        self.high_water = int(min(high, PY_SSIZE_T_MAX))
+        self.low_water = int(min(low, PY_SSIZE_T_MAX))
         self.pause_protocol()

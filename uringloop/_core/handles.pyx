@@ -5,6 +5,8 @@ thread that runs the loop runs it; any thread that holds the GIL may cancel it.
 """
 
 import asyncio
+import contextvars
+import inspect
 from asyncio import format_helpers
 
 cimport cython
@@ -23,6 +25,9 @@ from uringloop._core.pyapi cimport (
     tuple_items,
 )
 
+# Newer Pythons show the arguments of a callback in debug mode only.
+cdef bint ARGS_IN_DEBUG = (
+    "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
 # Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
 
@@ -124,13 +129,19 @@ cdef class Handle:
         try:
             try:
                 raise_pending()
+            except TypeError:
+                if entered or isinstance(self.context, contextvars.Context):
+                    raise
+                # No context at all: what comes of it is what asyncio makes of it.
+                self.context.run(callback, *args)
             finally:
                 if entered:
                     PyContext_Exit(self.context)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            source = format_helpers._format_callback_source(callback, args)
+            options = {"debug": self.loop.get_debug()} if ARGS_IN_DEBUG else {}
+            source = format_helpers._format_callback_source(callback, args, **options)
             report = {
                 "message": f"Exception in callback {source}",
                 "exception": exc,
@@ -224,5 +235,6 @@ cdef TimerHandle new_timer(object loop, double when, object callback, tuple args
     if when < NEVER:
         timer.deadline_ns = <int64_t>ceil(max(when, -NEVER) * 1e9)
     else:
-        timer.deadline_ns = INT64_MAX
+        # What is no number is due at once, as in asyncio.
+        timer.deadline_ns = INT64_MAX if when >= NEVER else 0
     return timer

@@ -89,6 +89,6 @@ cdef class LoopCore:
     cdef void forget_transport(self, int fd) noexcept
     cdef int wake(self) except -1
     cdef TimerHandle _call_at(
-        self, double when, object callback, tuple args, object context)
+        self, object when, object callback, tuple args, object context)
     cdef int _grow_ready(self) except -1
     cdef int _clear_ready(self) except -1

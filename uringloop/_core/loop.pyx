@@ -180,7 +180,7 @@ cdef class LoopCore:
         return self._call_at(when, callback, args, context)
 
     cdef TimerHandle _call_at(
-            self, double when, object callback, tuple args, object context):
+            self, object when, object callback, tuple args, object context):
         cdef TimerHandle timer
         self.check_closed()
         if self.debug:
@@ -527,7 +527,10 @@ cdef class LoopCore:
         self.check_call(callback, method)
 
     def _make_handle(self, callback, args):
-        return new_handle(self, callback, args, None)
+        cdef Handle handle = new_handle(self, callback, args, None)
+        if self.debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        return handle
 
     def _push_handle(self, handle):
         self.push_ready(handle)
@@ -541,7 +544,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
-        if fd < self.transports_size and self.transports[fd] != NULL:
+        if 0 <= fd < self.transports_size and self.transports[fd] != NULL:
             return <object>self.transports[fd]
         return None
 

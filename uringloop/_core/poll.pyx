@@ -9,7 +9,6 @@ cancelled poll cannot lose a byte.
 from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport ECANCELED, os_error
-from uringloop._core.handles cimport new_handle
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._native.uring cimport (
@@ -45,7 +44,7 @@ cdef class PollWatcher(Flushable):
         """Run *callback* with *args* whenever the descriptor is ready; replaces an earlier one."""
         if self.handle is not None:
             self.handle.cancel()
-        self.handle = new_handle(self.loop, callback, args, None)
+        self.handle = self.loop._make_handle(callback, args)
         if self.poll_op.in_flight:
             # The number may belong to another file by now: end the poll, which arms it anew.
             self.loop.ring.cancel(&self.poll_op)

@@ -38,7 +38,12 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
 
 async def sock_sendall(LoopCore loop not None, sock, data):
     cdef Py_ssize_t sent = 0
-    view = memoryview(data).cast("B")
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError:
+        # The socket says it in its own words, as in asyncio, which asks nobody else.
+        sock.send(data)
+        raise
     # An empty message is sent too: asyncio's first try is unconditional.
     while True:
         sent += await attempt(loop, sock, POLLOUT, "send", (view[sent:],))

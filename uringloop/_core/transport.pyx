@@ -138,8 +138,7 @@ cdef class Transport(Flushable):
 
     def _call_connection_lost(self, exc):
         try:
-            if self.protocol is not None:
-                self.protocol.connection_lost(exc)
+            self.protocol.connection_lost(exc)
         finally:
             self.ended = True
             if self.busy():

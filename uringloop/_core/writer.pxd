@@ -19,6 +19,7 @@ cdef class WriteTransport(FlowControl):
     cdef int put(self, object data) except -1
     cdef bint is_awaited(self) noexcept
     cdef int check_eof(self) except -1
+    cdef int check_eof_of_lines(self) except -1
     cdef int warn_lost(self) except -1
     cdef int queued(self, Py_ssize_t size) except -1
     cdef int send_now(self) except -1

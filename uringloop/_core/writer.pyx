@@ -11,6 +11,7 @@ submission. What the subclass writes to is its own affair: `submit_send`, `send_
 `end_output` are all that touches the descriptor.
 """
 
+import sys
 from asyncio import constants
 from asyncio.log import logger
 
@@ -29,8 +30,37 @@ from uringloop._native.uring cimport POLLOUT
 # A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
 SEND_ALONE_MAX = 64 * 1024
 
+# Until 3.12 asyncio's writelines was a join and a write: its errors are theirs.
+cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+
+
+cdef list as_list(object list_of_data):
+    """Return the argument of writelines as a list; what is none is refused as asyncio does."""
+    if not LINES_ARE_JOINED and not list_of_data:
+        return []
+    try:
+        iterator = iter(list_of_data)
+    except TypeError:
+        if LINES_ARE_JOINED:
+            raise TypeError("can only join an iterable") from None
+        raise
+    return list(iterator)
+
+
+cdef bytes as_piece(object data):
+    cdef bytes owned = as_bytes(data)
+    if owned is None and LINES_ARE_JOINED:
+        raise TypeError
+    return owned
+
+
+cdef list odd_pieces(list pieces):
+    """Return the pieces of writelines that have bytes without being bytes-like, or refuse them."""
+    if LINES_ARE_JOINED:
+        return [b"".join(pieces)]
+    return [bytes(memoryview(data)) for data in pieces]
 
 
 cdef class WriteTransport(FlowControl):
@@ -48,6 +78,8 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
+            if self.lost:
+                return self.warn_lost()
             return self.write_failed(not_contiguous())
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
@@ -58,9 +90,17 @@ cdef class WriteTransport(FlowControl):
 
     def writelines(self, list_of_data):
         """Queue several buffers; they leave in one call to the kernel."""
-        cdef list items = [as_bytes(data) for data in list_of_data]
+        cdef list pieces
+        cdef list items
         cdef bytes owned
         cdef Py_ssize_t size = 0
+        if not LINES_ARE_JOINED:
+            self.check_eof_of_lines()
+        pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
+        try:
+            items = [as_piece(data) for data in pieces]
+        except TypeError:
+            items = odd_pieces(pieces)
         self.check_eof()
         if self.lost:
             self.warn_lost()
@@ -94,6 +134,13 @@ cdef class WriteTransport(FlowControl):
             raise RuntimeError("Cannot call write() after write_eof()")
         if self.empty_waiter is not None:
             raise RuntimeError("unable to write; sendfile is in progress")
+        return 0
+
+    cdef int check_eof_of_lines(self) except -1:
+        if self.eof_written:
+            raise RuntimeError("Cannot call writelines() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError("unable to writelines; sendfile is in progress")
         return 0
 
     cdef int warn_lost(self) except -1:
