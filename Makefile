@@ -48,7 +48,7 @@ RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench test test-frameworks dev lint type test-all asan ubsan sdist wheel clean requirements
+.PHONY: help bench test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -111,6 +111,9 @@ test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 	    $$log | tail -n 1 | tr -d =)\n"; \
 	done; \
 	printf "$$summary"; exit $$status
+
+test-python:  ## Build and test with one Python, from Debian if this machine lacks it: PY=3.14
+	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)
 
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import platform
+import re
 import signal
 import subprocess
 import sys
+from importlib import metadata
 
 from parity_probes import PROBES
 
@@ -48,8 +51,13 @@ def outcome(name: str, loop_name: str) -> str:
         return f"dies ({signal.Signals(-done.returncode).name})"
     if done.returncode == 0:
         return "yes"
-    last = (done.stderr.strip().splitlines() or ["exit"])[-1]
-    return f"no ({last.split(':')[0].split('.')[-1][:40]})"
+    # The last exception; warnings of what it left behind may come after it.
+    names = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", done.stderr, re.MULTILINE)
+    return f"no ({names[-1]})" if names else f"no (exit status {done.returncode})"
+
+
+def version_of(name: str) -> str:
+    return platform.python_version() if name == "asyncio" else metadata.version(name)
 
 
 def main() -> None:
@@ -58,11 +66,8 @@ def main() -> None:
         return
     wanted = sys.argv[1:] or LOOPS
     loops = [name for name in wanted if importlib.util.find_spec(name) is not None]
-    versions = ", ".join(
-        f"{name} {getattr(importlib.import_module(name), '__version__', sys.version.split()[0])}"
-        for name in loops
-    )
-    print(f"CPython {sys.version.split()[0]}; {versions}.\n")
+    versions = ", ".join(f"{name} {version_of(name)}" for name in loops)
+    print(f"CPython {platform.python_version()}: {versions}.\n")
     print("| | " + " | ".join(loops) + " |")
     print("| :-- |" + " :-: |" * len(loops))
     for name in PROBES:

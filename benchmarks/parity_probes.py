@@ -311,6 +311,7 @@ async def start_tls(loop: Any) -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
+        writer.write(b"go ahead\n")
         await writer.start_tls(server_context)
         writer.write(await reader.readline())
         await writer.drain()
@@ -319,6 +320,7 @@ async def start_tls(loop: Any) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(b"starttls\n")
+    await reader.readline()
     await writer.start_tls(client_context, server_hostname="localhost")
     writer.write(b"hello\n")
     check(await asyncio.wait_for(reader.readline(), 5) == b"hello\n")
