@@ -35,6 +35,26 @@ SENDS_EMPTY = sys.version_info >= (3, 13)
 
 
 @on_loop
+async def test_nothing_is_received_before_the_endpoint_is_handed_out(each_loop: Loop) -> None:
+    order: list[str] = []
+
+    class Receiver(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            order.append("data")
+            received.set_result(data)
+
+    received = each_loop.create_future()
+    with udp() as sock, udp() as sender:
+        sender.sendto(b"early", sock.getsockname())
+        transport, _ = await each_loop.create_datagram_endpoint(Receiver, sock=sock)
+        order.append("open")
+        assert await received == b"early"
+        assert order == ["open", "data"]
+        transport.close()
+        await turns(3)
+
+
+@on_loop
 async def test_datagrams_keep_their_boundaries_order_and_senders(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         with udp() as left, udp() as right:

@@ -67,6 +67,27 @@ async def test_bytes_that_came_before_the_reader_are_read(each_loop: Loop) -> No
 
 
 @on_loop
+async def test_nothing_is_read_before_the_pipe_is_handed_out(each_loop: Loop) -> None:
+    order: list[str] = []
+
+    class Reader(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            order.append("data")
+            received.set_result(data)
+
+    received = each_loop.create_future()
+    source, sink = a_pipe()
+    sink.write(b"early")
+    transport, _ = await each_loop.connect_read_pipe(Reader, source)
+    order.append("connected")
+    assert await received == b"early"
+    assert order == ["connected", "data"]
+    transport.close()
+    sink.close()
+    await turns()
+
+
+@on_loop
 async def test_a_terminal_is_read_until_its_other_side_closes(each_loop: Loop) -> None:
     master, slave = terminal()
     async with reading(each_loop, master) as reader:

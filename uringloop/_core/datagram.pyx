@@ -105,17 +105,22 @@ cdef class DatagramTransport(FlowControl):
         self.queue = deque()
 
     def _start(self, waiter):
-        """Begin to receive; runs in the turn in which connection_made was called."""
-        self.started = True
+        """Begin to receive; runs in the turn in which connection_made was called.
+
+        Who waits for the endpoint goes first: nothing is received before it is theirs.
+        """
         try:
-            self.want_recv()
+            if not self.polled:
+                self.loop.datagram_pool.prepare()
         except OSError as exc:
-            # There is no memory for the buffers: who waits for the endpoint is told.
+            # There is no memory for the buffers.
             if not waiter.cancelled():
                 waiter.set_exception(exc)
             return
         if not waiter.cancelled():
             waiter.set_result(None)
+        self.started = True
+        self.loop.schedule(self._recv_again, (), None)
 
     def __repr__(self):
         state = "closed" if self.sock is None else "closing" if self.closing else "open"

@@ -58,11 +58,16 @@ cdef class ReadPipeTransport(Transport):
         operation_init(&self.read_op, read_pipe_on_read, <PyObject*>self)
 
     def _start(self, waiter):
-        """Begin to read; runs in the turn in which connection_made was called."""
+        """Begin to read; runs in the turn in which connection_made was called.
+
+        Who waits for the pipe goes first: nothing is read before it is theirs.
+        """
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+            self.loop.schedule(self._start, (None,), None)
+            return
         self.started = True
         self.want_read()
-        if waiter is not None and not waiter.cancelled():
-            waiter.set_result(None)
 
     def __repr__(self):
         state = "closed" if self.sock is None else "closing" if self.closing else "open"

@@ -69,7 +69,11 @@ cdef class StreamTransport(WriteTransport):
             self.loop.schedule(self._start, (None,), None)
             return
         self.started = True
-        self.want_recv()
+        try:
+            self.want_recv()
+        except OSError as exc:
+            # There is no memory for the buffers.
+            self.fatal_error(exc, "Fatal read error on socket transport")
 
     def __repr__(self):
         state = "closed" if self.sock is None else "closing" if self.closing else "open"
