@@ -16,6 +16,10 @@ import signal
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+
+# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
+sys.path.insert(0, str(Path(__file__).parent))
 
 from parity_probes import PROBES
 

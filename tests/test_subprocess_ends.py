@@ -42,6 +42,27 @@ async def test_a_child_that_somebody_else_reaped_is_reported_as_255(
     assert "exit status already read" in caplog.text
 
 
+def test_a_handler_of_sigchld_that_reaps_everything_takes_no_exit_code(
+    loop: uringloop.Loop,
+) -> None:
+    def reap_all() -> None:
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    return
+            except ChildProcessError:
+                return
+
+    loop.add_signal_handler(signal.SIGCHLD, reap_all)
+    for code in range(20):
+        start = asyncio.create_subprocess_shell(f"exit {code}")
+        process = loop.run_until_complete(start)
+        # The signal comes while the loop does not run.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert loop.run_until_complete(process.wait()) == code
+    loop.remove_signal_handler(signal.SIGCHLD)
+
+
 def test_a_program_that_ignores_sigchld_learns_no_exit_code() -> None:
     done = run_script(
         """

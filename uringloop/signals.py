@@ -31,6 +31,8 @@ class SignalState:
     def __init__(self, loop: RunningLoop) -> None:
         self._loop = weakref.ref(loop)
         self.handlers: dict[int, asyncio.Handle] = {}
+        # What the loop itself does before the program's handler is scheduled.
+        self.before: dict[int, Callable[[RunningLoop], None]] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
         # What was there before: given back when the loop needs the descriptor no more.
         self._previous_fd: int | None = None
@@ -91,8 +93,11 @@ class SignalState:
             return
         if handle.cancelled():
             remove_handler(loop, number)
-        else:
-            loop._push_handle(handle)
+            return
+        first = self.before.get(number)
+        if first is not None:
+            first(loop)
+        loop._push_handle(handle)
 
 
 def begin_run(loop: RunningLoop) -> None:

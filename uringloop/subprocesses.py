@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -61,6 +62,7 @@ class Child:
             # this Python was built with older headers.
             self._watch_in_thread()
             return
+        self.loop._signals.before[signal.SIGCHLD] = take_ended
         self._watcher = poll.PollWatcher(self.loop, self.pidfd, poll.READ)
         self._watcher.watch(self._ended, ())
 
@@ -136,12 +138,23 @@ class Child:
         self._close_pidfd()
         self._watch_in_thread()
 
+    def take_if_ended(self) -> None:
+        # One that a thread waits for is the thread's to tell about.
+        if self._watcher is not None and self._has_ended():
+            self._ended()
+
     def _has_ended(self) -> bool:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
             return os.waitid(os.P_PID, self.process.pid, options) is not None
         except ChildProcessError:
             return True
+
+
+def take_ended(loop: Any) -> None:
+    """Reap our children before a handler of SIGCHLD runs: it may reap every child there is."""
+    for child in list(loop._children):
+        child.take_if_ended()
 
 
 def close(loop: Loop) -> None:
