@@ -6,6 +6,7 @@ methods; here is what they call: the system call in slices, with waits for room 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -105,7 +106,7 @@ async def to_descriptor(
                 await room()
                 since_wait = 0
     finally:
-        if total:
-            # Wherever this ends: the file's position tells how much has gone.
+        # Wherever this ends: the file's position tells how much has gone. A pipe has none.
+        with contextlib.suppress(OSError):
             os.lseek(number, offset + total, os.SEEK_SET)
     return total

@@ -23,6 +23,9 @@ from uringloop.resolver import AddressInfo, ensure_resolved
 if TYPE_CHECKING:
     from uringloop.loop import Loop
 
+# Since 3.14 a cancelled serve_forever() closes the connections too: it waits for their end.
+CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
+
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
 
@@ -133,6 +136,8 @@ class Server(asyncio.Server):
             await self._serving_forever_fut
         except asyncio.CancelledError:
             self.close()
+            if CANCEL_CLOSES_CLIENTS:
+                self.close_clients()
             await self.wait_closed()
             raise
         finally:

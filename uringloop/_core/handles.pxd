@@ -30,3 +30,6 @@ cdef class TimerHandle(Handle):
 cdef Handle new_handle(object loop, object callback, tuple args, object context)
 cdef TimerHandle new_timer(
     object loop, double when, object callback, tuple args, object context)
+
+
+cdef str format_handle(Handle handle)

@@ -7,7 +7,7 @@ thread that runs the loop runs it; any thread that holds the GIL may cancel it.
 import asyncio
 import contextvars
 import inspect
-from asyncio import format_helpers
+from asyncio import Task, format_helpers
 
 cimport cython
 from cpython.object cimport PyObject
@@ -238,3 +238,12 @@ cdef TimerHandle new_timer(object loop, double when, object callback, tuple args
         # What is no number is due at once, as in asyncio.
         timer.deadline_ns = INT64_MAX if when >= NEVER else 0
     return timer
+
+
+cdef str format_handle(Handle handle):
+    """Name a handle as asyncio's reports do: a task's step by its task."""
+    callback = handle.callback
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, Task):
+        return repr(task)
+    return str(handle)

@@ -20,7 +20,7 @@ Everything that happens once for a connection or a loop is Python, in uringloop/
 import inspect
 import sys
 import threading
-from asyncio import Task, coroutines, format_helpers
+from asyncio import coroutines, events, format_helpers
 from asyncio.log import logger
 
 from cpython.list cimport PyList_GET_SIZE
@@ -32,7 +32,7 @@ from libc.string cimport memset
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._core.errors cimport ECANCELED, errno, os_error
-from uringloop._core.handles cimport Handle, TimerHandle, new_handle, new_timer
+from uringloop._core.handles cimport Handle, TimerHandle, format_handle, new_handle, new_timer
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
@@ -63,6 +63,8 @@ COLLECT_ROUNDS_MAX = 16
 # Longest sleep, as asyncio's: a deadline further away than this is looked at again then.
 SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
+# From 3.14 on another thread may cancel such a handle while it runs, and waits for its end.
+cdef object THREADSAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
 cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
@@ -158,11 +160,14 @@ cdef class LoopCore:
 
     def call_soon_threadsafe(self, callback, *args, context=None):
         """Schedule *callback* from any thread, waking the loop if it sleeps."""
-        cdef Handle handle
         self.check_closed()
         if self.debug:
             self.check_call(callback, "call_soon_threadsafe")
-        handle = self.schedule(callback, args, context)
+        if THREADSAFE_HANDLE is None:
+            handle = self.schedule(callback, args, context)
+        else:
+            handle = THREADSAFE_HANDLE(callback, args, self, context)
+            self.schedule(handle._run, (), None)
         self.wake()
         return handle
 
@@ -582,15 +587,6 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.enters
-
-
-cdef str format_handle(Handle handle):
-    """Name a handle as asyncio's reports do: a task's step by its task."""
-    callback = handle.callback
-    task = getattr(callback, "__self__", None)
-    if isinstance(task, Task):
-        return repr(task)
-    return str(handle)
 
 
 cdef int wake_up_on_poll(Operation *op, int res, unsigned int flags) except -1:
