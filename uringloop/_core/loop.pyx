@@ -167,6 +167,9 @@ cdef class LoopCore:
             handle = self.schedule(callback, args, context)
         else:
             handle = THREADSAFE_HANDLE(callback, args, self, context)
+            if self.debug:
+                # Its own constructor is not where it was scheduled.
+                del handle._source_traceback[-1]
             self.schedule(handle._run, (), None)
         self.wake()
         return handle
