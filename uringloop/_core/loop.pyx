@@ -169,7 +169,7 @@ cdef class LoopCore:
             handle = THREADSAFE_HANDLE(callback, args, self, context)
             if self.debug:
                 # Its own constructor is not where it was scheduled.
-                del handle._source_traceback[-1]
+                handle._source_traceback.pop()
             self.schedule(handle._run, (), None)
         self.wake()
         return handle
