@@ -102,7 +102,7 @@ def test_closing_the_loop_reaps_what_was_killed(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, pidfd: bool
 ) -> None:
     if not pidfd:
-        monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/nowhere", 0))
+        monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
     before = children()
 
     async def start() -> asyncio.SubprocessTransport:
@@ -120,7 +120,7 @@ def test_closing_the_loop_reaps_what_was_killed(
 def test_closing_the_loop_reaps_what_a_thread_has_told_it(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/nowhere", 0))
+    monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
     before = children()
 
     async def start() -> asyncio.SubprocessTransport:

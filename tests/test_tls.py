@@ -199,7 +199,9 @@ async def test_a_server_needs_a_context(each_loop: Loop) -> None:
     with ours, theirs:
         with pytest.raises(ValueError, match=r"^Server side SSL needs a valid SSLContext$"):
             await each_loop.connect_accepted_socket(Echo, ours, ssl=True)
-        assert ours.fileno() != -1
+        # Up to 3.13 asyncio leaves the socket open, too.
+        if isinstance(each_loop, uringloop.Loop):
+            assert ours.fileno() != -1
 
 
 @on_loop
@@ -219,11 +221,13 @@ async def test_an_ssl_socket_is_refused(each_loop: Loop, contexts: Contexts) -> 
 
 @on_loop
 async def test_timeouts_must_be_positive(each_loop: Loop, contexts: Contexts) -> None:
-    ours, theirs = tcp_pair()
-    with ours, theirs:
-        for option in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
-            for value in (0, -1.5):
-                options: dict[str, Any] = {option: value}
+    for option in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
+        for value in (0, -1.5):
+            options: dict[str, Any] = {option: value}
+            # One for each call: from 3.14 on asyncio closes it.
+            ours, theirs = tcp_pair()
+            accepted, their_other = tcp_pair()
+            with ours, theirs, accepted, their_other:
                 message = rf"^{option} should be a positive number, got {value}$"
                 with pytest.raises(ValueError, match=message):
                     await each_loop.create_connection(
@@ -231,7 +235,7 @@ async def test_timeouts_must_be_positive(each_loop: Loop, contexts: Contexts) ->
                     )
                 with pytest.raises(ValueError, match=message):
                     await each_loop.connect_accepted_socket(
-                        Echo, ours, ssl=contexts.server, **options
+                        Echo, accepted, ssl=contexts.server, **options
                     )
 
 
