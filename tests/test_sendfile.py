@@ -30,6 +30,12 @@ HUGE = 20 * 1024 * 1024
 # ── which bytes ──────────────────────────────────────────────────────────────────────────────
 
 
+def skip_where_asyncio_corrupts(loop: Loop) -> None:
+    """Skip stock asyncio where its fallback sends from a buffer that it reuses meanwhile."""
+    if sys.version_info >= (3, 12) and not isinstance(loop, uringloop.Loop):
+        pytest.skip("from 3.12 on asyncio's write() keeps a view of a buffer that is reused")
+
+
 @pytest.mark.parametrize(
     ("offset", "count"),
     [
@@ -169,6 +175,7 @@ def test_a_slow_reader_gets_every_byte(each_loop: Loop, tmp_path: Path, method: 
 
 @on_loop
 async def test_the_fallback_waits_for_a_slow_reader(each_loop: Loop) -> None:
+    skip_where_asyncio_corrupts(each_loop)
     content = noise(PLENTY)
     left = Collector(each_loop)
     async with stream(each_loop, left, buffer_size=NARROW) as (transport, peer):
@@ -215,6 +222,7 @@ def test_the_loop_has_its_turns_meanwhile(
 def test_what_was_written_before_goes_first(
     each_loop: Loop, tmp_path: Path, before: int, memory: bool
 ) -> None:
+    skip_where_asyncio_corrupts(each_loop)
     first, content = noise(before, 1), noise(SIZE, 2)
 
     @on_loop
@@ -276,6 +284,7 @@ async def test_a_second_sendfile_meanwhile_is_refused(loop: uringloop.Loop, tmp_
 
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
 def test_reading_waits_and_goes_on(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
+    skip_where_asyncio_corrupts(each_loop)
     content = noise(PLENTY)
 
     @on_loop
