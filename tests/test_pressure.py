@@ -35,6 +35,19 @@ async def read_all(loop: Loop, sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
+async def connect_all(
+    loop: Loop, pairs: list[tuple[socket.socket, socket.socket]]
+) -> tuple[list[asyncio.Transport], list[Collector]]:
+    """Give the first socket of each pair a transport; the second becomes a non-blocking peer."""
+    transports, collectors = [], []
+    for ours, peer in pairs:
+        peer.setblocking(False)
+        made, collector = await loop.connect_accepted_socket(lambda: Collector(loop), ours)
+        transports.append(made)
+        collectors.append(collector)
+    return transports, collectors
+
+
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 @pytest.mark.parametrize("connections", [1, 3])
 @on_loop
@@ -84,11 +97,7 @@ async def test_many_that_write_in_one_turn_lose_and_repeat_nothing(
     # Each turn sends for all of them together: some sends are short, some full, some refused.
     pairs = [narrow_pair("tcp") if narrow or not n % 3 else tcp_pair() for n in range(12)]
     expected = [bytes([65 + n]) * 9000 + b"%d|" % n for n in range(12)]
-    transports = []
-    for ours, peer in pairs:
-        peer.setblocking(False)
-        made, _ = await each_loop.connect_accepted_socket(lambda: Collector(each_loop), ours)
-        transports.append(made)
+    transports, _ = await connect_all(each_loop, pairs)
     reading = [
         asyncio.ensure_future(read_all(each_loop, peer, 20 * len(text)))
         for (_, peer), text in zip(pairs, expected, strict=True)
@@ -111,15 +120,7 @@ async def test_a_connection_may_end_in_the_turn_in_which_many_wrote(
     each_loop: Loop, end: str
 ) -> None:
     pairs = [tcp_pair() for _ in range(8)]
-    collectors = []
-    transports = []
-    for ours, peer in pairs:
-        peer.setblocking(False)
-        made, collector = await each_loop.connect_accepted_socket(
-            lambda: Collector(each_loop), ours
-        )
-        transports.append(made)
-        collectors.append(collector)
+    transports, collectors = await connect_all(each_loop, pairs)
     for transport in transports:
         transport.write(b"first")
     await asyncio.sleep(0)
@@ -140,15 +141,7 @@ async def test_a_connection_may_end_in_the_turn_in_which_many_wrote(
 @on_loop
 async def test_a_peer_that_resets_while_many_write_harms_nobody_else(each_loop: Loop) -> None:
     pairs = [tcp_pair() for _ in range(6)]
-    collectors = []
-    transports = []
-    for ours, peer in pairs:
-        peer.setblocking(False)
-        made, collector = await each_loop.connect_accepted_socket(
-            lambda: Collector(each_loop), ours
-        )
-        transports.append(made)
-        collectors.append(collector)
+    transports, collectors = await connect_all(each_loop, pairs)
     for _, peer in pairs[::2]:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
