@@ -35,7 +35,7 @@ from uringloop._core.errors cimport (
 )
 from uringloop._core.flow cimport FlowControl
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport Py_DECREF_owned, PyContext_CopyCurrent
+from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport socket_extra
 from uringloop._native.uring cimport (
@@ -457,9 +457,6 @@ cdef class DatagramTransport(FlowControl):
         # As Transport does, for the other kind.
         return DATAGRAM_CLASS
 
-    def set_protocol(self, protocol):
-        self.protocol = protocol
-
 
 def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     """Make the transport of a non-blocking socket, which it owns from here on.
@@ -468,11 +465,7 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     connection_made.
     """
     cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
-    transport.loop = loop
-    transport.context = PyContext_CopyCurrent()
-    transport.sock = sock
-    transport.fd = sock.fileno()
-    transport.extra = socket_extra(sock, None)
+    transport.adopt(loop, sock, socket_extra(sock, None))
     # An unnamed UNIX socket is a peer, too: its name is empty.
     transport.connected = transport.extra["peername"] is not None
     transport.address = address
@@ -480,10 +473,7 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     transport.polled = sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
     if transport.polled:
         transport.recv_op.on_completion = datagram_on_readable
-    loop.register_transport(transport.fd, <PyObject*>transport)
-    loop.schedule(protocol.connection_made, (transport,), transport.context)
-    # Receiving begins when connection_made has run, whatever became of it.
-    loop.schedule(transport._start, (waiter,), None)
+    transport.begin(waiter)
     return transport
 
 

@@ -24,7 +24,7 @@ from uringloop._core.errors cimport (
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._core.ring cimport Operation, operation_init
-from uringloop._core.stream cimport begin, new_stream
+from uringloop._core.stream cimport new_stream
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     close,
@@ -109,7 +109,7 @@ cdef class Listener(Flushable):
         PyContext_Enter(self.context)
         try:
             protocol = self.factory()
-            begin(new_stream(self.loop, sock, protocol, self.server, None), None)
+            new_stream(self.loop, sock, protocol, self.server, None).begin(None)
         except (KeyboardInterrupt, SystemExit):
             sock.close()
             raise

@@ -20,7 +20,7 @@ from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport Py_DECREF_owned, PyContext_CopyCurrent
+from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport Transport
 from uringloop._core.writer cimport WriteTransport
@@ -182,9 +182,6 @@ cdef class ReadPipeTransport(Transport):
     def close(self):
         if not self.closing:
             self.force_close(None, None)
-
-    def set_protocol(self, protocol):
-        self.protocol = protocol
 
 
 @cython.final
@@ -349,29 +346,13 @@ cdef class WritePipeTransport(WriteTransport):
     def _pipe(self, pipe):
         self.sock = pipe
 
-    def set_protocol(self, protocol):
-        self.protocol = protocol
-
-
-cdef int begin(Transport transport, LoopCore loop, object pipe, object protocol) except -1:
-    """What both ends are made of; connection_made is scheduled."""
-    transport.loop = loop
-    transport.context = PyContext_CopyCurrent()
-    transport.fd = pipe.fileno()
-    transport.sock = pipe
-    transport.extra = {"pipe": pipe}
-    transport.protocol = protocol
-    loop.register_transport(transport.fd, <PyObject*>transport)
-    loop.schedule(protocol.connection_made, (transport,), transport.context)
-    return 0
-
 
 def make_read_pipe(LoopCore loop not None, pipe, protocol, waiter=None):
     """Make the transport that reads from *pipe*, a non-blocking file object, and owns it."""
     cdef ReadPipeTransport transport = ReadPipeTransport.__new__(ReadPipeTransport)
-    begin(transport, loop, pipe, protocol)
-    # Reading begins when connection_made has run, whatever became of it.
-    loop.schedule(transport._start, (waiter,), None)
+    transport.adopt(loop, pipe, {"pipe": pipe})
+    transport.protocol = protocol
+    transport.begin(waiter)
     return transport
 
 
@@ -384,8 +365,9 @@ def make_write_pipe(LoopCore loop not None, pipe, protocol, waiter, *, watchable
     cdef WritePipeTransport transport = WritePipeTransport.__new__(WritePipeTransport)
     transport.watchable = watchable
     transport.watch_mask = POLLIN if is_socket else 0
-    begin(transport, loop, pipe, protocol)
-    loop.schedule(transport._start, (waiter,), None)
+    transport.adopt(loop, pipe, {"pipe": pipe})
+    transport.protocol = protocol
+    transport.begin(waiter)
     return transport
 
 

@@ -36,6 +36,3 @@ cdef class StreamTransport(WriteTransport):
 
 cdef StreamTransport new_stream(
     object loop, object sock, object protocol, object server, object peername)
-
-
-cdef StreamTransport begin(StreamTransport transport, object waiter)

@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport Py_DECREF_owned, PyContext_CopyCurrent
+from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, Ring, operation_init
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
@@ -357,18 +357,13 @@ cdef StreamTransport new_stream(
         object loop, object sock, object protocol, object server, object peername):
     """Make a transport of a connected, non-blocking socket, which it owns from here on."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
-    transport.loop = loop
-    transport.context = PyContext_CopyCurrent()
-    transport.sock = sock
-    transport.fd = sock.fileno()
-    transport.extra = socket_extra(sock, peername)
+    transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
     # Kernels before spring 2026 lose the EOF of a UNIX peer that writes and shuts down at once,
     # with a multishot receive only; there it is not faster either.
     transport.single_shot = sock.family == socket.AF_UNIX
     if sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    transport.loop.register_transport(transport.fd, <PyObject*>transport)
     transport.server = server
     if server is not None:
         server._attach(transport)
@@ -377,14 +372,8 @@ cdef StreamTransport new_stream(
 
 def make_stream(LoopCore loop not None, sock, protocol, waiter=None, server=None, peername=None):
     """Make the transport of a connected socket and schedule connection_made."""
-    return begin(new_stream(loop, sock, protocol, server, peername), waiter)
-
-
-cdef StreamTransport begin(StreamTransport transport, object waiter):
-    transport.loop.schedule(
-        transport.protocol.connection_made, (transport,), transport.context)
-    # Reading begins when connection_made has run, whatever became of it.
-    transport.loop.schedule(transport._start, (waiter,), None)
+    cdef StreamTransport transport = new_stream(loop, sock, protocol, server, peername)
+    transport.begin(waiter)
     return transport
 
 

@@ -21,6 +21,8 @@ cdef class Transport(Flushable):
     cdef dict __dict__          # programs and tests put things on transports, as on asyncio's
     cdef object __weakref__
 
+    cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1
+    cdef int begin(self, object waiter) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
     cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept

@@ -13,8 +13,9 @@ from asyncio.log import logger
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from uringloop._core.loop cimport Flushable
+from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport (
+    PyContext_CopyCurrent,
     PyContext_Exit,
     PyContext_TryEnter,
     PyObject_CallMethodNoArgs,
@@ -35,6 +36,26 @@ cdef class Transport(Flushable):
 
     def __cinit__(self, *args, **kwargs):
         self.fd = -1
+
+    # ── the beginning ────────────────────────────────────────────────────────────────────────
+
+    cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1:
+        """Take over *sock*, non-blocking, in the caller's context."""
+        self.loop = loop
+        self.context = PyContext_CopyCurrent()
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.extra = extra
+        loop.register_transport(self.fd, <PyObject*>self)
+        return 0
+
+    cdef int begin(self, object waiter) except -1:
+        """Schedule connection_made, and `_start` after it, whatever became of it."""
+        self.loop.schedule(self.protocol.connection_made, (self,), self.context)
+        self.loop.schedule(self._start, (waiter,), None)
+        return 0
+
+    # ── calling the protocol ─────────────────────────────────────────────────────────────────
 
     cdef PyObject *call(self, object method, PyObject *argument) noexcept:
         """Call the protocol's *method* in the transport's context; *argument* may be NULL.
@@ -202,6 +223,9 @@ cdef class Transport(Flushable):
 
     def get_protocol(self):
         return self.protocol
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
 
     def abort(self):
         self.force_close(None, None)
