@@ -177,6 +177,22 @@ def pkg_config_that(tmp_path: Path, script: str) -> str:
     return str(program)
 
 
+def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
+    clone = tmp_path / "uringloop"
+    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-m", "uringloop.bench"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert f"ImportError: {clone} has no compiled modules for this Python" in done.stderr
+    assert "pip install --editable ." in done.stderr
+
+
 @builds
 @pytest.mark.parametrize(
     ("script", "problem"),
