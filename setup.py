@@ -89,7 +89,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     if not debug:
         macros.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
     native = "uringloop/_native"
-    headers = [f"{native}/uring.h"]
+    headers = [f"{native}/{name}.h" for name in ("uring", "probes")]
     made = [
         Extension(
             f"uringloop._core.{name}",

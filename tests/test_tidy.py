@@ -23,7 +23,10 @@ FUNCTION_LINES_MAX = 60
 # Who may import whom: a module imports from lower rungs only, never from its own. The same table
 # is in docs/architecture.md.
 LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the kernel's ABI", ("_native.uring", "_core.errors", "_core.pyapi", "_version")),
+    (
+        "the kernel's ABI",
+        ("_native.uring", "_native.probes", "_core.errors", "_core.pyapi", "_version"),
+    ),
     ("requests, callbacks, bytes", ("_core.ring", "_core.handles", "_core.writequeue")),
     ("buffers, deadlines", ("_core.buffers", "_core.timers")),
     ("the turn", ("_core.loop",)),

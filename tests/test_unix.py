@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import socket
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,32 @@ async def test_the_end_right_behind_the_data_is_not_lost(each_loop: Loop) -> Non
     # A multishot receive loses it on some kernels.
     for _ in range(200):
         assert await heard(each_loop) == b"last words"
+
+
+@on_loop
+async def test_no_end_is_lost_that_comes_with_the_last_bytes(each_loop: Loop) -> None:
+    """The peer writes and shuts down in a thread of its own, at any moment of the loop's turn."""
+    asked: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+
+    def answer() -> None:
+        while (peer := asked.get()) is not None:
+            peer.sendall(b"the last bytes")
+            peer.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        for _ in range(500):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                transport, protocol = await each_loop.create_connection(
+                    lambda: Collector(each_loop), sock=ours
+                )
+                asked.put(theirs)
+                assert await protocol.received(14) == b"the last bytes"
+                await asyncio.wait_for(protocol.eof, 10)
+                transport.close()
+                await protocol.lost
+    finally:
+        asked.put(None)
+        thread.join()

@@ -31,7 +31,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._core.errors cimport ECANCELED, errno, os_error
+from uringloop._core.errors cimport EBADF, ECANCELED, errno, os_error
 from uringloop._core.handles cimport Handle, TimerHandle, format_handle, new_handle, new_timer
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
@@ -560,6 +560,8 @@ cdef class LoopCore:
         """Note who owns *fd*; the transport takes itself out before it closes the descriptor."""
         cdef int size
         cdef PyObject **grown
+        if fd < 0:
+            raise os_error(-EBADF, "")
         if fd >= self.transports_size:
             size = max(2 * self.transports_size, fd + 64)
             grown = <PyObject**>PyMem_Realloc(self.transports, size * sizeof(PyObject*))

@@ -25,6 +25,7 @@ from uringloop._core.errors cimport (
     ETIME,
     os_error,
 )
+from uringloop._native.probes cimport uring_quiet_send_works
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
@@ -44,7 +45,6 @@ from uringloop._native.uring cimport (
     uring_open,
     uring_pending,
     uring_prep_cancel,
-    uring_quiet_send_works,
     uring_sequence,
     uring_set_user_data,
     uring_submit,

@@ -24,6 +24,7 @@ from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, Ring, operation_init
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
+from uringloop._native.probes cimport uring_unix_multishot_works
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -48,6 +49,18 @@ cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
 cdef object END = object()
+
+# Whether a multishot receive hears of the end of every UNIX peer; tried at first need.
+cdef bint unix_multishot = False
+cdef bint unix_multishot_tried = False
+
+
+cdef bint unix_multishot_works() noexcept:
+    global unix_multishot, unix_multishot_tried
+    if not unix_multishot_tried:
+        unix_multishot = uring_unix_multishot_works()
+        unix_multishot_tried = True
+    return unix_multishot
 
 
 @cython.final
@@ -359,9 +372,7 @@ cdef StreamTransport new_stream(
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
-    # Kernels before spring 2026 lose the EOF of a UNIX peer that writes and shuts down at once,
-    # with a multishot receive only; there it is not faster either.
-    transport.single_shot = sock.family == socket.AF_UNIX
+    transport.single_shot = sock.family == socket.AF_UNIX and not unix_multishot_works()
     if sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     transport.server = server

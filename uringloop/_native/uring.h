@@ -252,41 +252,6 @@ static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_dat
     io_uring_prep_cancel64(sqe, user_data, 0);
 }
 
-/* Whether this kernel keeps the promise of a quiet send: nothing for success, the count of a short
- * one, EAGAIN for none. Tried on a ring and a socket pair of its own. */
-static inline bool uring_quiet_send_works(void) {
-    static const char data[256 * 1024];
-    const size_t sizes[] = {1, sizeof(data), sizeof(data)};
-    struct io_uring_cqe *cqe;
-    struct io_uring ring;
-    int results[3] = {0, 0, 0}, pair[2], i;
-    bool ran = true;
-
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0)
-        return false;
-    if (io_uring_queue_init(4, &ring, 0) < 0) {
-        close(pair[0]);
-        close(pair[1]);
-        return false;
-    }
-    for (i = 0; i < 3; i++) {
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
-
-        uring_prep_send(sqe, pair[0], data, sizes[i], true);
-        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
-        ran = ran && io_uring_submit(&ring) == 1;
-        if (io_uring_peek_cqe(&ring, &cqe) == 0) {
-            results[i] = cqe->res;
-            io_uring_cqe_seen(&ring, cqe);
-        }
-    }
-    io_uring_queue_exit(&ring);
-    close(pair[0]);
-    close(pair[1]);
-    return ran && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
-           results[2] == -EAGAIN;
-}
-
 /* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
 
 static inline int uring_register_buffers(uring *u, struct io_uring_buf_ring *buffers,

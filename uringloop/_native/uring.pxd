@@ -113,7 +113,6 @@ cdef extern from "uring.h" nogil:
     void uring_prep_send(
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
-    bint uring_quiet_send_works()
     void uring_prep_accept_multishot(io_uring_sqe *sqe, int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)

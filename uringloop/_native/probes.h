@@ -1,0 +1,108 @@
+/* What a kernel does, tried on a ring and a socket pair of the trial's own: version numbers lie,
+ * since distributions carry mends to older kernels. Each trial takes some 100 us, once in a process.
+ * A trial that cannot be made counts as failed: there is a slower way for everything.
+ */
+#ifndef URINGLOOP_PROBES_H
+#define URINGLOOP_PROBES_H
+
+#include "uring.h"
+
+typedef struct uring_trial {
+    uring u;
+    int pair[2]; /* of UNIX stream sockets */
+    void *memory;
+} uring_trial;
+
+/* Page-sized memory comes with it, for buffers that the kernel is told of. */
+static inline bool uring_trial_open(uring_trial *trial) {
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0)
+        return false;
+    trial->memory = uring_map(4096);
+    if (trial->memory != NULL &&
+        uring_setup(&trial->u, 4, 16, IORING_SETUP_CQSIZE | IORING_SETUP_SINGLE_ISSUER |
+                                          IORING_SETUP_DEFER_TASKRUN) == 0)
+        return true;
+    if (trial->memory != NULL)
+        munmap(trial->memory, 4096);
+    close(trial->pair[0]);
+    close(trial->pair[1]);
+    return false;
+}
+
+static inline void uring_trial_close(uring_trial *trial) {
+    io_uring_queue_exit(&trial->u.ring);
+    munmap(trial->memory, 4096);
+    close(trial->pair[0]);
+    close(trial->pair[1]);
+}
+
+/* Enters; true with the oldest completion taken from the queue, if there is one. */
+static inline bool uring_trial_run(uring_trial *trial, struct io_uring_cqe *completion) {
+    unsigned head;
+
+    uring_submit(&trial->u);
+    head = uring_head(&trial->u);
+    if (head == uring_tail(&trial->u))
+        return false;
+    *completion = *uring_completion(&trial->u, head);
+    uring_consume(&trial->u, head + 1);
+    return true;
+}
+
+/* Whether a quiet send does what it promises: nothing for success, the count of a short send,
+ * EAGAIN for none. */
+static inline bool uring_quiet_send_works(void) {
+    static const char data[256 * 1024];
+    const size_t sizes[] = {1, sizeof(data), sizeof(data)};
+    struct io_uring_cqe completion;
+    uring_trial trial;
+    int results[3] = {0, 0, 0}, i;
+
+    if (!uring_trial_open(&trial))
+        return false;
+    for (i = 0; i < 3; i++) {
+        struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
+
+        uring_prep_send(sqe, trial.pair[0], data, sizes[i], true);
+        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
+        if (uring_trial_run(&trial, &completion))
+            results[i] = completion.res;
+        if (uring_pending(&trial.u) != 0)
+            results[i] = -1;
+    }
+    uring_trial_close(&trial);
+    return results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
+           results[2] == -EAGAIN;
+}
+
+/* Whether a multishot receive on a UNIX socket sees the end of a peer that writes and shuts down
+ * before the receive has run. Kernels before spring 2026 lose it: what wakes the receive up for the
+ * second time is taken for a part of the first. Nothing runs here before the next enter. */
+static inline bool uring_unix_multishot_works(void) {
+    struct io_uring_cqe completion;
+    struct io_uring_buf_ring *buffers;
+    uring_trial trial;
+    int last = -1, i;
+
+    if (!uring_trial_open(&trial))
+        return false;
+    buffers = (struct io_uring_buf_ring *)trial.memory;
+    io_uring_buf_ring_init(buffers);
+    if (uring_register_buffers(&trial.u, buffers, 2, 0) == 0) {
+        struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
+
+        uring_give_buffer(buffers, 2, (char *)trial.memory + 1024, 1024, 0);
+        uring_give_buffer(buffers, 2, (char *)trial.memory + 2048, 1024, 1);
+        uring_prep_recv_multishot(sqe, trial.pair[0], 0, false);
+        uring_set_user_data(sqe, 0, 0);
+        uring_submit(&trial.u);
+        if (send(trial.pair[1], "", 1, MSG_NOSIGNAL) == 1 && shutdown(trial.pair[1], SHUT_WR) == 0)
+            for (i = 0; i < 4; i++)
+                if (uring_trial_run(&trial, &completion))
+                    last = completion.res;
+    }
+    uring_trial_close(&trial);
+    return last == 0;
+}
+
+#endif
