@@ -13,7 +13,7 @@ cdef class StreamTransport(WriteTransport):
     cdef bint buffered              # the protocol is a BufferedProtocol
     cdef bint paused                # by pause_reading
     cdef bint cancelling            # a cancel of recv_op is on its way
-    cdef bint single_shot           # receives are armed one by one: paused under load, or an AF_UNIX of old
+    cdef bint single_shot           # receives are armed one by one
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
     cdef bint stash_scheduled       # deliver_stash is in the ready queue
