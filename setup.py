@@ -25,6 +25,7 @@ CORE = (
     "timers",
     "loop",
     "transport",
+    "reader",
     "flow",
     "writer",
     "stream",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ import pytest
 from contexts import Contexts, client_context, server_context
 
 import uringloop
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs so; here, and in children, Ctrl-C must have its meaning.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

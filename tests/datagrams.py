@@ -69,8 +69,11 @@ async def ended(transport: asyncio.DatagramTransport) -> None:
 @contextlib.asynccontextmanager
 async def endpoint(
     loop: Loop, protocol: asyncio.DatagramProtocol | None = None, **options: Any
-) -> AsyncIterator[tuple[asyncio.DatagramTransport, Any]]:
-    """Open an endpoint, of a `Mailbox` unless it is told otherwise, and end it afterwards."""
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Open an endpoint, of a `Mailbox` unless it is told otherwise, and end it afterwards.
+
+    A datagram transport has more methods than the stubs know.
+    """
     made = protocol or Mailbox()
     transport, _ = await loop.create_datagram_endpoint(lambda: made, **options)
     try:

@@ -422,3 +422,38 @@ async def test_reading_the_end_flushes_what_was_written(each_loop: Loop) -> None
         peer.shutdown(socket.SHUT_WR)
         assert await read_to_end(each_loop, peer) == data
         assert await answer.lost is None
+
+
+class Like(asyncio.BaseProtocol):
+    """A buffered protocol by its methods alone."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.buffer = bytearray(4)
+        self.data = bytearray()
+        self.eof: asyncio.Future[None] = loop.create_future()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+
+    def eof_received(self) -> None:
+        self.eof.set_result(None)
+
+
+def test_a_protocol_is_known_by_its_methods_too(loop: Loop) -> None:
+    """Here asyncio looks at the class alone and can do nothing with it; uvloop does this."""
+
+    async def receive() -> None:
+        ours, peer = tcp_pair()
+        with peer:
+            like = Like(loop)
+            transport, _ = await loop.create_connection(lambda: like, sock=ours)
+            peer.sendall(noise(1000))
+            peer.shutdown(socket.SHUT_WR)
+            await like.eof
+            assert like.data == noise(1000)
+            await released(transport)
+
+    loop.run_until_complete(receive())

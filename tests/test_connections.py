@@ -8,6 +8,7 @@ import errno
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from conftest import Collector, Echo, open_fds, tcp_pair
@@ -19,6 +20,7 @@ from roles import (
     released,
     serving,
     silent_listener,
+    stream,
     turns,
     until,
     unused_port,
@@ -405,3 +407,19 @@ async def test_many_connects_at_once_reach_their_server(each_loop: Loop) -> None
         await asyncio.gather(
             *(check_echo(connect(lambda: Collector(each_loop), host, port)) for _ in range(100))
         )
+
+
+@on_loop
+async def test_private_names_that_programs_look_at(each_loop: Loop) -> None:
+    async with stream(each_loop, collector := Collector(each_loop)) as (transport, _):
+        private: Any = transport
+        assert private._protocol is collector
+        assert private._sock.fileno() == transport.get_extra_info("socket").fileno()
+        assert private._extra["socket"] is transport.get_extra_info("socket")
+        assert (private._paused, private._closing) == (False, False)
+        transport.pause_reading()
+        assert private._paused
+        transport.abort()
+        assert private._closing
+        owner: Any = each_loop
+        assert not owner._closed

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,108 @@ async def test_unix_datagrams_of_many_senders_keep_their_order(
                 await each_loop.sock_sendto(peer, b"%d" % number, path)
             await mailbox.received(100)
             assert mailbox.data == [b"%d" % number for number in range(100)]
+
+
+# ── pausing ───────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_nothing_comes_while_paused_and_everything_after(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        address = transport.get_extra_info("sockname")
+        with udp() as peer:
+            peer.sendto(b"before", address)
+            await mailbox.received()
+            assert transport.is_reading()
+            transport.pause_reading()
+            transport.pause_reading()
+            assert not transport.is_reading()
+            expected = [noise(500, number) for number in range(40)]
+            for data in expected:
+                peer.sendto(data, address)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.02)
+            assert mailbox.data == [b"before"]
+            transport.resume_reading()
+            transport.resume_reading()
+            assert transport.is_reading()
+            await mailbox.received(41)
+            assert mailbox.data == [b"before", *expected]
+
+
+@on_loop
+async def test_pausing_in_datagram_received_stops_at_that_datagram(each_loop: Loop) -> None:
+    class OneByOne(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            self.transport.pause_reading()  # type: ignore[attr-defined]
+
+    async with endpoint(each_loop, OneByOne(), local_addr=LOCAL) as (transport, mailbox):
+        address = transport.get_extra_info("sockname")
+        with udp() as peer:
+            for number in range(100):
+                peer.sendto(noise(9, number), address)
+            for count in range(1, 101):
+                await mailbox.received(count)
+                await turns(2)
+                assert mailbox.data == [noise(9, number) for number in range(count)]
+                transport.resume_reading()
+
+
+@on_loop
+async def test_unix_datagrams_wait_while_paused(each_loop: Loop, tmp_path: Path) -> None:
+    ours, theirs = unix_pair(tmp_path)
+    async with endpoint(each_loop, sock=ours) as (transport, mailbox):
+        with theirs:
+            transport.pause_reading()
+            theirs.send(b"first")
+            theirs.send(b"second")
+            await asyncio.sleep(0.02)
+            assert mailbox.data == []
+            transport.resume_reading()
+            await mailbox.received(2)
+            assert mailbox.data == [b"first", b"second"]
+
+
+@on_loop
+async def test_an_error_waits_while_paused(each_loop: Loop) -> None:
+    port = unused_port()
+    async with endpoint(each_loop, remote_addr=("127.0.0.1", port)) as (transport, mailbox):
+        transport.pause_reading()
+        transport.sendto(b"to nobody")
+        await asyncio.sleep(0.02)
+        assert mailbox.errors == []
+        transport.resume_reading()
+        await mailbox.failed()
+        assert [type(exc) for exc in mailbox.errors] == [ConnectionRefusedError]
+
+
+@on_loop
+async def test_closing_while_paused_drops_what_came(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        transport.pause_reading()
+        with udp() as peer:
+            peer.sendto(b"too late", transport.get_extra_info("sockname"))
+            await asyncio.sleep(0.02)
+        transport.close()
+        transport.resume_reading()
+        assert not transport.is_reading()
+        await until(lambda: mailbox.lost != [])
+        assert mailbox.data == []
+
+
+@on_loop
+async def test_methods_of_a_stream_are_refused(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
+        calls: list[Callable[[], object]] = [
+            lambda: transport.write(b"data"),
+            lambda: transport.writelines([b"data"]),
+            lambda: transport.write_eof(),
+            lambda: transport.can_write_eof(),
+        ]
+        for call in calls:
+            with pytest.raises(NotImplementedError):
+                call()
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────

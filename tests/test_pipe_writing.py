@@ -276,3 +276,13 @@ async def test_writing_is_resumed_in_the_context_of_the_pipe(loop: uringloop.Loo
     assert seen == 5 * 2 * CAPACITY + 1
     await writer.lost
     source.close()
+
+
+@on_loop
+async def test_methods_of_a_reader_are_refused(each_loop: Loop) -> None:
+    source, sink = a_pipe()
+    async with writing(each_loop, sink) as writer:
+        for name in ("pause_reading", "resume_reading", "is_reading"):
+            with pytest.raises(NotImplementedError):
+                getattr(writer.pipe, name)()
+    source.close()

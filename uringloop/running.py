@@ -117,6 +117,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         signals.close(self)
         self._executor.close()
 
+    @property
+    def _closed(self) -> bool:
+        # Programs look at it: asyncio's loops and uvloop's have it.
+        return self.is_closed()
+
     def _check_running(self) -> None:
         if self.is_running():
             raise RuntimeError("This event loop is already running")

@@ -13,7 +13,6 @@ cdef class DatagramTransport(FlowControl):
     # receiving
     cdef Operation recv_op      # owns nothing: a receive into the pool's buffers, or a poll
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
-    cdef bint started           # connection_made has been called
     cdef bint cancelling        # a cancel of recv_op is on its way
     cdef bint starving          # waits for receive buffers
     cdef sockaddr_in6 name      # of the last sender, or a sockaddr_in
@@ -27,7 +26,6 @@ cdef class DatagramTransport(FlowControl):
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 
-    cdef int want_recv(self) except -1
     cdef int submit_recv(self, bint poll_first) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_readable(self, int res, unsigned int flags) except -1
@@ -36,8 +34,8 @@ cdef class DatagramTransport(FlowControl):
     cdef int recvfrom_all(self) except -1
     cdef object sender_of(self, const char *name, unsigned int size)
     cdef int deliver(self, object data, object address) except -1
+    cdef int receive_error(self, object exc) except -1
     cdef int deliver_error(self, object exc) except -1
-    cdef int stop_receiving(self) except -1
     cdef bint send_one(self, object data, object address) except -1
     cdef int submit_room(self) except -1
     cdef int on_room(self, int res, unsigned int flags) except -1

@@ -134,8 +134,7 @@ cdef class DatagramTransport(FlowControl):
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
     cdef int want_recv(self) except -1:
-        """Arm a receive unless one is armed or nobody wants it."""
-        if (self.started and not self.closing and not self.recv_op.in_flight
+        if (self.started and not self.paused and not self.closing and not self.recv_op.in_flight
                 and not self.starving):
             self.submit_recv(False)
         return 0
@@ -168,7 +167,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int on_readable(self, int res, unsigned int flags) except -1:
         cdef int count = 1
         try:
-            if res >= 0 and not self.closing:
+            if res >= 0 and not self.closing and not self.paused:
                 count = self.recvfrom_all()
         finally:
             if count:
@@ -193,7 +192,7 @@ cdef class DatagramTransport(FlowControl):
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         try:
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
-                self.deliver_error(os_error(res, ""))
+                self.receive_error(os_error(res, ""))
         finally:
             self.want_recv()
         return 0
@@ -202,7 +201,7 @@ cdef class DatagramTransport(FlowControl):
         # With a poll first: a receive that looks for a buffer first fails for want of one even
         # when the socket is idle.
         self.starving = False
-        if not self.closing and not self.recv_op.in_flight:
+        if not self.paused and not self.closing and not self.recv_op.in_flight:
             self.submit_recv(True)
         return 0
 
@@ -226,6 +225,8 @@ cdef class DatagramTransport(FlowControl):
             address = self.sender_of(name, name_size)
         finally:
             self.loop.datagram_pool.give_back(flags)
+        if self.paused or self.stash:
+            return self.keep((data, address))
         return self.deliver(data, address)
 
     cdef object sender_of(self, const char *name, unsigned int size):
@@ -242,7 +243,7 @@ cdef class DatagramTransport(FlowControl):
         """Receive what is there, up to a limit; return how many datagrams and errors it was."""
         cdef Py_ssize_t size
         cdef int count = 0
-        while count < RECEIVED_MAX and not self.closing:
+        while count < RECEIVED_MAX and not self.closing and not self.paused:
             # Asked first: what a datagram has beyond the size of the buffer is lost.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             if size < 0 and (errno == EAGAIN or errno == EINTR):
@@ -263,6 +264,16 @@ cdef class DatagramTransport(FlowControl):
                 self.deliver(data, address)
             count += 1
         return count
+
+    cdef int receive_error(self, object exc) except -1:
+        if self.paused or self.stash:
+            return self.keep(exc)
+        return self.deliver_error(exc)
+
+    cdef int deliver_item(self, object item) except -1:
+        if isinstance(item, tuple):
+            return self.deliver(item[0], item[1])
+        return self.deliver_error(item)
 
     cdef int deliver(self, object data, object address) except -1:
         cdef PyObject *result = self.call_two(
@@ -428,11 +439,11 @@ cdef class DatagramTransport(FlowControl):
         if self.closing:
             return
         self.closing = True
-        self.stop_receiving()
+        self.stop_reading()
         if not self.queue:
             self.schedule_end(None, None)
 
-    cdef int stop_receiving(self) except -1:
+    cdef int stop_reading(self) except -1:
         if self.recv_op.in_flight and not self.cancelling:
             self.cancelling = True
             self.loop.ring.cancel(&self.recv_op)
@@ -445,7 +456,7 @@ cdef class DatagramTransport(FlowControl):
         # What is queued is no operation's: a send is a system call that has ended.
         self.queue.clear()
         self.queue_size = 0
-        self.stop_receiving()
+        self.stop_reading()
         if self.room_op.in_flight:
             self.loop.ring.cancel(&self.room_op)
         return 0
@@ -456,6 +467,20 @@ cdef class DatagramTransport(FlowControl):
     def __class__(self):
         # As Transport does, for the other kind.
         return DATAGRAM_CLASS
+
+    # That class is a stream's, too, and has these to refuse them.
+
+    def write(self, data):
+        raise NotImplementedError
+
+    def writelines(self, list_of_data):
+        raise NotImplementedError
+
+    def write_eof(self):
+        raise NotImplementedError
+
+    def can_write_eof(self):
+        raise NotImplementedError
 
 
 def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):

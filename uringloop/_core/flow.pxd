@@ -1,9 +1,9 @@
 """Flow control: when a protocol is told to pause writing, and to resume."""
 
-from uringloop._core.transport cimport Transport
+from uringloop._core.reader cimport ReadTransport
 
 
-cdef class FlowControl(Transport):
+cdef class FlowControl(ReadTransport):
     cdef bint writing_paused        # the protocol was told to pause
     cdef Py_ssize_t high_water
     cdef Py_ssize_t low_water

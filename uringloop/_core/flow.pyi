@@ -2,12 +2,12 @@
 
 from typing_extensions import disjoint_base
 
-from uringloop._core.transport import Transport
+from uringloop._core.reader import ReadTransport
 
 HIGH_WATER: int
 
 @disjoint_base
-class FlowControl(Transport):
+class FlowControl(ReadTransport):
     @property
     def _protocol_paused(self) -> bool: ...
     def get_write_buffer_limits(self) -> tuple[int, int]: ...

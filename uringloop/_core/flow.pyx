@@ -8,7 +8,7 @@ from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._core.pyapi cimport Py_DECREF_owned
-from uringloop._core.transport cimport Transport
+from uringloop._core.reader cimport ReadTransport
 
 
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
@@ -17,7 +17,7 @@ HIGH_WATER = 64 * 1024
 cdef object NAME_RESUME_WRITING = "resume_writing"
 
 
-cdef class FlowControl(Transport):
+cdef class FlowControl(ReadTransport):
 
     def __cinit__(self, *args, **kwargs):
         self.high_water = HIGH_WATER

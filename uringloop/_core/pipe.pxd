@@ -2,18 +2,15 @@
 
 cimport cython
 from uringloop._core.ring cimport Operation
-from uringloop._core.transport cimport Transport
+from uringloop._core.reader cimport ReadTransport
 from uringloop._core.writer cimport WriteTransport
 
 
 @cython.final
-cdef class ReadPipeTransport(Transport):
+cdef class ReadPipeTransport(ReadTransport):
     cdef Operation read_op          # a one-shot poll; left armed while reading is paused
-    cdef bint started               # connection_made has been called
-    cdef bint paused                # by pause_reading
     cdef bint cancelling            # a cancel of read_op is on its way
 
-    cdef int want_read(self) except -1
     cdef int submit_read(self) except -1
     cdef int on_read(self, int res, unsigned int flags) except -1
     cdef int read_some(self) except -1

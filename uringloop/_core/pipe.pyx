@@ -21,6 +21,7 @@ from cpython.object cimport PyObject
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport Py_DECREF_owned
+from uringloop._core.reader cimport ReadTransport
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport Transport
 from uringloop._core.writer cimport WriteTransport
@@ -52,7 +53,7 @@ cdef int EIO = errno_module.EIO
 
 
 @cython.final
-cdef class ReadPipeTransport(Transport):
+cdef class ReadPipeTransport(ReadTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.read_op, read_pipe_on_read, <PyObject*>self)
@@ -67,7 +68,7 @@ cdef class ReadPipeTransport(Transport):
             self.loop.schedule(self._start, (None,), None)
             return
         self.started = True
-        self.want_read()
+        self.want_recv()
 
     def __repr__(self):
         state = "closed" if self.sock is None else "closing" if self.closing else "open"
@@ -76,8 +77,7 @@ cdef class ReadPipeTransport(Transport):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int want_read(self) except -1:
-        """Arm the poll if the protocol wants bytes and it is not armed."""
+    cdef int want_recv(self) except -1:
         if self.started and not self.paused and not self.closing and not self.read_op.in_flight:
             self.submit_read()
         return 0
@@ -99,7 +99,7 @@ cdef class ReadPipeTransport(Transport):
                 self.read_some()
         finally:
             # A KeyboardInterrupt of the protocol leaves the run, and the next run reads on.
-            self.want_read()
+            self.want_recv()
         return 0
 
     cdef int read_some(self) except -1:
@@ -127,25 +127,6 @@ cdef class ReadPipeTransport(Transport):
         self.closing = True
         self.loop.schedule(self.protocol.eof_received, (), self.context)
         return self.schedule_end(None, self.context)
-
-    def pause_reading(self):
-        # The poll stays armed: it takes nothing from the pipe.
-        if self.closing or self.paused:
-            return
-        self.paused = True
-        if self.loop.debug:
-            logger.debug("%r pauses reading", self)
-
-    def resume_reading(self):
-        if self.closing or not self.paused:
-            return
-        self.paused = False
-        self.want_read()
-        if self.loop.debug:
-            logger.debug("%r resumes reading", self)
-
-    def is_reading(self):
-        return not self.paused and not self.closing
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
@@ -333,6 +314,17 @@ cdef class WritePipeTransport(WriteTransport):
         return self.send_op.in_flight or self.watch_op.in_flight
 
     # ── asyncio.WriteTransport ───────────────────────────────────────────────────────────────
+
+    # asyncio's is a reading transport by its class, and has these to refuse them.
+
+    def pause_reading(self):
+        raise NotImplementedError
+
+    def resume_reading(self):
+        raise NotImplementedError
+
+    def is_reading(self):
+        raise NotImplementedError
 
     @property
     def __class__(self):

@@ -9,27 +9,19 @@ from uringloop._core.writer cimport WriteTransport
 cdef class StreamTransport(WriteTransport):
     # reading
     cdef Operation recv_op          # owns nothing: the kernel writes to the pool's buffers
-    cdef bint started               # connection_made has been called
     cdef bint buffered              # the protocol is a BufferedProtocol
-    cdef bint paused                # by pause_reading
     cdef bint cancelling            # a cancel of recv_op is on its way
     cdef bint single_shot           # receives are armed one by one
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
-    cdef bint stash_scheduled       # deliver_stash is in the ready queue
-    cdef list stash                 # received while paused; None when there never was anything
 
     cdef int submit_recv(self, bint poll_first) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
-    cdef int want_recv(self) except -1
     cdef int deliver(self, bytes data) except -1
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t fill_protocol_buffer(self, const char *data, Py_ssize_t size) except -1
-    cdef int keep(self, object item) except -1
-    cdef int keep_first(self, bytes data) except -1
-    cdef int schedule_stash(self) except -1
     cdef int end_reading(self, object item) except -1
     cdef int deliver_end(self, object item) except -1
 

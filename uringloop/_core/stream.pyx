@@ -100,7 +100,6 @@ cdef class StreamTransport(WriteTransport):
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     cdef int want_recv(self) except -1:
-        """Arm a receive if the protocol wants bytes and none is armed."""
         if (self.started and not self.paused and not self.closing and not self.read_ended
                 and not self.recv_op.in_flight and not self.starving):
             self.submit_recv(False)
@@ -255,61 +254,15 @@ cdef class StreamTransport(WriteTransport):
     # ── pausing ──────────────────────────────────────────────────────────────────────────────
 
     cdef int keep(self, object item) except -1:
-        """Stash what came while reading is paused, and stop the flow."""
-        if self.stash is None:
-            self.stash = []
-        self.stash.append(item)
         if self.paused:
             # Pausing under load costs a cancel each time: from now on one receive at a time.
             self.single_shot = True
-            self.stop_reading()
-        return 0
+        return WriteTransport.keep(self, item)
 
-    cdef int keep_first(self, bytes data) except -1:
-        """Stash what is left of the item that is being delivered: it goes before the others."""
-        if self.stash is None:
-            self.stash = []
-        self.stash.insert(0, data)
-        if not self.paused:
-            self.schedule_stash()
-        return 0
-
-    cdef int schedule_stash(self) except -1:
-        if not self.stash_scheduled:
-            self.stash_scheduled = True
-            # In a context of its own: each delivery enters the transport's.
-            self.loop.schedule(self._deliver_stash, (), None)
-        return 0
-
-    def _deliver_stash(self):
-        self.stash_scheduled = False
-        try:
-            while self.stash and not self.paused and not self.closing:
-                item = self.stash.pop(0)
-                if isinstance(item, bytes):
-                    self.deliver(item)
-                else:
-                    self.deliver_end(item)
-        finally:
-            if self.stash and not self.paused and not self.closing:
-                self.schedule_stash()
-            self.want_recv()
-
-    def pause_reading(self):
-        if not self.closing:
-            self.paused = True
-
-    def resume_reading(self):
-        if self.closing or not self.paused:
-            return
-        self.paused = False
-        if self.stash:
-            self.schedule_stash()
-        else:
-            self.want_recv()
-
-    def is_reading(self):
-        return not self.closing and not self.paused
+    cdef int deliver_item(self, object item) except -1:
+        if isinstance(item, bytes):
+            return self.deliver(item)
+        return self.deliver_end(item)
 
     cdef int stop_reading(self) except -1:
         if self.recv_op.in_flight and not self.cancelling:
@@ -363,7 +316,9 @@ cdef class StreamTransport(WriteTransport):
 
     def set_protocol(self, protocol):
         self.protocol = protocol
-        self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        # By its methods, too, where asyncio could do nothing with it, as uvloop does.
+        self.buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
+            not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"))
 
 
 cdef StreamTransport new_stream(

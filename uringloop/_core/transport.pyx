@@ -211,9 +211,27 @@ cdef class Transport(Flushable):
         # isinstance(transport, asyncio.Transport) holds, as programs expect, without its layout.
         return STREAM_CLASS
 
+    # Private ones that programs written for asyncio or uvloop look at.
+
     @property
     def _loop(self):
         return self.loop
+
+    @property
+    def _closing(self):
+        return self.closing
+
+    @property
+    def _protocol(self):
+        return self.protocol
+
+    @property
+    def _sock(self):
+        return self.sock
+
+    @property
+    def _extra(self):
+        return self.extra
 
     def get_extra_info(self, name, default=None):
         return self.extra.get(name, default)

@@ -329,9 +329,6 @@ cdef class WriteTransport(FlowControl):
             self.schedule_end(None, context)
         return 0
 
-    cdef int stop_reading(self) except -1:
-        return 0
-
     cdef bint busy(self) noexcept:
         return self.send_op.in_flight
 

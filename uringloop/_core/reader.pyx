@@ -1,0 +1,86 @@
+"""Pausing: what a transport that reads does with what comes meanwhile.
+
+`pause_reading` only sets a flag. What the kernel had taken from the socket by then, or takes
+before it hears of the pause, goes to a stash; the first such item stops the flow. `resume_reading`
+delivers the stash in a callback of its own, in order, and looks at the flag again after each item.
+An item is whatever the subclass puts there: bytes, a datagram, an end.
+"""
+
+from asyncio.log import logger
+
+from uringloop._core.transport cimport Transport
+
+
+cdef class ReadTransport(Transport):
+
+    cdef int want_recv(self) except -1:
+        """Arm a receive if the protocol wants something and none is armed."""
+        raise NotImplementedError
+
+    cdef int stop_reading(self) except -1:
+        """Take nothing more from the descriptor."""
+        return 0
+
+    cdef int deliver_item(self, object item) except -1:
+        """Hand an item of the stash to the protocol."""
+        raise NotImplementedError
+
+    cdef int keep(self, object item) except -1:
+        """Stash what came while reading is paused, and stop the flow."""
+        if self.stash is None:
+            self.stash = []
+        self.stash.append(item)
+        if self.paused:
+            self.stop_reading()
+        return 0
+
+    cdef int keep_first(self, object item) except -1:
+        """Stash what is left of the item that is being delivered: it goes before the others."""
+        if self.stash is None:
+            self.stash = []
+        self.stash.insert(0, item)
+        if not self.paused:
+            self.schedule_stash()
+        return 0
+
+    cdef int schedule_stash(self) except -1:
+        if not self.stash_scheduled:
+            self.stash_scheduled = True
+            # In a context of its own: each delivery enters the transport's.
+            self.loop.schedule(self._deliver_stash, (), None)
+        return 0
+
+    def _deliver_stash(self):
+        self.stash_scheduled = False
+        try:
+            while self.stash and not self.paused and not self.closing:
+                self.deliver_item(self.stash.pop(0))
+        finally:
+            if self.stash and not self.paused and not self.closing:
+                self.schedule_stash()
+            self.want_recv()
+
+    @property
+    def _paused(self):
+        return self.paused
+
+    def pause_reading(self):
+        if self.closing or self.paused:
+            return
+        self.paused = True
+        if self.loop.debug:
+            logger.debug("%r pauses reading", self)
+
+    def resume_reading(self):
+        if self.closing or not self.paused:
+            return
+        self.paused = False
+        if self.stash:
+            self.schedule_stash()
+        else:
+            self.want_recv()
+        if self.loop.debug:
+            logger.debug("%r resumes reading", self)
+
+    def is_reading(self):
+        return not self.closing and not self.paused
