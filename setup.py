@@ -23,6 +23,7 @@ CORE = (
     "handles",
     "writequeue",
     "timers",
+    "wakeup",
     "loop",
     "transport",
     "reader",

@@ -256,6 +256,17 @@ async def test_abort_discards_pending_data(each_loop: Loop) -> None:
 
 
 @on_loop
+async def test_what_was_written_before_an_abort_has_gone(each_loop: Loop) -> None:
+    """asyncio sends in write(): only what the socket did not take is there to be dropped."""
+    async with stream(each_loop, Collector(each_loop)) as (transport, peer):
+        transport.write(b"the last ")
+        transport.writelines([b"words", b"!"])
+        transport.abort()
+        transport.write(b"too late")
+        assert await read_to_end(each_loop, peer) == b"the last words!"
+
+
+@on_loop
 async def test_abort_overtakes_a_close_that_waits_for_its_peer(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector, buffer_size=NARROW) as (transport, _):

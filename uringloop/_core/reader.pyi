@@ -1,7 +1,10 @@
 """Pausing: what a transport that reads does with what comes meanwhile."""
 
+from typing_extensions import disjoint_base
+
 from uringloop._core.transport import Transport
 
+@disjoint_base
 class ReadTransport(Transport):
     @property
     def _paused(self) -> bool: ...

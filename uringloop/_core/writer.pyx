@@ -339,7 +339,18 @@ cdef class WriteTransport(FlowControl):
         if self.send_op.in_flight:
             self.loop.ring.cancel(&self.send_op)
         else:
+            self.send_last()
             self.queue.clear()
+        return 0
+
+    cdef int send_last(self) except -1:
+        """Send what was written in this turn, before an abort: in asyncio it would have gone."""
+        cdef Py_ssize_t res = 0
+        while self.queue.count and not self.full and res >= 0:
+            self.queue.prepare()
+            res = self.send_directly()
+            if res > 0:
+                self.queue.consume(res)
         return 0
 
 

@@ -1,0 +1,61 @@
+"""The loop's clock: what handles tell of it, and programs that put another in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import AbstractEventLoop
+from fractions import Fraction
+from unittest import mock
+
+import pytest
+from conftest import run_turns
+
+import uringloop
+
+
+@pytest.mark.parametrize("base", [asyncio.SelectorEventLoop, uringloop.Loop])
+def test_a_subclass_may_have_a_clock_of_its_own(base: type[AbstractEventLoop]) -> None:
+    class Shifted(base):  # type: ignore[misc, valid-type]
+        def time(self) -> float:
+            return float(super().time()) + 1000
+
+    loop = Shifted()
+    try:
+        ran: list[str] = []
+        loop.call_at(loop.time() + 0.002, ran.append, "at")
+        handle = loop.call_later(0.001, ran.append, "later")
+        assert handle.when() > 1000
+        loop.call_later(0.004, loop.stop)
+        loop.run_forever()
+        assert ran == ["later", "at"]
+    finally:
+        loop.close()
+
+
+def test_time_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:
+    """As tests of timeouts do, with mock.patch.object(loop, "time")."""
+    ran: list[str] = []
+    each_loop.call_later(3600, ran.append, "an hour")
+    handle = each_loop.call_later(0, ran.append, "now")
+    hour_later = each_loop.time() + 3600.5
+    with mock.patch.object(each_loop, "time", return_value=hour_later) as time_now:
+        run_turns(each_loop, 2)
+        assert ran == ["now", "an hour"]
+        handle = each_loop.call_later(60, ran.append, "a minute")
+        assert handle.when() == hour_later + 60
+        run_turns(each_loop, 2)
+        assert len(ran) == 2
+        time_now.return_value = hour_later + 60
+        run_turns(each_loop, 2)
+        assert ran == ["now", "an hour", "a minute"]
+    assert abs(each_loop.time() - time.monotonic()) < 10
+    each_loop.call_later(0.001, each_loop.stop)
+    each_loop.run_forever()
+
+
+def test_a_handle_tells_the_time_that_it_was_given(each_loop: AbstractEventLoop) -> None:
+    for when in (10, 10.5, Fraction(21, 2)):
+        handle = each_loop.call_at(when, print)  # type: ignore[arg-type]
+        assert handle.when() is when
+        handle.cancel()

@@ -1,0 +1,3 @@
+"""What ends a loop's sleep from outside."""
+
+class WakeUp: ...
