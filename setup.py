@@ -22,6 +22,7 @@ CORE = (
     "buffers",
     "handles",
     "writequeue",
+    "feeding",
     "timers",
     "wakeup",
     "loop",

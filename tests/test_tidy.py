@@ -27,7 +27,10 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "the kernel's ABI",
         ("_native.uring", "_native.probes", "_core.errors", "_core.pyapi", "_version"),
     ),
-    ("requests, callbacks, bytes", ("_core.ring", "_core.handles", "_core.writequeue")),
+    (
+        "requests, callbacks, bytes",
+        ("_core.ring", "_core.handles", "_core.writequeue", "_core.feeding"),
+    ),
     ("buffers, deadlines", ("_core.buffers", "_core.timers", "_core.wakeup")),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),

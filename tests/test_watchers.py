@@ -108,6 +108,19 @@ async def test_a_full_socket_is_not_writable_until_it_is_read(each_loop: Loop) -
 
 
 @on_loop
+async def test_what_was_closed_is_removed_by_its_object(each_loop: Loop) -> None:
+    left, right = socket.socketpair()
+    each_loop.add_reader(left, print)
+    each_loop.add_writer(right, print)
+    right.close()
+    left.close()
+    assert each_loop.remove_reader(left)
+    assert each_loop.remove_writer(right)
+    with pytest.raises(ValueError, match=r"^Invalid file descriptor: -1$"):
+        each_loop.remove_reader(left)
+
+
+@on_loop
 async def test_arguments_are_passed(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     calls: list[tuple[object, ...]] = []

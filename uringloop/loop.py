@@ -466,7 +466,7 @@ class Loop(RunningLoop):
         watcher = watchers.get(number)
         if watcher is None:
             checks.check_pollable(number)
-            watcher = watchers[number] = poll.PollWatcher(self, number, mask)
+            watcher = watchers[number] = poll.PollWatcher(self, number, mask, fd)
         watcher.watch(callback, args)
 
     def _remove_watcher(self, watchers: dict[int, poll.PollWatcher], fd: FileLike) -> bool:
@@ -474,6 +474,9 @@ class Loop(RunningLoop):
         self._check_no_transport(number)
         if self.is_closed():
             return False
+        if number < 0:
+            # Closed meanwhile: it is known by what was watched.
+            number = next((known for known, one in watchers.items() if one.file is fd), number)
         checks.check_descriptor(number)
         watcher = watchers.pop(number, None)
         if watcher is None:

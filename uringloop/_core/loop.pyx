@@ -20,7 +20,7 @@ Everything that happens once for a connection or a loop is Python, in uringloop/
 import inspect
 import sys
 import threading
-from asyncio import coroutines, events, format_helpers
+from asyncio import Future, coroutines, events, format_helpers
 from asyncio.log import logger
 
 from cpython.list cimport PyList_GET_SIZE
@@ -183,6 +183,9 @@ cdef class LoopCore:
 
     cdef int64_t now_ns(self) except? -1:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
+
+    def create_future(self):
+        return Future(loop=self)
 
     def get_debug(self):
         return self.debug

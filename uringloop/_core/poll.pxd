@@ -9,6 +9,7 @@ cdef class PollWatcher(Flushable):
     # One direction of one descriptor of add_reader or add_writer.
     cdef LoopCore loop
     cdef int fd                 # the user's
+    cdef readonly object file   # what add_reader was given: the number, or what has one
     cdef unsigned int mask      # POLLIN or POLLOUT
     cdef Handle handle          # what to run; replaced at will
     cdef Operation poll_op      # one-shot: level-triggered by arming it again

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Self
+from typing import Final, Self
 
 from typing_extensions import disjoint_base
 
@@ -14,7 +14,9 @@ WRITE: int
 
 @disjoint_base
 class PollWatcher(Flushable):
-    def __new__(cls, loop: LoopCore, fd: int, mask: int) -> Self: ...
+    file: Final[object]
+
+    def __new__(cls, loop: LoopCore, fd: int, mask: int, file: object = None) -> Self: ...
     def watch(
         self, callback: Callable[..., object], args: tuple[object, ...]
     ) -> asyncio.Handle: ...

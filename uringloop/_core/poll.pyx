@@ -34,9 +34,10 @@ WRITE = POLLOUT
 
 cdef class PollWatcher(Flushable):
 
-    def __cinit__(self, LoopCore loop not None, int fd, unsigned int mask):
+    def __cinit__(self, LoopCore loop not None, int fd, unsigned int mask, file=None):
         self.loop = loop
         self.fd = fd
+        self.file = file
         self.mask = mask
         operation_init(&self.poll_op, poll_watcher_on_poll, <PyObject*>self)
 

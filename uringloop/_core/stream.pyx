@@ -19,6 +19,7 @@ from libc.string cimport memcpy
 
 from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
+from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, Ring, operation_init
@@ -45,6 +46,7 @@ cdef object NAME_GET_BUFFER = "get_buffer"
 cdef object NAME_BUFFER_UPDATED = "buffer_updated"
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef object ANY_SIZE = -1
+cdef str DATA_RECEIVED_FAILED = "Fatal error: protocol.data_received() call failed."
 cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
@@ -166,6 +168,8 @@ cdef class StreamTransport(WriteTransport):
                 return 0
             if self.buffered and not stashing:
                 return self.deliver_buffered(memory, size)
+            if self.fed and not stashing and self.feed_reader(memory, size):
+                return 0
             data = PyBytes_FromStringAndSize(memory, size)
         finally:
             self.loop.pool.give_back(flags)
@@ -173,13 +177,26 @@ cdef class StreamTransport(WriteTransport):
             return self.keep(data)
         return self.deliver(data)
 
+    cdef bint feed_reader(self, const char *memory, int size) except -1:
+        """Do what asyncio's StreamReaderProtocol does with *size* bytes; False if it must."""
+        if self.loop.debug:
+            # A slow one is to be reported.
+            return False
+        try:
+            return feed(self.protocol, memory, size)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, DATA_RECEIVED_FAILED)
+            return True
+
     cdef int deliver(self, bytes data) except -1:
         cdef PyObject *result
         if self.buffered:
             return self.deliver_buffered(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
         if result == NULL:
-            return self.call_failed("Fatal error: protocol.data_received() call failed.", True)
+            return self.call_failed(DATA_RECEIVED_FAILED, True)
         Py_DECREF_owned(result)
         return 0
 
@@ -316,6 +333,7 @@ cdef class StreamTransport(WriteTransport):
 
     def set_protocol(self, protocol):
         self.protocol = protocol
+        self.fed = is_fed(protocol)
         # By its methods, too, where asyncio could do nothing with it, as uvloop does.
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
             not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"))

@@ -1,3 +1,6 @@
 """What ends a loop's sleep from outside."""
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
 class WakeUp: ...

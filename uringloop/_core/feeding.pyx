@@ -1,0 +1,86 @@
+"""Bytes straight into the buffer of asyncio's StreamReader, without a call of Python code.
+
+What StreamReaderProtocol.data_received and StreamReader.feed_data do, step by step, for the exact
+classes of the standard library, and only as long as these are what they were when this was written:
+that is looked at when this module is imported. Whatever is unusual is left to them.
+"""
+
+import asyncio
+from asyncio import streams
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from libc.string cimport memcpy
+
+
+# The names that each function uses, from 3.11 on.
+SHAPE = {
+    streams.StreamReaderProtocol.data_received: {"_stream_reader", "feed_data"},
+    streams.StreamReaderProtocol._stream_reader.fget: {"_stream_reader_wr"},
+    streams.StreamReader.feed_data: {
+        "_eof", "_buffer", "extend", "_wakeup_waiter", "_transport", "_paused", "len", "_limit",
+        "pause_reading", "NotImplementedError",
+    },
+    streams.StreamReader._wakeup_waiter: {"_waiter", "cancelled", "set_result"},
+}
+
+cdef object PROTOCOL = streams.StreamReaderProtocol
+cdef object READER = streams.StreamReader
+cdef object DATA_RECEIVED = streams.StreamReaderProtocol.data_received
+cdef object FEED_DATA = streams.StreamReader.feed_data
+cdef object FUTURE = asyncio.Future
+cdef bint known = all(
+    set(function.__code__.co_names) - {"AssertionError"} == names
+    for function, names in SHAPE.items())
+
+
+def shape_is_known():
+    """Return whether the standard library's classes are those that this module knows."""
+    return known
+
+
+cdef bint is_fed(object protocol) except -1:
+    """Return whether `feed` may be tried for *protocol*."""
+    # A program may have replaced the methods meanwhile.
+    return (known and type(protocol) is PROTOCOL
+            and PROTOCOL.data_received is DATA_RECEIVED and READER.feed_data is FEED_DATA)
+
+
+cdef bint feed(object protocol, const char *data, Py_ssize_t size) except -1:
+    """Append *data* to the reader's buffer and wake who waits; False if nothing was done."""
+    cdef object reference = protocol._stream_reader_wr
+    cdef object reader, waiter, buffer
+    cdef Py_ssize_t old
+    if reference is None:
+        return False
+    reader = reference()
+    if type(reader) is not READER or reader._eof:
+        return False
+    buffer = reader._buffer
+    if type(buffer) is not bytearray:
+        return False
+    waiter = reader._waiter
+    if waiter is not None and type(waiter) is not FUTURE:
+        return False
+    old = PyByteArray_GET_SIZE(buffer)
+    PyByteArray_Resize(buffer, old + size)
+    memcpy(PyByteArray_AS_STRING(buffer) + old, data, size)
+    if waiter is not None:
+        reader._waiter = None
+        if not waiter.cancelled():
+            waiter.set_result(None)
+    if old + size > 2 * <Py_ssize_t>reader._limit:
+        pause(reader)
+    return True
+
+
+cdef int pause(object reader) except -1:
+    """Stop a transport that is ahead of its reader."""
+    if reader._transport is None or reader._paused:
+        return 0
+    try:
+        reader._transport.pause_reading()
+    except NotImplementedError:
+        reader._transport = None
+    else:
+        reader._paused = True
+    return 0
