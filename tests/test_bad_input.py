@@ -64,6 +64,8 @@ DELIBERATE = {
     "plain: call_soon()": ARITY,
     "plain: call_later(0)": ARITY,
     "plain: stop(1)": ARITY,
+    "plain: sock_recv(sock)": ARITY,
+    "debug: sock_recv(sock)": ARITY,
     "plain: call_exception_handler(message=1), default": ODD_REPORT,
     "plain: default_exception_handler(message=1)": ODD_REPORT,
     "plain: call_exception_handler(exception='text'), default": ODD_REPORT,

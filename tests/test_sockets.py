@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import open_fds, tcp_pair
@@ -515,3 +516,67 @@ async def test_the_socket_of_a_transport_is_refused(each_loop: Loop) -> None:
             await each_loop.sock_recv(ours, 1)
         transport.close()
         await turns(3)
+
+
+@on_loop
+async def test_a_number_that_is_used_again_has_no_past(each_loop: Loop) -> None:
+    """A receive that emptied its socket is remembered by number, and the number gets a new file."""
+    for number in range(20):
+        left, right = socket.socketpair()
+        left.setblocking(False)
+        with left, right:
+            right.send(b"one")
+            assert await each_loop.sock_recv(left, 100) == b"one"
+            right.send(b"two" * number + b"!")
+            assert await each_loop.sock_recv(left, 100) == b"two" * number + b"!"
+
+
+@on_loop
+async def test_all_of_a_large_message_is_received_in_parts(each_loop: Loop) -> None:
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    with left, right:
+        data = noise(35 * (700 + 999))
+        right.sendall(data)
+        got = bytearray()
+        buffer = bytearray(1000)
+        while len(got) < len(data):
+            got += await each_loop.sock_recv(left, 700)
+            count = await each_loop.sock_recv_into(left, memoryview(buffer)[:999])
+            got += buffer[:count]
+        assert got == data
+        right.close()
+        assert await each_loop.sock_recv(left, 10) == b""
+        assert await each_loop.sock_recv_into(left, buffer) == 0
+
+
+@on_loop
+async def test_a_subclass_is_asked_by_its_methods(each_loop: Loop) -> None:
+    class Tapped(socket.socket):
+        def recv(self, *args: Any) -> bytes:
+            return super().recv(*args).upper()
+
+        def send(self, data: Any, *args: Any) -> int:
+            return super().send(bytes(data).lower(), *args)
+
+    left, right = socket.socketpair()
+    tapped = Tapped(fileno=left.detach())
+    tapped.setblocking(False)
+    with tapped, right:
+        right.send(b"loud")
+        assert await each_loop.sock_recv(tapped, 100) == b"LOUD"
+        await each_loop.sock_sendall(tapped, b"QUIET")
+        assert right.recv(100) == b"quiet"
+
+
+@on_loop
+async def test_each_try_of_a_send_goes_on_where_the_last_one_ended(each_loop: Loop) -> None:
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    right.setblocking(False)
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    with left, right:
+        for data in (noise(300_000), bytearray(noise(300_000)), memoryview(noise(300_000))):
+            task = each_loop.create_task(each_loop.sock_sendall(left, data))
+            assert await read_exactly(each_loop, right, 300_000) == data
+            await task

@@ -390,15 +390,9 @@ class Loop(RunningLoop):
         if self.get_debug():
             checks.check_nonblocking(sock)
 
-    async def sock_recv(self, sock: socket.socket, n: int) -> bytes:
-        self._check_sock(sock)
-        result: bytes = await socketops.when_readable(self, sock, "recv", n)
-        return result
-
-    async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
-        self._check_sock(sock)
-        result: int = await socketops.when_readable(self, sock, "recv_into", buf)
-        return result
+    sock_recv = socketops.sock_recv  # type: ignore[assignment]  # its stub has another name for n
+    sock_recv_into = socketops.sock_recv_into
+    sock_sendall = socketops.sock_sendall
 
     async def sock_recvfrom(self, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
         self._check_sock(sock)
@@ -414,10 +408,6 @@ class Loop(RunningLoop):
             self, sock, "recvfrom_into", buf, size
         )
         return result
-
-    async def sock_sendall(self, sock: socket.socket, data: Any) -> None:
-        self._check_sock(sock)
-        await socketops.sock_sendall(self, sock, data)
 
     async def sock_sendto(self, sock: socket.socket, data: Any, address: Any) -> int:
         self._check_sock(sock)

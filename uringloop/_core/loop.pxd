@@ -75,6 +75,7 @@ cdef class LoopCore:
     cdef int rearm_all(self) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1
     cdef bint has_starved(self) noexcept
+    cdef bint has_transport(self, int fd) noexcept
     cdef int register_transport(self, int fd, PyObject *transport) except -1
     cdef void forget_transport(self, int fd) noexcept
     cdef int wake(self) except -1

@@ -20,7 +20,7 @@ Everything that happens once for a connection or a loop is Python, in uringloop/
 import inspect
 import sys
 import threading
-from asyncio import Future, coroutines, events, format_helpers
+from asyncio import coroutines, events, format_helpers
 from asyncio.log import logger
 
 from cpython.list cimport PyList_GET_SIZE
@@ -183,9 +183,6 @@ cdef class LoopCore:
 
     cdef int64_t now_ns(self) except? -1:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
-
-    def create_future(self):
-        return Future(loop=self)
 
     def get_debug(self):
         return self.debug
@@ -532,9 +529,12 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
-        if 0 <= fd < self.transports_size and self.transports[fd] != NULL:
-            return <object>self.transports[fd]
+        if 0 <= fd < self.transports_size and self.has_transport(fd):
+            return <object>self.transports[<int>fd]
         return None
+
+    cdef bint has_transport(self, int fd) noexcept:
+        return 0 <= fd < self.transports_size and self.transports[fd] != NULL
 
     cdef int register_transport(self, int fd, PyObject *transport) except -1:
         """Note who owns *fd*; the transport takes itself out before it closes the descriptor."""

@@ -6,6 +6,9 @@ triggered after its first completion. Nothing here reads, writes or closes the d
 cancelled poll cannot lose a byte.
 """
 
+from asyncio import Future
+
+cimport cython
 from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport ECANCELED, os_error
@@ -94,6 +97,7 @@ cdef class PollWatcher(Flushable):
         self.arm()
 
 
+@cython.freelist(64)
 cdef class PollOnce:
 
     cdef int arm(self) except -1:
@@ -135,7 +139,7 @@ cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
     waiter.loop = loop
     waiter.fd = fd
     waiter.mask = mask
-    waiter.future = loop.create_future()
+    waiter.future = Future(loop=loop)
     operation_init(&waiter.poll_op, poll_once_on_poll, <PyObject*>waiter)
     waiter.arm()
     return waiter
