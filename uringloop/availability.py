@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import platform
-from pathlib import Path
+import os
 
-SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
-STATUS = Path("/proc/self/status")
+SYSCTL = "/proc/sys/kernel/io_uring_disabled"
+STATUS = "/proc/self/status"
 
 # The first kernel with DEFER_TASKRUN, and with it the rules this loop is built on.
 KERNEL_MIN = "6.1"
@@ -37,7 +36,7 @@ def _cause(error: int) -> str:
             "io_uring_register there"
         )
     if error == errno.EINVAL:
-        return f"kernel {platform.release()} is too old, {KERNEL_MIN} is the oldest that serves"
+        return f"kernel {os.uname().release} is too old, {KERNEL_MIN} is the oldest that serves"
     if error == errno.ENOMEM:
         return "not enough memory, or RLIMIT_MEMLOCK or the memory cgroup is exhausted"
     if error in (errno.EMFILE, errno.ENFILE):
@@ -52,8 +51,9 @@ def _seccomp_mode() -> str:
     return "unknown"
 
 
-def _read(path: Path) -> str | None:
+def _read(path: str) -> str | None:
     try:
-        return path.read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return None

@@ -12,7 +12,6 @@ from asyncio import staggered
 from asyncio.log import logger
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from uringloop import tls
@@ -125,14 +124,16 @@ async def connect_accepted_socket(
 # ── from a socket to a transport ─────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
 class Ends(Generic[P]):
     """What sits on a connection: the program's protocol, and perhaps TLS below it."""
 
-    protocol: P
-    secure: SSLProtocol | None
-    # Told of connection_made, or of the end of the TLS handshake.
-    waiter: asyncio.Future[None]
+    def __init__(
+        self, protocol: P, secure: SSLProtocol | None, waiter: asyncio.Future[None]
+    ) -> None:
+        self.protocol = protocol
+        self.secure = secure
+        # Told of connection_made, or of the end of the TLS handshake.
+        self.waiter = waiter
 
 
 def ends_of(

@@ -10,22 +10,29 @@ import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from uringloop.running import RunningLoop
 
 
-@dataclass(frozen=True)
 class Options:
     """What a connection or a server was asked to do about TLS."""
 
-    context: ssl.SSLContext | None
-    server_side: bool
-    server_hostname: str | None = None
-    handshake_timeout: float | None = None
-    shutdown_timeout: float | None = None
+    # Written out: making a dataclass takes as long as importing all that is compiled here.
+    def __init__(
+        self,
+        context: ssl.SSLContext | None,
+        server_side: bool,
+        server_hostname: str | None = None,
+        handshake_timeout: float | None = None,
+        shutdown_timeout: float | None = None,
+    ) -> None:
+        self.context = context
+        self.server_side = server_side
+        self.server_hostname = server_hostname
+        self.handshake_timeout = handshake_timeout
+        self.shutdown_timeout = shutdown_timeout
 
 
 def options(
