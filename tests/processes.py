@@ -8,6 +8,7 @@ import contextlib
 import glob
 import os
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[None]:
     pidfd.attach_loop(request.getfixturevalue("each_loop"))
     asyncio.set_child_watcher(pidfd)
     yield
-    asyncio.set_child_watcher(before)
+    with warnings.catch_warnings():
+        # A test that failed has left a child behind, and has said so itself.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        asyncio.set_child_watcher(before)
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,13 @@ from roles import Loop, noise, on_loop, turns, until
 
 import uringloop
 
+
+@pytest.fixture(autouse=True)
+def plain_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a sanitizer that this process runs under out of the shells that it starts."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
 # ── what a process does ───────────────────────────────────────────────────────────────────
 
 
