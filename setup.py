@@ -23,6 +23,7 @@ CORE = (
     "handles",
     "writequeue",
     "feeding",
+    "secure",
     "timers",
     "wakeup",
     "loop",

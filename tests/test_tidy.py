@@ -31,7 +31,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "requests, callbacks, bytes",
         ("_core.ring", "_core.handles", "_core.writequeue", "_core.feeding"),
     ),
-    ("buffers, deadlines", ("_core.buffers", "_core.timers", "_core.wakeup")),
+    ("buffers, deadlines, TLS", ("_core.buffers", "_core.timers", "_core.wakeup", "_core.secure")),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),
     ("pausing in", ("_core.reader",)),

@@ -12,6 +12,8 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from uringloop._core import secure
+
 if TYPE_CHECKING:
     from uringloop.running import RunningLoop
 
@@ -58,14 +60,14 @@ def wrap(
     waiter: asyncio.Future[None],
 ) -> SSLProtocol:
     """Return the protocol that does TLS for *protocol*; *waiter* is told of the handshake's end."""
-    return SSLProtocol(
+    return secure.new_protocol(
         loop,
         protocol,
-        wanted.context,  # type: ignore[arg-type]  # None makes a default one
+        wanted.context,  # None makes a default one
         waiter,
         wanted.server_side,
         wanted.server_hostname,
-        ssl_handshake_timeout=wanted.handshake_timeout,  # type: ignore[arg-type]  # any number
+        ssl_handshake_timeout=wanted.handshake_timeout,
         ssl_shutdown_timeout=wanted.shutdown_timeout,
     )
 

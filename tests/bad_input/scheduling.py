@@ -8,6 +8,7 @@ import contextvars
 import decimal
 import fractions
 import functools
+import multiprocessing
 from typing import Any
 
 from bad_input.stage import AsyncCallable, Call, Stage, cases, coroutine_function
@@ -369,7 +370,9 @@ def _in_shut_pool(s: Stage) -> object:
 
 
 def _process_pool(s: Stage) -> object:
-    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+    # Nothing of it outlives the test, as the server of the newer ways to start would.
+    forking = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=forking) as pool:
         return s.loop.set_default_executor(pool)
 
 

@@ -10,6 +10,7 @@ cdef class StreamTransport(WriteTransport):
     # reading
     cdef Operation recv_op          # owns nothing: the kernel writes to the pool's buffers
     cdef bint buffered              # the protocol is a BufferedProtocol
+    cdef bint secure                # it is TLS, see secure.pyx
     cdef bint fed                   # it is asyncio's StreamReaderProtocol, see feeding.pyx
     cdef bint cancelling            # a cancel of recv_op is on its way
     cdef bint single_shot           # receives are armed one by one
@@ -22,6 +23,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef bint feed_reader(self, const char *memory, int size) except -1
     cdef int deliver(self, bytes data) except -1
+    cdef int deliver_records(self, const char *data, Py_ssize_t size) except -1
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t fill_protocol_buffer(self, const char *data, Py_ssize_t size) except -1
     cdef int end_reading(self, object item) except -1

@@ -21,8 +21,9 @@ from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport Py_DECREF_owned
+from uringloop._core.pyapi cimport PyContext_Enter, PyContext_Exit, Py_DECREF_owned
 from uringloop._core.ring cimport Operation, Ring, operation_init
+from uringloop._core.secure cimport is_secure, receive_records
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
 from uringloop._native.probes cimport uring_unix_multishot_works
@@ -47,6 +48,7 @@ cdef object NAME_BUFFER_UPDATED = "buffer_updated"
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef object ANY_SIZE = -1
 cdef str DATA_RECEIVED_FAILED = "Fatal error: protocol.data_received() call failed."
+cdef str BUFFER_UPDATED_FAILED = "Fatal error: protocol.buffer_updated() call failed."
 cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
@@ -167,6 +169,8 @@ cdef class StreamTransport(WriteTransport):
             if self.closing:
                 return 0
             if self.buffered and not stashing:
+                if self.secure and not self.loop.debug:
+                    return self.deliver_records(memory, size)
                 return self.deliver_buffered(memory, size)
             if self.fed and not stashing and self.feed_reader(memory, size):
                 return 0
@@ -198,6 +202,22 @@ cdef class StreamTransport(WriteTransport):
         if result == NULL:
             return self.call_failed(DATA_RECEIVED_FAILED, True)
         Py_DECREF_owned(result)
+        return 0
+
+    cdef int deliver_records(self, const char *data, Py_ssize_t size) except -1:
+        """Give TLS its bytes, without the buffer in between."""
+        cdef bint entered = False
+        try:
+            PyContext_Enter(self.context)
+            entered = True
+            receive_records(self.protocol, data, size)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, BUFFER_UPDATED_FAILED)
+        finally:
+            if entered:
+                PyContext_Exit(self.context)
         return 0
 
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1:
@@ -244,7 +264,7 @@ cdef class StreamTransport(WriteTransport):
         filled = count
         result = self.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
         if result == NULL:
-            return self.call_failed("Fatal error: protocol.buffer_updated() call failed.", True)
+            return self.call_failed(BUFFER_UPDATED_FAILED, True)
         Py_DECREF_owned(result)
         return count
 
@@ -334,6 +354,7 @@ cdef class StreamTransport(WriteTransport):
     def set_protocol(self, protocol):
         self.protocol = protocol
         self.fed = is_fed(protocol)
+        self.secure = is_secure(protocol)
         # By its methods, too, where asyncio could do nothing with it, as uvloop does.
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
             not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"))

@@ -32,6 +32,8 @@ SEND_ALONE_MAX = 64 * 1024
 
 # Until 3.12 asyncio's writelines was a join and a write: its errors are theirs.
 cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
+# And from 3.14 on it passes over what is empty, whatever that is.
+cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
@@ -60,7 +62,7 @@ cdef list odd_pieces(list pieces):
     """Return the pieces of writelines that have bytes without being bytes-like, or refuse them."""
     if LINES_ARE_JOINED:
         return [b"".join(pieces)]
-    return [bytes(memoryview(data)) for data in pieces]
+    return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
 
 
 cdef class WriteTransport(FlowControl):
