@@ -9,9 +9,10 @@ from uringloop._version import __version__
 
 try:
     from uringloop.loop import Loop
-except ModuleNotFoundError as exc:
+except ImportError as exc:
     # Python looks into the current directory first, and finds a clone before what is installed.
-    if not str(exc.name).startswith(f"{__name__}._core."):
+    # A module that is there and can not be loaded is another matter.
+    if not str(exc.name).startswith(f"{__name__}._core") or str(exc.path).endswith(".so"):
         raise
     raise ImportError(
         f"{__path__[0]} has no compiled modules for this Python, as a clone of the sources has "
