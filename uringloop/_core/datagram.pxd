@@ -34,7 +34,6 @@ cdef class DatagramTransport(FlowControl):
     cdef int recvfrom_all(self) except -1
     cdef object sender_of(self, const char *name, unsigned int size)
     cdef int deliver(self, object data, object address) except -1
-    cdef int receive_error(self, object exc) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef bint send_one(self, object data, object address) except -1
     cdef int submit_room(self) except -1

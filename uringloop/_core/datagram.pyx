@@ -192,7 +192,7 @@ cdef class DatagramTransport(FlowControl):
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         try:
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
-                self.receive_error(os_error(res, ""))
+                self.take_item(os_error(res, ""))
         finally:
             self.want_recv()
         return 0
@@ -264,11 +264,6 @@ cdef class DatagramTransport(FlowControl):
                 self.deliver(data, address)
             count += 1
         return count
-
-    cdef int receive_error(self, object exc) except -1:
-        if self.paused or self.stash:
-            return self.keep(exc)
-        return self.deliver_error(exc)
 
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, tuple):

@@ -25,6 +25,12 @@ cdef class ReadTransport(Transport):
         """Hand an item of the stash to the protocol."""
         raise NotImplementedError
 
+    cdef int take_item(self, object item) except -1:
+        """Hand an item to the protocol, or keep it while reading is paused."""
+        if self.paused or self.stash:
+            return self.keep(item)
+        return self.deliver_item(item)
+
     cdef int keep(self, object item) except -1:
         """Stash what came while reading is paused, and stop the flow."""
         if self.stash is None:

@@ -37,7 +37,7 @@ cdef enum:
 # Where receives go before their bytes are copied out, under the GIL.
 cdef char[SCRATCH_SIZE] scratch
 # By descriptor: the last receive has emptied it. A stale mark costs a poll and nothing else.
-cdef bint[EMPTIED_SIZE] emptied
+cdef unsigned char[EMPTIED_SIZE] emptied
 
 # The class whose methods are known; a subclass may have others.
 cdef object PLAIN = socket.socket

@@ -273,9 +273,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int end_reading(self, object item) except -1:
         """Take note of the peer's FIN (END) or of an error, in order with the bytes before it."""
         self.read_ended = True
-        if self.paused or self.stash:
-            return self.keep(item)
-        return self.deliver_end(item)
+        return self.take_item(item)
 
     cdef int deliver_end(self, object item) except -1:
         cdef PyObject *result
