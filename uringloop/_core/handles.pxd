@@ -1,6 +1,6 @@
 """Callbacks that wait for their turn."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 
 cdef class Handle:
@@ -23,7 +23,6 @@ cdef class Handle:
 cdef class TimerHandle(Handle):
     cdef readonly object deadline   # seconds on the loop's clock, as the caller gave it
     cdef int64_t deadline_ns        # the same, rounded up, for the heap
-    cdef uint64_t sequence          # equal deadlines run in the order of their making
     cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
 
 

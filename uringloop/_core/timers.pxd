@@ -13,8 +13,15 @@ cdef extern from *:
     const int64_t NO_DEADLINE "URINGLOOP_NO_DEADLINE"
 
 
+cdef struct Deadline:
+    int64_t ns
+    uint64_t sequence       # equal deadlines run in the order of their making
+
+
 cdef class TimerHeap:
-    cdef list items         # a binary heap of TimerHandle; visible to the garbage collector
+    cdef list items         # of TimerHandle, in the heap's order; the garbage collector sees them
+    cdef Deadline *deadlines    # those of the items, by the same index; freed by the destructor
+    cdef Py_ssize_t capacity    # how many deadlines there is room for
     cdef Py_ssize_t cancelled   # how many of them are cancelled; each handle counts itself
     cdef uint64_t sequence      # of the newest
 
@@ -24,3 +31,7 @@ cdef class TimerHeap:
     cdef int clear(self) except -1
     cdef Py_ssize_t length(self) noexcept
     cdef int _compact(self) except -1
+    cdef int _grow(self) except -1
+    cdef void _sift_up(self, Py_ssize_t index) noexcept
+    cdef void _sift_down(self, Py_ssize_t index) noexcept
+    cdef void _move(self, Py_ssize_t to, Py_ssize_t index) noexcept
