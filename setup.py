@@ -23,6 +23,7 @@ CORE = (
     "handles",
     "writequeue",
     "feeding",
+    "owners",
     "secure",
     "timers",
     "wakeup",

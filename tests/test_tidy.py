@@ -31,7 +31,10 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "requests, callbacks, bytes",
         ("_core.ring", "_core.handles", "_core.writequeue", "_core.feeding"),
     ),
-    ("buffers, deadlines, TLS", ("_core.buffers", "_core.timers", "_core.wakeup", "_core.secure")),
+    (
+        "buffers, deadlines, TLS",
+        ("_core.buffers", "_core.timers", "_core.wakeup", "_core.secure", "_core.owners"),
+    ),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),
     ("pausing in", ("_core.reader",)),

@@ -165,9 +165,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── tasks and futures ────────────────────────────────────────────────────────────────────
 
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
-
     def create_task(
         self,
         coro: Coroutine[Any, Any, T] | Generator[Any, None, T],

@@ -46,6 +46,10 @@ NORMAL = (
     ),
     # Debug mode: where in the loop something was made, and who in the loop called the harness.
     (r"(created at) \S*/(asyncio|uringloop)/\w+\.py:\d+", r"\1 the loop"),
+    # A future names who asked the loop for it, in asyncio the loop itself.
+    (r"(<Future \w+ created at) [^<>]+>", r"\1 the loop>"),
+    # A compiled method does not count its object among the arguments.
+    (r"(create_future\(\) takes) .* given\)?", r"\1 no arguments"),
     # Its depth counts frames of asyncio's own: what is compared is who made the call.
     (r"(<FrameSummary file [^,]*, line \d+ in (<\w+>|[^<>]*)>, )+(?=<FrameSummary)", ""),
     (r"([Cc]reated at \(most recent call last\):?)(\n  .*)+", r"\1"),

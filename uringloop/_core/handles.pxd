@@ -1,11 +1,13 @@
 """Callbacks that wait for their turn."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 
 cdef class Handle:
     cdef object callback          # None once cancelled
-    cdef tuple args               # None once cancelled
+    cdef object args              # of the call, a tuple, or its only argument; None once cancelled
+    cdef bint single              # `args` is the only argument: most calls have none or one
     cdef object context           # the contextvars.Context it runs in
     cdef object loop              # the loop that made it, for reports
     cdef bint is_cancelled
@@ -15,9 +17,10 @@ cdef class Handle:
 
     cdef int run(self) except -1
     cdef int drop(self) except -1
+    cdef tuple all_args(self)
     cdef object twin(self)
     cdef str describe(self)
-    cdef int _failed(self, object callback, tuple args, bint entered) except -1
+    cdef int _failed(self, object callback, object args, bint entered) except -1
 
 
 cdef class TimerHandle(Handle):
@@ -27,6 +30,8 @@ cdef class TimerHandle(Handle):
 
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context)
+cdef Handle new_handle_of(
+    object loop, PyObject *const *call, Py_ssize_t size, PyObject *context)
 cdef TimerHandle new_timer(
     object loop, object when, object callback, tuple args, object context)
 

@@ -19,6 +19,7 @@ from uringloop._core.pyapi cimport (
     PyContext_CopyCurrent,
     PyContext_Exit,
     PyContext_TryEnter,
+    PY_VECTORCALL_ARGUMENTS_OFFSET,
     PyObject_Vectorcall,
     PyTuple_GET_SIZE,
     raise_pending,
@@ -51,7 +52,7 @@ cdef class Handle:
         return self.cancelled_repr or self.describe()
 
     cdef object twin(self):
-        return asyncio.Handle(self.callback, self.args, self.loop, self.context)
+        return asyncio.Handle(self.callback, self.all_args(), self.loop, self.context)
 
     cdef str describe(self):
         """Describe the callback as asyncio's own handle would."""
@@ -69,7 +70,11 @@ cdef class Handle:
             self.cancelled_repr = self.describe()
         self.callback = None
         self.args = None
+        self.single = False
         return 0
+
+    cdef tuple all_args(self):
+        return (self.args,) if self.single else self.args
 
     # ── what asyncio's own modules and tools read ────────────────────────────────────────────
 
@@ -84,7 +89,7 @@ cdef class Handle:
 
     @property
     def _args(self):
-        return self.args
+        return self.all_args()
 
     @property
     def _context(self):
@@ -110,22 +115,31 @@ cdef class Handle:
     cdef int run(self) except -1:
         """Run the callback in its context; its exception goes to the loop's handler."""
         cdef PyObject *result
+        cdef PyObject *call[2]
         # The callback may cancel its own handle: hold what is being called.
         cdef object callback = self.callback
-        cdef tuple args = self.args
+        cdef object args = self.args
         cdef object context = self.context
+        cdef bint single = self.single
         if self.is_cancelled:
             return 0
         if PyContext_TryEnter(context) < 0:
-            return self._failed(callback, args, False)
-        result = PyObject_Vectorcall(callback, tuple_items(args), PyTuple_GET_SIZE(args), NULL)
+            return self._failed(callback, (args,) if single else args, False)
+        if single:
+            # Room in front, for a method's self.
+            call[1] = <PyObject*>args
+            result = PyObject_Vectorcall(
+                callback, &call[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+        else:
+            result = PyObject_Vectorcall(
+                callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
         if result == NULL:
-            return self._failed(callback, args, True)
+            return self._failed(callback, (args,) if single else args, True)
         PyContext_Exit(context)
         Py_DECREF(<object>result)
         return 0
 
-    cdef int _failed(self, object callback, tuple args, bint entered) except -1:
+    cdef int _failed(self, object callback, object args, bint entered) except -1:
         try:
             try:
                 raise_pending()
@@ -167,7 +181,7 @@ cdef class TimerHandle(Handle):
 
     cdef object twin(self):
         return asyncio.TimerHandle(
-            self.deadline, self.callback, self.args, self.loop, self.context)
+            self.deadline, self.callback, self.all_args(), self.loop, self.context)
 
     @property
     def __class__(self):
@@ -220,6 +234,24 @@ cdef Handle new_handle(object loop, object callback, tuple args, object context)
     handle.callback = callback
     handle.args = args
     handle.context = PyContext_CopyCurrent() if context is None else context
+    handle.loop = loop
+    return handle
+
+
+cdef Handle new_handle_of(
+        object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
+    """Make a handle of *size* objects: a callback and its arguments."""
+    cdef Handle handle = Handle.__new__(Handle)
+    cdef Py_ssize_t index
+    handle.callback = <object>call[0]
+    if size == 2:
+        handle.single = True
+        handle.args = <object>call[1]
+    else:
+        handle.args = tuple([<object>call[index] for index in range(1, size)])
+    handle.context = (
+        PyContext_CopyCurrent() if context == NULL or context == <PyObject*>None
+        else <object>context)
     handle.loop = loop
     return handle
 

@@ -1,10 +1,10 @@
 """The turn: what a loop does over and over, and what may be asked of it."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._core.buffers cimport BufferPool
 from uringloop._core.handles cimport Handle, TimerHandle
+from uringloop._core.owners cimport Owners
 from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport TimerHeap
 from uringloop._core.wakeup cimport WakeUp
@@ -45,9 +45,9 @@ cdef class LoopCore:
     cdef bint clock_replaced    # a subclass, or a test, has put another time() in place
     cdef bint debug
     cdef unsigned long thread_id    # that runs the loop, 0 when none does
+    cdef dict future_options    # the arguments of every Future; None while there was none
     cdef Handle current_handle  # in debug mode, the one that runs; else None
-    cdef PyObject **transports  # by descriptor, borrowed: a transport takes itself out
-    cdef int transports_size
+    cdef Owners owners          # the transports, by descriptor
     cdef public double slow_callback_duration
     cdef object __weakref__
 
@@ -69,15 +69,13 @@ cdef class LoopCore:
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
     cdef int submit_and_wait(self) except -1
+    cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1
     cdef int flush_early(self) except -1
     cdef int add_rearm(self, Flushable item) except -1
     cdef int rearm_all(self) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1
     cdef bint has_starved(self) noexcept
-    cdef bint has_transport(self, int fd) noexcept
-    cdef int register_transport(self, int fd, PyObject *transport) except -1
-    cdef void forget_transport(self, int fd) noexcept
     cdef int wake(self) except -1
     cdef TimerHandle _call_at(
         self, object when, object callback, tuple args, object context)

@@ -17,6 +17,7 @@ owns them in turn; other threads may only append to the ready queue, under the G
 Everything that happens once for a connection or a loop is Python, in uringloop/loop.py.
 """
 
+import asyncio
 import inspect
 import sys
 import threading
@@ -24,26 +25,31 @@ from asyncio import coroutines, events, format_helpers
 from asyncio.log import logger
 
 from cpython.list cimport PyList_GET_SIZE
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t
-from libc.string cimport memset
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._core.errors cimport EBADF, errno, os_error
+from uringloop._core.errors cimport errno, os_error
 from uringloop._core.handles cimport (
     Handle,
     TimerHandle,
     format_handle,
     nanoseconds,
     new_handle,
+    new_handle_of,
     new_timer,
 )
+from uringloop._core.owners cimport Owners
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
     PyList_SET_ITEM_stolen,
+    PyMethodDef,
+    PyObject_Call,
+    PyTuple_GET_ITEM_borrowed,
+    PyTuple_GET_SIZE,
+    set_method,
 )
 from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport NO_DEADLINE, TimerHeap
@@ -72,6 +78,10 @@ cdef object THREADSAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
 cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
+cdef object FUTURE = asyncio.Future
+cdef tuple NO_ARGS = ()
+cdef str NAME_CONTEXT = "context"
+
 
 cdef class Flushable:
 
@@ -94,6 +104,7 @@ cdef class LoopCore:
         self.rearm_list = []
         self.due = []
         self.timers = TimerHeap()
+        self.owners = Owners()
         self.slow_callback_duration = 0.1
         # Nothing is open until the constructor has made it.
         self.closed = True
@@ -118,7 +129,6 @@ cdef class LoopCore:
     def __dealloc__(self):
         if self.waker is not None and self.waker.fd >= 0:
             close(self.waker.fd)
-        PyMem_Free(self.transports)
 
     # ── scheduling ───────────────────────────────────────────────────────────────────────────
 
@@ -227,6 +237,11 @@ cdef class LoopCore:
             )
         return 0
 
+    def create_future(self):
+        if self.future_options is None:
+            self.future_options = {"loop": self}
+        return PyObject_Call(FUTURE, NO_ARGS, self.future_options)
+
     # ── the ready queue ──────────────────────────────────────────────────────────────────────
 
     cdef int push_ready(self, Handle handle) except -1:
@@ -307,9 +322,11 @@ cdef class LoopCore:
 
     cdef int expire_timers(self) except -1:
         """Take the timers that are due from the heap; they run after what the kernel answers."""
-        cdef int64_t deadline = self.timers.next_deadline_ns()
-        cdef int64_t now
+        cdef int64_t deadline, now
         cdef list due
+        if not PyList_GET_SIZE(self.timers.items):
+            return 0
+        deadline = self.timers.next_deadline_ns()
         if deadline == NO_DEADLINE:
             return 0
         now = self.now_ns()
@@ -386,10 +403,13 @@ cdef class LoopCore:
         return 0
 
     cdef int submit_and_wait(self) except -1:
+        cdef int64_t deadline
+        cdef int64_t timeout = URING_FOREVER
+        if self.ready_count:
+            return self.submit()
         # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
         # from here to the wait no other thread may schedule without seeing that we sleep.
-        cdef int64_t deadline = self.timers.next_deadline_ns()
-        cdef int64_t timeout = URING_FOREVER
+        deadline = self.timers.next_deadline_ns()
         if not (self.ready_count or self.stopping or self.ring.has_completions()
                 or self.has_starved() or PyList_GET_SIZE(self.flush_list)):
             if deadline != NO_DEADLINE:
@@ -403,6 +423,9 @@ cdef class LoopCore:
                     self.sleeping = False
                 PyErr_CheckSignals()
                 return 0
+        return self.submit()
+
+    cdef int submit(self) except -1:
         if self.ring.needs_enter():
             self.ring.submit()
         PyErr_CheckSignals()
@@ -529,35 +552,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
-        if 0 <= fd < self.transports_size and self.has_transport(fd):
-            return <object>self.transports[<int>fd]
-        return None
-
-    cdef bint has_transport(self, int fd) noexcept:
-        return 0 <= fd < self.transports_size and self.transports[fd] != NULL
-
-    cdef int register_transport(self, int fd, PyObject *transport) except -1:
-        """Note who owns *fd*; the transport takes itself out before it closes the descriptor."""
-        cdef int size
-        cdef PyObject **grown
-        if fd < 0:
-            raise os_error(-EBADF, "")
-        if fd >= self.transports_size:
-            size = max(2 * self.transports_size, fd + 64)
-            grown = <PyObject**>PyMem_Realloc(self.transports, size * sizeof(PyObject*))
-            if grown == NULL:
-                raise MemoryError
-            memset(
-                grown + self.transports_size, 0,
-                (size - self.transports_size) * sizeof(PyObject*))
-            self.transports = grown
-            self.transports_size = size
-        self.transports[fd] = transport
-        return 0
-
-    cdef void forget_transport(self, int fd) noexcept:
-        if 0 <= fd < self.transports_size:
-            self.transports[fd] = NULL
+        return self.owners.get(fd)
 
     # ── counters ─────────────────────────────────────────────────────────────────────────────
 
@@ -572,3 +567,30 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.enters
+
+
+cdef object call_soon_at_once(
+        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Do what call_soon does where nothing is unusual; the rest is left to it."""
+    cdef LoopCore loop = <LoopCore>self
+    cdef PyObject *context = NULL
+    cdef Handle handle
+    cdef Py_ssize_t index
+    if size >= 1 and not loop.closed and not loop.debug:
+        if names != NULL and PyTuple_GET_SIZE(<tuple>names) == 1:
+            if <str>PyTuple_GET_ITEM_borrowed(<tuple>names, 0) == NAME_CONTEXT:
+                context = call[size]
+        if names == NULL or context != NULL:
+            handle = new_handle_of(loop, call, size, context)
+            loop.push_ready(handle)
+            return handle
+    options = {}
+    if names != NULL:
+        for index, name in enumerate(<tuple>names):
+            options[name] = <object>call[size + index]
+    return CALL_SOON(loop, *[<object>call[index] for index in range(size)], **options)
+
+
+cdef PyMethodDef call_soon_definition
+cdef object CALL_SOON = LoopCore.call_soon
+set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_at_once)

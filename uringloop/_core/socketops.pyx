@@ -270,6 +270,6 @@ async def writable(LoopCore loop not None, int fd):
 cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask):
     """Begin to wait for a socket, unless a transport owns it."""
     cdef int fd = sock.fileno()
-    if loop.has_transport(fd):
+    if loop.owners.has(fd):
         loop._check_no_transport(fd)
     return poll_once(loop, fd, mask)

@@ -46,7 +46,7 @@ cdef class Transport(Flushable):
         self.sock = sock
         self.fd = sock.fileno()
         self.extra = extra
-        loop.register_transport(self.fd, <PyObject*>self)
+        loop.owners.add(self.fd, <PyObject*>self)
         return 0
 
     cdef int begin(self, object waiter) except -1:
@@ -175,7 +175,7 @@ cdef class Transport(Flushable):
         if sock is None:
             return 0
         self.sock = None
-        self.loop.forget_transport(self.fd)
+        self.loop.owners.forget(self.fd)
         self.fd = -1
         self.protocol = None
         self.server = None
@@ -198,7 +198,7 @@ cdef class Transport(Flushable):
 
     def __del__(self):
         if self.sock is not None:
-            self.loop.forget_transport(self.fd)
+            self.loop.owners.forget(self.fd)
             warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             self.sock.close()
             if self.server is not None:

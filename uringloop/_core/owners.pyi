@@ -1,0 +1,8 @@
+"""Which transport owns which descriptor."""
+
+from typing import final
+
+ROOM: int
+
+@final
+class Owners: ...
