@@ -58,8 +58,8 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 # The benchmark stands beside the loop: neither imports the other.
 BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("settings", "process", "placement", "counters", "workloads", "loadgen")),
-    ("", ("loops", "client")),
+    ("", ("settings", "process", "placement", "counters", "workloads.echo", "loadgen")),
+    ("", ("workloads", "loops", "child", "client")),
     ("", ("environment", "reference", "server", "runner")),
     ("", ("summary",)),
     ("", ("report",)),

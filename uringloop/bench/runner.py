@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from . import loops
+from .child import STOP_TIMEOUT, Child, Refused, ask
 from .client import Measurement, Task
-from .placement import Placement, inherited
+from .placement import Placement
 from .settings import HOST, Address, BenchError, Cell, Settings
 
 # An interpreter that imports from a cold disk and a loop that compiles nothing: plenty.
 _START_TIMEOUT = 30.0
-_STOP_TIMEOUT = 5.0
 
 # What echo.h of the reference servers exits with.
 _EXIT_ADDRESS_IN_USE = 98
@@ -45,66 +43,6 @@ class Row:
         """Take no more rounds and say why."""
         self.status = status
         self.note = note
-
-
-class ServerRefused(Exception):
-    """A server that did not start; *kind* is the status of its row."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
-        self.reason = reason
-
-
-def _last_line(stream: IO[bytes]) -> str:
-    stream.seek(0)
-    lines = stream.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
-
-
-class Child:
-    """A process that ends with this one: pinned, its output read, never left behind.
-
-    It has a process group of its own, so that Ctrl-C reaches this process only, which then stops
-    its children in order.
-    """
-
-    def __init__(self, command: list[str], cpu: int, batch: bool) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
-        with inherited(cpu, batch):
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                process_group=0,
-            )
-
-    def read_line(self, timeout: float) -> str:
-        """Return the next line of output; empty when there is none in time."""
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], timeout)[0]:
-            return ""
-        return self.process.stdout.readline().decode()
-
-    def complaint(self) -> str:
-        """Return the last line on standard error, or how the process ended."""
-        return _last_line(self._errors) or f"exit status {self.process.poll()}"
-
-    def stop(self) -> None:
-        """Ask the process to end, insist if it does not, and release what it used."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(_STOP_TIMEOUT)
-        except BaseException:
-            self.process.kill()
-            self.process.wait()
-            raise
-        finally:
-            for stream in (self.process.stdin, self.process.stdout, self._errors):
-                if stream is not None:
-                    stream.close()
 
 
 class Runner:
@@ -140,7 +78,7 @@ class Runner:
             return None
         try:
             measurement = self.measure(row.loop, row.cell)
-        except ServerRefused as exc:
+        except Refused as exc:
             row.give_up(exc.kind, exc.reason)
             return None
         row.rounds.append(measurement)
@@ -150,17 +88,22 @@ class Runner:
 
     def measure(self, name: str, cell: Cell) -> Measurement:
         """Start a server, load it, stop it."""
-        server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
-        try:
-            address = self._wait_until_ready(name, server)
+        with self.serving(name) as (server, address):
             try:
                 measurement = self._load(server, address, cell)
-            except ServerRefused:
-                self._refuse_dead(server)
+            except Refused:
+                self.refuse_dead(server)
                 raise
             if measurement.failure is not None:
-                self._refuse_dead(server)
+                self.refuse_dead(server)
             return measurement
+
+    @contextlib.contextmanager
+    def serving(self, name: str) -> Iterator[tuple[Child, Address]]:
+        """Run a fresh server meanwhile; it is ready, at the address that is given."""
+        server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
+        try:
+            yield server, self._wait_until_ready(name, server)
         finally:
             server.stop()
             # Nobody but the server knows whether it was made, and not every server removes it.
@@ -187,7 +130,7 @@ class Runner:
         if ready.get("kind") == "address in use":
             raise BenchError(f"port {self.settings.port} is in use")
         if "error" in ready:
-            raise ServerRefused(ready["kind"], ready["error"])
+            raise Refused(ready["kind"], ready["error"])
         return ready["path"] if "path" in ready else (ready["host"], ready["port"])
 
     def _path(self) -> str:
@@ -196,19 +139,19 @@ class Runner:
 
     def _refuse_early_exit(self, server: Child) -> NoReturn:
         try:
-            status = server.process.wait(_STOP_TIMEOUT)
+            status = server.process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise ServerRefused("failed", "the server did not become ready") from None
+            raise Refused("failed", "the server did not become ready") from None
         if status == _EXIT_ADDRESS_IN_USE:
             raise BenchError(f"port {self.settings.port} is in use")
-        raise ServerRefused("failed", f"the server did not start: {server.complaint()}")
+        raise Refused("failed", f"the server did not start: {server.complaint()}")
 
-    def _refuse_dead(self, server: Child) -> None:
+    def refuse_dead(self, server: Child) -> None:
         """Blame a failure on the server's death if it has died."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Its connections close a moment before it can be waited for.
             server.process.wait(0.2)
-            raise ServerRefused("failed", f"the server died: {server.complaint()}")
+            raise Refused("failed", f"the server died: {server.complaint()}")
 
     def _load(self, server: Child, address: Address, cell: Cell) -> Measurement:
         settings = self.settings
@@ -224,18 +167,12 @@ class Runner:
             spinning=not self.placement.shared,
         )
         command = [sys.executable, "-m", "uringloop.bench.client", json.dumps(asdict(task))]
-        client = Child(command, self.placement.client_cpu, self.placement.shared)
-        try:
-            # Connecting and draining have time limits of their own, so that this one never decides.
-            line = client.read_line(180.0 + 3 * settings.duration)
-            if not line:
-                client.process.wait(_STOP_TIMEOUT)
-                raise ServerRefused("failed", f"the load generator failed: {client.complaint()}")
-        finally:
-            client.stop()
-        result = json.loads(line)
+        # Connecting and draining have time limits of their own, so that this one never decides.
+        timeout = 180.0 + 3 * settings.duration
+        where = self.placement
+        result = ask("the load generator", command, where.client_cpu, where.shared, timeout)
         if result.get("kind") == "no io_uring":
             raise BenchError(result["error"])
         if "error" in result:
-            raise ServerRefused("failed", result["error"])
+            raise Refused("failed", result["error"])
         return Measurement(**result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 # More than any burst of connections that the load generator opens at once.
 BACKLOG = 4096
@@ -121,12 +120,3 @@ async def serve_sockets(listener: socket.socket) -> None:
     await asyncio.sleep(0)
     if task.done():
         task.result()
-
-
-# Each returns as soon as connections are welcome; the server lives as long as its loop runs.
-WORKLOADS: dict[str, Callable[[socket.socket], Awaitable[None]]] = {
-    "protocol": serve_protocol,
-    "buffered": serve_buffered,
-    "streams": serve_streams,
-    "sockets": serve_sockets,
-}

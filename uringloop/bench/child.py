@@ -1,0 +1,97 @@
+"""Processes that are started, listened to and stopped; none is left behind, whatever happens.
+
+Runs in the benchmark's own process, whose core and policy the children do not share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import tempfile
+from typing import IO, Any
+
+from .placement import inherited
+
+# How long a process may take to end in order before it is killed.
+STOP_TIMEOUT = 5.0
+
+
+class Refused(Exception):
+    """A process that gave no figure; *kind* is the status of its row."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+class Child:
+    """A process that ends with this one: pinned, its output read, never left behind.
+
+    It has a process group of its own, so that Ctrl-C reaches this process only, which then stops
+    its children in order.
+    """
+
+    def __init__(self, command: list[str], cpu: int, batch: bool) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
+        with inherited(cpu, batch):
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                process_group=0,
+            )
+
+    def read_line(self, timeout: float) -> str:
+        """Return the next line of output; empty when there is none in time."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            return ""
+        return self.process.stdout.readline().decode()
+
+    def complaint(self) -> str:
+        """Return the last line on standard error, or how the process ended."""
+        return _last_line(self._errors) or f"exit status {self.process.poll()}"
+
+    def wait_for_end(self) -> None:
+        """Let a process that has closed its output end; one that goes on is stopped later."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_TIMEOUT)
+
+    def stop(self) -> None:
+        """Ask the process to end, insist if it does not, and release what it used."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            for stream in (self.process.stdin, self.process.stdout, self._errors):
+                if stream is not None:
+                    stream.close()
+
+
+def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) -> dict[str, Any]:
+    """Run a process that prints one line of JSON and return what it says; *what* is its name."""
+    child = Child(command, cpu, batch)
+    try:
+        line = child.read_line(timeout)
+        if not line:
+            child.wait_for_end()
+            raise Refused("failed", f"{what} failed: {child.complaint()}")
+    finally:
+        child.stop()
+    said: dict[str, Any] = json.loads(line)
+    return said

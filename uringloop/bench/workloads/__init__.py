@@ -1,0 +1,22 @@
+"""Everything that is measured, by name, once: the same code under every loop.
+
+Each is what a user would write, with nothing tuned for one loop. Runs on the thread of its loop.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+from . import echo
+
+# Returns as soon as connections are welcome; the server lives as long as its loop runs.
+Serve = Callable[[socket.socket], Awaitable[None]]
+
+# The modes of `python -m uringloop.bench`.
+WORKLOADS: dict[str, Serve] = {
+    "protocol": echo.serve_protocol,
+    "buffered": echo.serve_buffered,
+    "streams": echo.serve_streams,
+    "sockets": echo.serve_sockets,
+}
