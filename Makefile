@@ -41,7 +41,7 @@ endif
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
                    -o -path 'uringloop/*.h')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
-LINTED = setup.py uringloop tests
+LINTED = setup.py uringloop tests benchmarks
 CYTHON_LINTED = uringloop/_core uringloop/_native uringloop/bench
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python

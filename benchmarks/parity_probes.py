@@ -525,7 +525,7 @@ async def subprocesses(loop: Any) -> None:
     process = await asyncio.create_subprocess_exec(
         "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    check(await process.communicate(b"hello") == (b"hello", None))
+    check([*await process.communicate(b"hello")] == [b"hello", None])
     check(await (await asyncio.create_subprocess_shell("exit 3")).wait() == 3)
 
 
