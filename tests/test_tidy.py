@@ -59,8 +59,10 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
 # The benchmark stands beside the loop: neither imports the other.
 BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("settings", "process", "placement", "counters", "workloads.echo", "loadgen")),
-    ("", ("workloads", "loops", "child", "client")),
-    ("", ("environment", "reference", "server", "runner")),
+    ("", ("workloads.datagrams", "workloads.http", "workloads.secure", "workloads.transfer")),
+    ("", ("workloads.databases", "workloads.programs")),
+    ("", ("workloads", "loops", "child", "client", "loads")),
+    ("", ("environment", "reference", "server", "program", "runner")),
     ("", ("summary",)),
     ("", ("report",)),
     ("", ("terminal",)),

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pwd
 import select
 import subprocess
 import tempfile
+import time
+from pathlib import Path
 from typing import IO, Any
 
 from .placement import inherited
@@ -37,10 +41,18 @@ class Child:
     """A process that ends with this one: pinned, its output read, never left behind.
 
     It has a process group of its own, so that Ctrl-C reaches this process only, which then stops
-    its children in order.
+    its children in order. Root may start it as another *user*.
     """
 
-    def __init__(self, command: list[str], cpu: int, batch: bool) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        cpu: int,
+        batch: bool,
+        *,
+        user: str | None = None,
+        cwd: Path | None = None,
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
         with inherited(cpu, batch):
             self.process = subprocess.Popen(
@@ -49,6 +61,10 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 process_group=0,
+                cwd=cwd,
+                user=user,
+                group=pwd.getpwnam(user).pw_gid if user is not None else None,
+                extra_groups=[] if user is not None else None,
             )
 
     def read_line(self, timeout: float) -> str:
@@ -57,6 +73,18 @@ class Child:
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             return ""
         return self.process.stdout.readline().decode()
+
+    def read_all(self, timeout: float) -> str:
+        """Return all output until its end; what there is of it when the time is up."""
+        assert self.process.stdout is not None
+        parts = []
+        end = time.monotonic() + timeout
+        while select.select([self.process.stdout], [], [], max(end - time.monotonic(), 0))[0]:
+            # Around the buffer of the stream, which select does not know.
+            if not (part := os.read(self.process.stdout.fileno(), 65536)):
+                break
+            parts.append(part)
+        return b"".join(parts).decode()
 
     def complaint(self) -> str:
         """Return the last line on standard error, or how the process ended."""
@@ -73,6 +101,9 @@ class Child:
             self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         except BaseException:
             self.process.kill()
             self.process.wait()

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -45,7 +46,7 @@ _EPILOG = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Refuses with one line instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
@@ -59,12 +60,13 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """Return the parts of a list, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m uringloop.bench",
         description="Compare asyncio event loops with one echo server, every echoed byte checked.",
         epilog=_EPILOG,
@@ -90,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--loops",
-        type=_names,
+        type=names,
         default=DEFAULT_LOOPS,
         metavar="NAME,...",
         help=f"what is compared ({','.join(DEFAULT_LOOPS)})",
@@ -111,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse(condition: bool, message: str) -> None:
+def refuse(condition: bool, message: str) -> None:
+    """Refuse a request that cannot be met."""
     if condition:
         raise BenchError(message)
 
@@ -119,7 +122,7 @@ def _refuse(condition: bool, message: str) -> None:
 def _settings(arguments: argparse.Namespace) -> Settings:
     """Check what argparse cannot and return the settings."""
     full: bool = arguments.full
-    _refuse(
+    refuse(
         full and (arguments.sizes is not None or arguments.clients is not None),
         "--full sets --sizes and --clients itself",
     )
@@ -137,30 +140,30 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         reference=arguments.reference,
     )
     for size in settings.sizes:
-        _refuse(not 1 <= size <= _SIZE_MAX, f"--sizes: {size} is not between 1 and {_SIZE_MAX}")
+        refuse(not 1 <= size <= _SIZE_MAX, f"--sizes: {size} is not between 1 and {_SIZE_MAX}")
     for clients in settings.clients:
-        _refuse(clients < 1, f"--clients: {clients} is not a number of connections")
-    _refuse(not 0 < settings.duration < 3600, "--duration: not between 0 and 3600 seconds")
-    _refuse(settings.rounds < 3, "--rounds: fewer than 3 show no spread")
-    _refuse(not 0 <= settings.port < 65536, f"--port: {settings.port} is not a port")
-    _refuse(settings.unix and settings.port != 0, "--port: a UNIX socket has none")
-    _refuse(not 0 <= settings.rate <= _RATE_MAX, f"--rate: not between 0 and {_RATE_MAX:,}")
+        refuse(clients < 1, f"--clients: {clients} is not a number of connections")
+    refuse(not 0 < settings.duration < 3600, "--duration: not between 0 and 3600 seconds")
+    refuse(settings.rounds < 3, "--rounds: fewer than 3 show no spread")
+    refuse(not 0 <= settings.port < 65536, f"--port: {settings.port} is not a port")
+    refuse(settings.unix and settings.port != 0, "--port: a UNIX socket has none")
+    refuse(not 0 <= settings.rate <= _RATE_MAX, f"--rate: not between 0 and {_RATE_MAX:,}")
     for name in settings.loops:
         loops.check(name)
     return settings
 
 
 def _check_machine(settings: Settings) -> None:
-    _refuse(sys.platform != "linux", "the load generator needs Linux")
+    refuse(sys.platform != "linux", "the load generator needs Linux")
     limit = process.raise_descriptor_limit()
     clients = max(settings.clients)
-    _refuse(
+    refuse(
         clients + _SPARE_DESCRIPTORS > limit,
         f"{clients} clients need as many open files, and the hard limit is {limit}: see ulimit -n",
     )
 
 
-def _check_file(path: Path | None) -> None:
+def check_file(path: Path | None) -> None:
     """Refuse a file that cannot be written before, not after, a minute of measuring."""
     if path is None:
         return
@@ -172,8 +175,8 @@ def _check_file(path: Path | None) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    _check_file(arguments.json)
-    _check_file(arguments.markdown)
+    check_file(arguments.json)
+    check_file(arguments.markdown)
     _check_machine(settings)
     try:
         # Not before now, because these need the compiled load generator.
@@ -211,13 +214,13 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark and return the exit status."""
+def guarded(program: str, run: Callable[[], int]) -> int:
+    """Run a command to its end and return its exit status; what stops it is one line."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _run(_parser().parse_args(argv))
+        return run()
     except BenchError as exc:
-        print(f"bench: {exc}", file=sys.stderr)
+        print(f"{program}: {exc}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of the report has gone; what is still buffered must not complain again.
@@ -225,8 +228,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except OSError as exc:
         # Whatever else the machine refuses: a policy, a process, a full disk.
-        print(f"bench: {exc}", file=sys.stderr)
+        print(f"{program}: {exc}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark and return the exit status."""
+    return guarded("bench", lambda: _run(_parser().parse_args(argv)))

@@ -35,12 +35,21 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 
+def _memory_bytes(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"process {pid} has no {name}")
+
+
 def peak_rss_bytes(pid: int) -> int:
     """Return the most memory that *pid* has had resident."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"process {pid} has no VmHWM")
+    return _memory_bytes(pid, "VmHWM")
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the memory that *pid* has resident now."""
+    return _memory_bytes(pid, "VmRSS")
 
 
 def _tracepoint_id() -> int:

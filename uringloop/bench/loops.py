@@ -32,6 +32,10 @@ KNOWN = {
     "uringcore": "uringcore:new_event_loop",
 }
 
+# Another package's transports over a loop, as `aiofastnet+uvloop`: the attribute that takes the
+# loop's factory and returns one.
+LAYERS = {"aiofastnet": "loop_factory"}
+
 # The C servers of benchmarks/reference, which `--reference` adds to the table.
 REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
 
@@ -45,6 +49,9 @@ def target_of(name: str) -> str:
 
 def installed(name: str) -> bool:
     """Return whether the module of a loop can be found."""
+    layer, _, name = name.rpartition("+")
+    if layer and not installed(layer):
+        return False
     module = target_of(name).partition(":")[0]
     try:
         return importlib.util.find_spec(module) is not None
@@ -54,7 +61,12 @@ def installed(name: str) -> bool:
 
 def check(name: str) -> None:
     """Raise BenchError for a name that is neither known nor an importable factory."""
-    if name in KNOWN:
+    layer, plus, base = name.rpartition("+")
+    if plus and layer not in LAYERS:
+        raise BenchError(f"unknown layer {layer!r}: known are {', '.join(LAYERS)}")
+    if plus:
+        check(base)
+    if plus or name in KNOWN:
         return
     module, _, attribute = target_of(name).partition(":")
     known = ", ".join(KNOWN)
@@ -70,8 +82,12 @@ def check(name: str) -> None:
 
 def load(name: str) -> Factory:
     """Import the module of a loop and return its factory."""
+    layer, _, name = name.rpartition("+")
     module, _, attribute = target_of(name).partition(":")
     factory: Factory = getattr(importlib.import_module(module), attribute)
+    if layer:
+        over: Callable[[Factory], Factory] = getattr(importlib.import_module(layer), LAYERS[layer])
+        return over(factory)
     return factory
 
 
@@ -83,6 +99,9 @@ def version(name: str) -> str:
         return "reference"
     if not installed(name):
         return "not installed"
+    layer, _, base = name.rpartition("+")
+    if layer:
+        return f"{version(layer)} over {version(base)}"
     module = target_of(name).partition(":")[0].partition(".")[0]
     try:
         return importlib.metadata.version(module)

@@ -17,17 +17,17 @@ import socket
 import sys
 
 from . import loops, process
-from .settings import HOST, MODES
-from .workloads import WORKLOADS
+from .settings import HOST, explain
+from .workloads import DATAGRAMS, SERVERS
 
 
 def _say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def listen(path: str | None, port: int) -> socket.socket:
+def listen(path: str | None, port: int, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Return a non-blocking socket bound to *path*, or to *port* of the loopback address."""
-    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET, kind)
     try:
         if path:
             sock.bind(path)
@@ -35,7 +35,8 @@ def listen(path: str | None, port: int) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((HOST, port))
         # A port in use shows when it listens, if the other socket allows the address' reuse.
-        sock.listen()
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -52,7 +53,7 @@ async def serve(mode: str, listener: socket.socket) -> None:
         loop.add_signal_handler(signal.SIGTERM, stopped.set_result, None)
     # Asked before the socket is handed over: some loops take the descriptor out of the object.
     name, family = listener.getsockname(), listener.family
-    await WORKLOADS[mode](listener)
+    await SERVERS[mode](listener)
     if family == socket.AF_UNIX:
         _say(pid=os.getpid(), path=name)
     else:
@@ -78,7 +79,7 @@ def run(name: str, mode: str, listener: socket.socket) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m uringloop.bench.server", description=__doc__)
     parser.add_argument("--loop", required=True, help="a known loop, or module:factory")
-    parser.add_argument("--mode", choices=MODES, default="protocol")
+    parser.add_argument("--mode", choices=list(SERVERS), default="protocol")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--path", help="listen on this UNIX socket instead")
     return parser.parse_args(argv)
@@ -90,19 +91,17 @@ def main(argv: list[str] | None = None) -> int:
     process.end_with_parent()
     process.raise_descriptor_limit()
     try:
-        listener = listen(arguments.path, arguments.port)
+        kind = socket.SOCK_DGRAM if arguments.mode in DATAGRAMS else socket.SOCK_STREAM
+        listener = listen(arguments.path, arguments.port, kind)
     except OSError as exc:
-        kind = "address in use" if exc.errno == errno.EADDRINUSE else "failed"
-        _say(error=os.strerror(exc.errno or 0), kind=kind)
+        status = "address in use" if exc.errno == errno.EADDRINUSE else "failed"
+        _say(error=os.strerror(exc.errno or 0), kind=status)
         return 1
     with listener:
         try:
             run(arguments.loop, arguments.mode, listener)
-        except NotImplementedError as exc:
-            _say(error=str(exc) or "NotImplementedError", kind="not supported")
-            return 1
         except Exception as exc:
-            _say(error=f"{type(exc).__name__}: {exc}", kind="failed")
+            _say(**explain(exc))
             return 1
     return 0
 

@@ -26,6 +26,21 @@ class BenchError(Exception):
     """Ends the benchmark with its message on one line and exit status 2."""
 
 
+class MissingError(Exception):
+    """A workload needs something that this machine has not; the message names it."""
+
+
+def explain(exc: Exception) -> dict[str, str]:
+    """Return why a measured process gives up: its last words, and the status of its row."""
+    if isinstance(exc, MissingError):
+        return {"error": str(exc), "kind": "missing"}
+    if isinstance(exc, ModuleNotFoundError):
+        return {"error": f"{exc.name} is not installed", "kind": "missing"}
+    if isinstance(exc, NotImplementedError):
+        return {"error": str(exc) or "NotImplementedError", "kind": "not supported"}
+    return {"error": f"{type(exc).__name__}: {exc}", "kind": "failed"}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One place of the table: bytes per message and simultaneous connections."""

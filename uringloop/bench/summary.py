@@ -45,7 +45,8 @@ class Summary:
     unanswered: int
 
 
-def _median(values: Sequence[float]) -> Quantity:
+def median_of(values: Sequence[float]) -> Quantity:
+    """Return the median of the rounds, with the lowest and the highest of them."""
     return Quantity(statistics.median(values), min(values), max(values), tuple(values))
 
 
@@ -61,7 +62,7 @@ def _latency(rounds: list[Measurement], percent: float) -> Quantity:
 
 
 def _per_request(rounds: list[Measurement], take: Callable[[Measurement], int]) -> Quantity:
-    return _median([take(one) / one.requests for one in rounds])
+    return median_of([take(one) / one.requests for one in rounds])
 
 
 def summarise(row: Row) -> Summary | None:
@@ -75,12 +76,12 @@ def summarise(row: Row) -> Summary | None:
         if one.kernel_entries is not None and one.kernel_entries_requests
     ]
     return Summary(
-        requests_per_second=_median([one.requests / one.elapsed_ns * 1e9 for one in rounds]),
+        requests_per_second=median_of([one.requests / one.elapsed_ns * 1e9 for one in rounds]),
         latency_ns={percent: _latency(rounds, percent) for percent in PERCENTILES},
         server_cpu_ns=_per_request(rounds, lambda one: one.server_cpu_ns),
         client_cpu_ns=_per_request(rounds, lambda one: one.client_cpu_ns),
-        kernel_entries=_median(counted) if counted else None,
-        peak_rss_bytes=_median([float(one.peak_rss_bytes) for one in rounds]),
+        kernel_entries=median_of(counted) if counted else None,
+        peak_rss_bytes=median_of([float(one.peak_rss_bytes) for one in rounds]),
         unanswered=sum(one.unanswered for one in rounds),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 
-from . import echo
+from . import databases, datagrams, echo, http, programs, secure, transfer
 
 # Returns as soon as connections are welcome; the server lives as long as its loop runs.
 Serve = Callable[[socket.socket], Awaitable[None]]
@@ -20,3 +20,21 @@ WORKLOADS: dict[str, Serve] = {
     "streams": echo.serve_streams,
     "sockets": echo.serve_sockets,
 }
+
+# All servers: these besides are for loads other than the load generator.
+SERVERS: dict[str, Serve] = {
+    **WORKLOADS,
+    "sink": transfer.serve_sink,
+    "source": transfer.serve_source,
+    "datagrams": datagrams.serve_datagrams,
+    "tls": secure.serve_tls,
+    "http-raw": http.serve_raw,
+    "uvicorn": http.serve_uvicorn,
+    "aiohttp": http.serve_aiohttp,
+}
+
+# The servers whose socket is one of datagrams.
+DATAGRAMS = ("datagrams",)
+
+PROGRAMS = programs.PROGRAMS
+CLIENTS = databases.CLIENTS

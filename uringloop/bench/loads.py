@@ -1,0 +1,279 @@
+"""The process of the simple loads: `python -m uringloop.bench.loads TASK`.
+
+TASK is JSON and so is the one line that is printed. What the load generator does not speak is
+loaded here with blocking sockets: all send, then all receive, and every byte is checked. On the
+server's own core a blocking load takes no time from it that the server could use, and as the server
+is judged by its CPU time, the load's own is of no account.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from . import counters, process
+from .loadgen import LoadGenerator
+from .workloads.transfer import NUMBER_BYTES, PATTERN, PATTERN_BYTES
+
+# A server that does not answer for so long has failed.
+_TIMEOUT = 20.0
+
+# What one call sends or receives of a transfer, in whole patterns.
+_CHUNK = PATTERN * 1024
+
+# IP_BIND_ADDRESS_NO_PORT of linux/in.h: connect chooses the port, by the whole pair of addresses.
+_BIND_ADDRESS_NO_PORT = 24
+
+# Source addresses that `connect` takes in turn, because the ports of one are soon in TIME_WAIT.
+_SOURCES = 200
+
+# Connections that come and go before idle ones are counted: the server has allocated its tables.
+_WARM_CONNECTIONS = 200
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a load is asked to do; *duration* is in seconds, *total* in bytes."""
+
+    load: str
+    address: tuple[str, int]
+    server_pid: int
+    clients: int
+    size: int
+    warm_up: float
+    duration: float
+    total: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the operations took, and by how much the server's memory grew."""
+
+    operations: float
+    elapsed_ns: int
+    server_cpu_ns: int
+    rss_growth_bytes: int = 0
+
+
+class LoadError(Exception):
+    """The server did not do what it should."""
+
+
+def _message(size: int, number: int) -> bytes:
+    """Return bytes that differ from connection to connection."""
+    return (PATTERN[number % PATTERN_BYTES :] + PATTERN * (size // PATTERN_BYTES + 1))[:size]
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    data = sock.recv(size)
+    while data and len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _exchange(sockets: list[socket.socket], messages: list[bytes]) -> int:
+    """Send on all sockets, receive on all, and check what came."""
+    for sock, message in zip(sockets, messages, strict=True):
+        sock.sendall(message)
+    for number, (sock, message) in enumerate(zip(sockets, messages, strict=True)):
+        if _receive(sock, len(message)) != message:
+            raise LoadError(f"the echo differs from what was sent (connection {number})")
+    return len(sockets)
+
+
+def _timed(task: Task, operate: Callable[[], float], seconds: float) -> Reading:
+    """Repeat *operate* for *seconds*, at least once; it returns how many operations it did."""
+    operations = 0.0
+    cpu_ns = counters.cpu_ns(task.server_pid)
+    begin_ns = now_ns = time.perf_counter_ns()
+    end_ns = begin_ns + round(seconds * 1e9)
+    while now_ns < end_ns or not operations:
+        operations += operate()
+        now_ns = time.perf_counter_ns()
+    return Reading(operations, now_ns - begin_ns, counters.cpu_ns(task.server_pid) - cpu_ns)
+
+
+def _measured(task: Task, operate: Callable[[], float]) -> Reading:
+    _timed(task, operate, task.warm_up)
+    return _timed(task, operate, task.duration)
+
+
+# ── echoes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _echo(task: Task, sockets: list[socket.socket]) -> Reading:
+    messages = [_message(task.size, number) for number in range(len(sockets))]
+    try:
+        return _measured(task, lambda: _exchange(sockets, messages))
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def datagrams(task: Task) -> Reading:
+    """Echo datagrams, one of each client at a time; none is lost, or the load stalls."""
+    sockets = []
+    for _ in range(task.clients):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.settimeout(_TIMEOUT)
+        sock.connect(task.address)
+        sockets.append(sock)
+    return _echo(task, sockets)
+
+
+def tls(task: Task) -> Reading:
+    """Echo over TLS, without a look at the certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    sockets: list[socket.socket] = []
+    for _ in range(task.clients):
+        plain = socket.create_connection(task.address, _TIMEOUT)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sockets.append(context.wrap_socket(plain))
+    return _echo(task, sockets)
+
+
+def connect(task: Task) -> Reading:
+    """Connect, echo once and close, with all clients at a time."""
+    messages = [_message(task.size, number) for number in range(task.clients)]
+    batches = 0
+
+    def connected() -> socket.socket:
+        sock = socket.socket()
+        sock.settimeout(_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((f"127.0.0.{batches % _SOURCES + 2}", 0))
+        sock.connect(task.address)
+        return sock
+
+    def batch() -> int:
+        nonlocal batches
+        batches += 1
+        sockets = [connected() for _ in range(task.clients)]
+        try:
+            return _exchange(sockets, messages)
+        finally:
+            for sock in sockets:
+                sock.close()
+
+    return _measured(task, batch)
+
+
+# ── one way; an operation is a mebibyte ──────────────────────────────────────────────────────
+
+
+def _upload(address: tuple[str, int], total: int) -> float:
+    """Send *total* bytes; the server tells how many have come."""
+    with socket.create_connection(address, _TIMEOUT) as sock:
+        left = total
+        while left:
+            chunk = _CHUNK if left >= len(_CHUNK) else _CHUNK[:left]
+            sock.sendall(chunk)
+            left -= len(chunk)
+        sock.shutdown(socket.SHUT_WR)
+        received = int.from_bytes(_receive(sock, NUMBER_BYTES), "big")
+    if received != total:
+        raise LoadError(f"{received} of {total} bytes came")
+    return total / 2**20
+
+
+def _download(address: tuple[str, int], total: int) -> float:
+    """Ask for *total* bytes and check them."""
+    expected = memoryview(_CHUNK + PATTERN)
+    buffer = memoryview(bytearray(len(_CHUNK)))
+    with socket.create_connection(address, _TIMEOUT) as sock:
+        sock.sendall(total.to_bytes(NUMBER_BYTES, "big"))
+        received = 0
+        while count := sock.recv_into(buffer):
+            phase = received % PATTERN_BYTES
+            # As bytes, which are compared at once and not item by item.
+            if bytes(buffer[:count]) != bytes(expected[phase : phase + count]):
+                raise LoadError(f"other bytes came than were sent (after {received})")
+            received += count
+    if received != total:
+        raise LoadError(f"{received} of {total} bytes came")
+    return total / 2**20
+
+
+def _transfer(task: Task, carry: Callable[[tuple[str, int], int], float]) -> Reading:
+    # The buffers of kernel and server reach their sizes within a part of it.
+    carry(task.address, task.total // 16)
+    return _timed(task, lambda: carry(task.address, task.total), 0)
+
+
+def upload(task: Task) -> Reading:
+    """Send through one connection."""
+    return _transfer(task, _upload)
+
+
+def download(task: Task) -> Reading:
+    """Receive through one connection."""
+    return _transfer(task, _download)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+
+def idle(task: Task) -> Reading:
+    """Open connections that echo once and then stay; tell by how much the server has grown."""
+
+    def connections(count: int) -> LoadGenerator:
+        generator = LoadGenerator(task.address, count, task.size)
+        generator.connect()
+        if (failure := generator.first_failure()) is not None:
+            raise LoadError(failure)
+        return generator
+
+    connections(_WARM_CONNECTIONS).close()
+    before = counters.rss_bytes(task.server_pid)
+    cpu_ns, begin_ns = counters.cpu_ns(task.server_pid), time.perf_counter_ns()
+    generator = connections(task.clients)
+    elapsed_ns = time.perf_counter_ns() - begin_ns
+    cpu_ns = counters.cpu_ns(task.server_pid) - cpu_ns
+    growth = counters.rss_bytes(task.server_pid) - before
+    generator.close()
+    return Reading(task.clients, elapsed_ns, cpu_ns, growth)
+
+
+LOADS: dict[str, Callable[[Task], Reading]] = {
+    "connect": connect,
+    "datagrams": datagrams,
+    "tls": tls,
+    "upload": upload,
+    "download": download,
+    "idle": idle,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
+    (encoded,) = sys.argv[1:] if argv is None else argv
+    fields = json.loads(encoded)
+    # JSON has no tuples.
+    task = Task(**fields | {"address": tuple(fields["address"])})
+    process.end_with_parent()
+    process.raise_descriptor_limit()
+    try:
+        reading = LOADS[task.load](task)
+    except LoadError as exc:
+        print(json.dumps({"error": str(exc), "kind": "failed"}))
+        return 1
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+        print(json.dumps({"error": f"{reason} (load {task.load})", "kind": "failed"}))
+        return 1
+    print(json.dumps(asdict(reading)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

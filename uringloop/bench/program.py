@@ -1,0 +1,128 @@
+"""The measured process of programs and clients: `python -m uringloop.bench.program TASK`.
+
+TASK is JSON and so is the one line that is printed: operations, nanoseconds of CPU and of wall
+time. A tenth of the operations goes before, as the warm-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+
+from . import counters, loops, process
+from .settings import Address, explain
+from .workloads import CLIENTS, PROGRAMS
+
+# Operations that make caches, allocator and specialised bytecode ready, as a part of all.
+_WARM_UP = 0.1
+
+# What `create` does in one measurement.
+_LOOPS = 300
+
+# A multiple of what programs work in batches of.
+_COUNT_UNIT = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A program by name, or a client with its database's address; *scale* shortens it."""
+
+    loop: str
+    name: str
+    scale: float = 1.0
+    address: Address | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the operations took."""
+
+    operations: int
+    cpu_ns: int
+    elapsed_ns: int
+
+
+class Stopwatch:
+    """Starts when it is made."""
+
+    def __init__(self) -> None:
+        self._cpu_ns = counters.cpu_ns(os.getpid())
+        self._wall_ns = time.perf_counter_ns()
+
+    def read(self, operations: int) -> Reading:
+        """Return what has passed since the start."""
+        wall_ns = time.perf_counter_ns() - self._wall_ns
+        return Reading(operations, counters.cpu_ns(os.getpid()) - self._cpu_ns, wall_ns)
+
+
+def scaled(count: int, scale: float) -> int:
+    """Return a count in the units of programs, or a small one in ones."""
+    if count < 10 * _COUNT_UNIT:
+        return max(round(count * scale), 3)
+    return max(round(count * scale / _COUNT_UNIT), 1) * _COUNT_UNIT
+
+
+@asynccontextmanager
+async def _prepared(task: Task) -> AsyncIterator[tuple[Callable[[int], Awaitable[None]], int]]:
+    """Yield what is to run, and how often."""
+    if task.name in PROGRAMS:
+        program = PROGRAMS[task.name]
+        yield program.run, program.count
+    else:
+        assert isinstance(task.address, (list, tuple))
+        client = CLIENTS[task.name]
+        async with client.connected(task.address[0], task.address[1]) as run:
+            yield run, client.count
+
+
+async def measure(task: Task) -> Reading:
+    """Run the program under the loop that runs already."""
+    async with _prepared(task) as (run, count):
+        await run(scaled(count, task.scale * _WARM_UP))
+        operations = scaled(count, task.scale)
+        watch = Stopwatch()
+        await run(operations)
+        return watch.read(operations)
+
+
+def measure_creation(task: Task) -> Reading:
+    """Make and close loops, one after the other."""
+    factory = loops.load(task.loop)
+    factory().close()
+    operations = scaled(_LOOPS, task.scale)
+    watch = Stopwatch()
+    for _ in range(operations):
+        factory().close()
+    return watch.read(operations)
+
+
+def run(task: Task) -> Reading:
+    """Make the loop and measure on it; asyncio's own debug mode stays off."""
+    if task.name == "create":
+        return measure_creation(task)
+    with asyncio.Runner(debug=False, loop_factory=loops.load(task.loop)) as runner:
+        return runner.run(measure(task))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
+    (encoded,) = sys.argv[1:] if argv is None else argv
+    task = Task(**json.loads(encoded))
+    process.end_with_parent()
+    try:
+        reading = run(task)
+    except Exception as exc:
+        print(json.dumps(explain(exc)))
+        return 1
+    print(json.dumps(asdict(reading)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""HTTP servers that answer every request alike: a parser on a protocol, uvicorn and aiohttp.
+
+Their packages are imported where they are used: without one, its server alone is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .echo import BACKLOG
+
+BODY = b"Hello, world!"
+
+_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%s" % (
+    len(BODY),
+    BODY,
+)
+
+
+async def serve_raw(listener: socket.socket) -> None:
+    """Serve with asyncio.Protocol and httptools' parser: the least that HTTP costs."""
+    import httptools
+
+    class Answering(asyncio.Protocol):
+        transport: asyncio.Transport
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport  # type: ignore[assignment]  # as in echo
+            self.parser = httptools.HttpRequestParser(self)
+
+        def data_received(self, data: bytes) -> None:
+            self.parser.feed_data(data)
+
+        def on_message_complete(self) -> None:
+            self.transport.write(_RESPONSE)
+
+    loop = asyncio.get_running_loop()
+    await loop.create_server(Answering, sock=listener, backlog=BACKLOG)
+
+
+async def application(
+    scope: dict[str, Any],
+    receive: Callable[[], Awaitable[dict[str, Any]]],
+    send: Callable[[dict[str, Any]], Awaitable[None]],
+) -> None:
+    """Answer as an ASGI application does."""
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(BODY))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": BODY})
+
+
+async def serve_uvicorn(listener: socket.socket) -> None:
+    """Serve an ASGI application with uvicorn and httptools."""
+    import httptools  # noqa: F401  # uvicorn tells its absence by a long traceback
+    import uvicorn
+
+    config = uvicorn.Config(
+        application,
+        http="httptools",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        backlog=BACKLOG,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    # Below serve(), which would take SIGTERM for itself.
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listener])
+    # Its timer keeps it.
+    asyncio.get_running_loop().create_task(server.main_loop())
+
+
+async def serve_aiohttp(listener: socket.socket) -> None:
+    """Serve with aiohttp's own server."""
+    from aiohttp import web
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=BODY, content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()

@@ -1,0 +1,208 @@
+"""Small programs that only schedule: tasks, callbacks, timers, threads, processes.
+
+Each does its operation as often as it is told; PROGRAMS has the number that takes about half a
+second. What differs from loop to loop is measured, what is asyncio's own is the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+# Callbacks and timers of one turn: more than most programs have, and no memory to speak of.
+BATCH = 1000
+
+# Seconds between the timers of `timers`, on average: a loop is never ahead of them.
+WINDOW = 1e-6
+
+
+def _nothing() -> None:
+    """Do nothing, as the callback of a timer that is cancelled."""
+
+
+async def sleep_one(count: int) -> None:
+    """One task that yields: sleep(0)."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def sleep_hundred(count: int) -> None:
+    """A hundred tasks that yield in turn."""
+    await asyncio.gather(*(sleep_one(count // 100) for _ in range(100)))
+
+
+async def call_soon_batch(count: int) -> None:
+    """A thousand callbacks in every turn."""
+    loop = asyncio.get_running_loop()
+    called = 0
+
+    def call(number: int) -> None:
+        nonlocal called
+        called += number
+
+    for _ in range(count // BATCH):
+        for _ in range(BATCH):
+            loop.call_soon(call, 1)
+        await asyncio.sleep(0)
+    if called != count:
+        raise RuntimeError("not every callback was called")
+
+
+async def call_soon(count: int) -> None:
+    """A callback that schedules itself: one in every turn."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    left = count
+
+    def call() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            loop.call_soon(call)
+        else:
+            done.set_result(None)
+
+    loop.call_soon(call)
+    await done
+
+
+async def future(count: int) -> None:
+    """A task that waits for a future which a callback resolves."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        waiter = loop.create_future()
+        loop.call_soon(waiter.set_result, None)
+        await waiter
+
+
+async def call_later_cancel(count: int) -> None:
+    """A time-out that is set and cancelled, as of every request of a server."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count // BATCH):
+        for _ in range(BATCH):
+            loop.call_later(60, _nothing).cancel()
+        await asyncio.sleep(0)
+
+
+async def timers(count: int) -> None:
+    """Timers at random within a window, made beforehand: making and running them."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    left = count
+
+    def call() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set_result(None)
+
+    # The same numbers for every loop.
+    chance = random.Random(1)
+    begin = loop.time()
+    for _ in range(count):
+        loop.call_at(begin + chance.random() * count * WINDOW, call)
+    await done
+
+
+async def _hand_over(count: int, size: int) -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue(size)
+
+    async def put() -> None:
+        for number in range(count):
+            await queue.put(number)
+
+    async def get() -> None:
+        for number in range(count):
+            if await queue.get() != number:
+                raise RuntimeError("the queue changed the order")
+
+    await asyncio.gather(put(), get())
+
+
+async def queue_one(count: int) -> None:
+    """A queue of one place between two tasks: a change of task for every item."""
+    await _hand_over(count, 1)
+
+
+async def queue_hundred(count: int) -> None:
+    """A queue of a hundred places between two tasks."""
+    await _hand_over(count, 100)
+
+
+async def threadsafe(count: int) -> None:
+    """Wake-ups from another thread, each after the last has arrived."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    arrived = threading.Semaphore(0)
+
+    def wake() -> None:
+        for _ in range(count):
+            loop.call_soon_threadsafe(arrived.release)
+            arrived.acquire()
+        loop.call_soon_threadsafe(done.set_result, None)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    await done
+    thread.join()
+
+
+async def executor(count: int) -> None:
+    """run_in_executor with a function that does nothing."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        await loop.run_in_executor(None, int)
+
+
+async def create_task(count: int) -> None:
+    """A task that ends at once, awaited."""
+
+    async def ends() -> None:
+        return
+
+    for _ in range(count):
+        await asyncio.create_task(ends())
+
+
+async def timeout(count: int) -> None:
+    """asyncio.timeout around one turn."""
+    for _ in range(count):
+        async with asyncio.timeout(60):
+            await asyncio.sleep(0)
+
+
+async def subprocess(count: int) -> None:
+    """A process that ends at once, waited for."""
+    for _ in range(count):
+        process = await asyncio.create_subprocess_exec("/bin/true")
+        if await process.wait() != 0:
+            raise RuntimeError("the process failed")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs, and how often in one measurement."""
+
+    run: Callable[[int], Coroutine[None, None, None]]
+    count: int
+
+
+PROGRAMS = {
+    "sleep-1": Program(sleep_one, 300_000),
+    "sleep-100": Program(sleep_hundred, 500_000),
+    "call-soon": Program(call_soon, 300_000),
+    "call-soon-batch": Program(call_soon_batch, 1_000_000),
+    "future": Program(future, 200_000),
+    "call-later-cancel": Program(call_later_cancel, 500_000),
+    "timers": Program(timers, 1_000_000),
+    "queue-1": Program(queue_one, 200_000),
+    "queue-100": Program(queue_hundred, 300_000),
+    "threadsafe": Program(threadsafe, 20_000),
+    "executor": Program(executor, 10_000),
+    "create-task": Program(create_task, 200_000),
+    "timeout": Program(timeout, 100_000),
+    "subprocess": Program(subprocess, 150),
+}

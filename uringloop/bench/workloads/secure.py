@@ -1,0 +1,44 @@
+"""The echo server over TLS, with a certificate that is made when it starts and secures nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+
+from ..settings import MissingError
+from .echo import BACKLOG, EchoProtocol
+
+
+def _certificate() -> str:
+    """Return a key on P-256 and its own signature, as the text of a PEM file."""
+    if shutil.which("openssl") is None:
+        raise MissingError("the openssl command is not installed")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    made = subprocess.run(
+        [*command.split(), "-subj", "/CN=localhost", "-keyout", "-", "-out", "-"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return made.stdout
+
+
+def server_context() -> ssl.SSLContext:
+    """Return a context with a certificate of its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(_certificate())
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+async def serve_tls(listener: socket.socket) -> None:
+    """Serve with asyncio.Protocol over TLS."""
+    loop = asyncio.get_running_loop()
+    context = server_context()
+    await loop.create_server(EchoProtocol, sock=listener, backlog=BACKLOG, ssl=context)
