@@ -1,0 +1,318 @@
+"""How each kind of row is measured: what is started, and which figures come of one round.
+
+A method is a context that yields a function of a loop's name: what a row needs for all its rounds,
+as a database's server, lives as long as the context. Every measured process is a fresh one, on the
+core and under the policy that it shares with its load. Nothing is measured in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import compare_backends
+
+from uringloop.bench import counters, loads, loops, process, program
+from uringloop.bench.child import Child, Refused, ask
+from uringloop.bench.client import Measurement
+from uringloop.bench.loadgen import Histogram
+from uringloop.bench.placement import Placement, choose
+from uringloop.bench.runner import Runner
+from uringloop.bench.settings import Address, Cell, MissingError, Settings
+
+# By name: nanoseconds of CPU and of wall time per operation, bytes, whatever a row is judged by.
+Figures = dict[str, float]
+Measure = Callable[[str], Figures]
+
+# What --quick leaves of a transfer, of the operations of a program, and of the idle connections.
+QUICK = 1 / 16
+
+# What one way carries.
+TRANSFER_BYTES = 2**30
+
+# The part of the baseline's own rate at which every loop's latencies are measured.
+TAIL_LOAD = 0.8
+TAIL_BASELINE = "uvloop"
+
+# Descriptors that a process needs besides its connections.
+SPARE_DESCRIPTORS = 64
+
+# Processes answer in seconds; the longest programs take minutes with the slowest of loops.
+ANSWER_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all measurements of a run have in common."""
+
+    placement: Placement
+    directory: Path
+    duration: float
+    quick: bool = False
+    # The built reference servers by the name of their column.
+    programs: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """What is left of the amounts that do not depend on the duration."""
+        return QUICK if self.quick else 1.0
+
+    def runner(self, mode: str, *, unix: bool = False, rate: float = 0.0) -> Runner:
+        """Return a runner of servers of this mode."""
+        settings = Settings(mode=mode, duration=self.duration, unix=unix, rate=rate, same_core=True)
+        return Runner(settings, self.placement, self.programs, self.directory)
+
+    def ask(self, what: str, module: str, task: object) -> dict[str, Any]:
+        """Run a module of the benchmark with its task; Refused if it has no figures."""
+        command = [sys.executable, "-m", f"uringloop.bench.{module}", json.dumps(task)]
+        return self.ask_command(what, command)
+
+    def ask_command(self, what: str, command: list[str]) -> dict[str, Any]:
+        """Run a process that prints one line of JSON; Refused if that is an error."""
+        cpu = self.placement.server_cpu
+        said = ask(what, command, cpu, self.placement.shared, ANSWER_SECONDS)
+        if "error" in said:
+            raise Refused(said.get("kind", "failed"), said["error"])
+        return said
+
+
+Method = Callable[[Bench], AbstractContextManager[Measure]]
+
+
+def require_descriptors(clients: int) -> None:
+    """Refuse a number of connections that a process here can not have."""
+    limit = process.raise_descriptor_limit()
+    if clients + SPARE_DESCRIPTORS > limit:
+        raise MissingError(
+            f"{clients} connections need as many open files, and {limit} are allowed"
+        )
+
+
+# ── the load generator ───────────────────────────────────────────────────────────────────────
+
+
+def checked(measurement: Measurement) -> Measurement:
+    """Return a measurement that is whole."""
+    if measurement.failure is not None:
+        raise Refused("failed", measurement.failure)
+    if not measurement.requests:
+        raise Refused("failed", "no request was answered")
+    return measurement
+
+
+@dataclass(frozen=True)
+class Echo:
+    """An echo server under the compiled load generator."""
+
+    mode: str
+    size: int
+    clients: int
+    unix: bool = False
+
+    @contextlib.contextmanager
+    def __call__(self, bench: Bench) -> Iterator[Measure]:
+        require_descriptors(self.clients)
+        runner = bench.runner(self.mode, unix=self.unix)
+
+        def measure(loop: str) -> Figures:
+            one = checked(runner.measure(loop, Cell(self.size, self.clients)))
+            figures = {"cpu": one.server_cpu_ns / one.requests}
+            figures["wall"] = one.elapsed_ns / one.requests
+            if one.kernel_entries is not None and one.kernel_entries_requests:
+                figures["entries"] = one.kernel_entries / one.kernel_entries_requests
+            return figures
+
+        yield measure
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Latencies of an open loop, at the same rate for all: a part of what the baseline can do.
+
+    Server and load generator have a core each, if there are two.
+    """
+
+    size: int
+    clients: int
+
+    @contextlib.contextmanager
+    def __call__(self, bench: Bench) -> Iterator[Measure]:
+        cell = Cell(self.size, self.clients)
+        if not loops.installed(TAIL_BASELINE):
+            raise MissingError(f"{TAIL_BASELINE} is not installed, whose rate would be the measure")
+        # Else the load generator, to which a schedule is dearer than an answer, would be the limit.
+        apart = replace(bench, placement=choose(False))
+        closed = apart.runner("protocol")
+        most = [checked(closed.measure(TAIL_BASELINE, cell)) for _ in range(3)]
+        rate = TAIL_LOAD * statistics.median(one.requests / one.elapsed_ns * 1e9 for one in most)
+        runner = apart.runner("protocol", rate=rate)
+
+        def measure(loop: str) -> Figures:
+            one = checked(runner.measure(loop, cell))
+            latencies = Histogram.from_items(one.latencies)
+            figures = {f"p{part:g}": float(latencies.percentile(part)) for part in (50, 99, 99.9)}
+            return figures | {"cpu": one.server_cpu_ns / one.requests, "rate": rate}
+
+        yield measure
+
+
+# ── other loads ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Load:
+    """A server under one of the simple loads."""
+
+    mode: str
+    load: str
+    size: int = 0
+    clients: int = 1
+
+    @contextlib.contextmanager
+    def __call__(self, bench: Bench) -> Iterator[Measure]:
+        many = self.load == "idle" and bench.quick
+        clients = max(round(self.clients * QUICK), 1) if many else self.clients
+        require_descriptors(clients)
+        runner = bench.runner(self.mode)
+
+        def measure(loop: str) -> Figures:
+            with runner.serving(loop) as (server, address):
+                task = self.task(bench, clients, server, address)
+                try:
+                    said = bench.ask("the load", "loads", asdict(task))
+                except Refused:
+                    runner.refuse_dead(server)
+                    raise
+            reading = loads.Reading(**said)
+            return {
+                "cpu": reading.server_cpu_ns / reading.operations,
+                "wall": reading.elapsed_ns / reading.operations,
+                "memory": reading.rss_growth_bytes / reading.operations,
+            }
+
+        yield measure
+
+    def task(self, bench: Bench, clients: int, server: Child, address: Address) -> loads.Task:
+        assert not isinstance(address, str)
+        return loads.Task(
+            load=self.load,
+            address=address,
+            server_pid=server.process.pid,
+            clients=clients,
+            size=self.size,
+            warm_up=bench.duration / 4,
+            duration=bench.duration,
+            total=round(TRANSFER_BYTES * bench.scale),
+        )
+
+
+@dataclass(frozen=True)
+class Http:
+    """An HTTP server under wrk, one thread and fifty connections."""
+
+    mode: str
+
+    @contextlib.contextmanager
+    def __call__(self, bench: Bench) -> Iterator[Measure]:
+        wrk = shutil.which("wrk")
+        if wrk is None:
+            raise MissingError("wrk is not installed")
+        runner = bench.runner(self.mode)
+        # wrk counts in whole seconds.
+        seconds = max(round(bench.duration), 1)
+
+        def load(url: str) -> int:
+            client = Child(
+                [wrk, "-t1", "-c50", f"-d{seconds}s", url],
+                bench.placement.client_cpu,
+                bench.placement.shared,
+            )
+            try:
+                output = client.read_all(10.0 + 2 * seconds)
+            finally:
+                client.stop()
+            return requests_of(output)
+
+        def measure(loop: str) -> Figures:
+            with runner.serving(loop) as (server, address):
+                url = f"http://{address[0]}:{address[1]}/"
+                load(url)
+                cpu_ns = counters.cpu_ns(server.process.pid)
+                requests = load(url)
+                cpu_ns = counters.cpu_ns(server.process.pid) - cpu_ns
+            return {"cpu": cpu_ns / requests, "wall": seconds * 1e9 / requests}
+
+        yield measure
+
+
+def requests_of(output: str) -> int:
+    """Return how many requests wrk reports; Refused if one of them failed."""
+    for complaint in ("Socket errors", "Non-2xx"):
+        if (said := re.search(f"{complaint}.*", output)) is not None:
+            raise Refused("failed", f"wrk: {said[0]}")
+    found = re.search(r"(\d+) requests in", output)
+    if found is None or not int(found[1]):
+        raise Refused("failed", "wrk: no request was answered")
+    return int(found[1])
+
+
+# ── programs ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that measures itself; the client of a database if *backend* serves it."""
+
+    name: str
+    backend: compare_backends.Backend | None = None
+
+    @contextlib.contextmanager
+    def __call__(self, bench: Bench) -> Iterator[Measure]:
+        backend = self.backend or compare_backends.nothing
+        with backend(bench.placement, bench.directory) as address:
+
+            def measure(loop: str) -> Figures:
+                task = program.Task(loop, self.name, bench.scale, address)
+                said = bench.ask("the program", "program", asdict(task))
+                reading = program.Reading(**said)
+                return {
+                    "cpu": reading.cpu_ns / reading.operations,
+                    "wall": reading.elapsed_ns / reading.operations,
+                }
+
+            yield measure
+
+
+# Without a module of this package: that would import the loop which is to be measured.
+IMPORT = """
+import asyncio, importlib, json, sys, time
+cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
+importlib.import_module(sys.argv[1])
+wall_ns, cpu_ns = time.perf_counter_ns() - wall_ns, time.process_time_ns() - cpu_ns
+print(json.dumps({"cpu": cpu_ns, "wall": wall_ns}))
+"""
+
+# Processes for each round: one import takes but milliseconds.
+IMPORTS = 5
+
+
+@contextlib.contextmanager
+def importing(bench: Bench) -> Iterator[Measure]:
+    """Import a loop's module where asyncio is imported already."""
+
+    def measure(loop: str) -> Figures:
+        module = loops.target_of(loop).partition(":")[0]
+        command = [sys.executable, "-c", IMPORT, module]
+        each = [bench.ask_command("the import", command) for _ in range(IMPORTS)]
+        return {name: statistics.median(one[name] for one in each) for name in each[0]}
+
+    yield measure

@@ -1,0 +1,138 @@
+"""The rows of the comparison: a name, a goal, and how it is measured. They are listed here only.
+
+A goal is a ratio: what uvloop needs, divided by what this loop needs. With 1.4 a request that costs
+uvloop 14 us may cost 10. None is a row that is only shown.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compare_backends import postgresql, redis
+from compare_methods import Echo, Http, Load, Method, Program, Tail, importing
+
+from uringloop.bench.settings import BenchError
+
+# What 10,000 idle connections and the curve go up to.
+CONNECTIONS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: *figure* is the one that it shows, of those that are taken."""
+
+    name: str
+    goal: float | None
+    method: Method
+    figure: str = "cpu"
+    # Per operation of which kind, for the reader.
+    unit: str = "request"
+    # Whether the C servers can serve it.
+    references: bool = False
+    # Loops that are compared here only.
+    layers: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """What several rows have in common: the name before the slash."""
+        return self.name.partition("/")[0]
+
+
+def echo(group: str, mode: str, goal: float | None, *cells: str, unix: bool = False) -> list[Row]:
+    """Return one row for each `BYTESxCLIENTS`."""
+    rows = []
+    for cell in cells:
+        size, _, clients = cell.partition("x")
+        method = Echo(mode, int(size), int(clients), unix)
+        rows.append(Row(f"{group}/{cell}", goal, method, references=True))
+    return rows
+
+
+def tls(cell: str, goal: float) -> Row:
+    size, _, clients = cell.partition("x")
+    layers = ("aiofastnet+asyncio", "aiofastnet+uvloop")
+    return Row(f"tls/{cell}", goal, Load("tls", "tls", int(size), int(clients)), layers=layers)
+
+
+def scheduling(name: str, goal: float | None, unit: str, figure: str = "cpu") -> Row:
+    """Return the row of a program, whose name may have a figure behind a slash."""
+    return Row(name, goal, Program(name.partition("/")[0]), figure, unit)
+
+
+ECHOES = [
+    *echo("tcp-protocol", "protocol", 1.40, "128x50", "128x300", "128x1000"),
+    *echo("tcp-protocol", "protocol", 1.40, "1000x50", "1000x300", "1000x1000"),
+    *echo("tcp-buffered", "buffered", 1.40, "128x50", "128x300", "128x1000"),
+    *echo("tcp-buffered", "buffered", 1.40, "1000x50", "1000x300", "1000x1000"),
+    *echo("tcp-10k", "protocol", 1.25, "10000x50", "10000x300"),
+    *echo("tcp-100k", "protocol", 1.20, "100000x50"),
+    *echo("tcp-one", "protocol", 1.0, "1000x1"),
+    *echo("unix-protocol", "protocol", 1.7, "128x50", "1000x50", unix=True),
+    *echo("streams-tcp", "streams", 1.5, "1000x50", "1000x1000"),
+    *echo("streams-unix", "streams", 1.9, "1000x50", unix=True),
+    *echo("sockets-tcp", "sockets", 2.5, "128x50"),
+    *echo("sockets-unix", "sockets", 3.0, "128x50", unix=True),
+]
+
+CURVE = [
+    *echo("curve", "protocol", None, "128x1", "128x10", "128x50", "128x100"),
+    *echo("curve", "protocol", None, "128x300", "128x1000", "128x3000"),
+    *echo("curve", "protocol", None, f"128x{CONNECTIONS_MAX}"),
+]
+
+ROWS: list[Row] = [
+    *ECHOES,
+    Row("connect", 1.3, Load("protocol", "connect", 128, 50), unit="connection", references=True),
+    Row("one-way/receive", 1.1, Load("sink", "upload"), unit="MiB"),
+    Row("one-way/send", 1.1, Load("source", "download"), unit="MiB"),
+    Row("udp", 1.5, Load("datagrams", "datagrams", 100, 16), unit="datagram"),
+    tls("1000x50", 1.3),
+    tls("100000x50", 1.2),
+    Row("http-raw", 1.35, Http("http-raw")),
+    Row("uvicorn", 1.55, Http("uvicorn")),
+    Row("aiohttp", 1.2, Http("aiohttp")),
+    Row("redis-get", 1.15, Program("redis-get", redis)),
+    Row("asyncpg-select", 1.15, Program("asyncpg-select", postgresql)),
+    scheduling("sleep-1", 2.0, "turn"),
+    scheduling("sleep-100", 1.3, "wake-up"),
+    scheduling("call-soon", 1.5, "turn"),
+    scheduling("call-soon-batch", 1.5, "callback"),
+    scheduling("future", 1.5, "wake-up"),
+    scheduling("call-later-cancel", 1.5, "timer"),
+    scheduling("timers", 1.5, "timer"),
+    scheduling("queue-1", 1.5, "item"),
+    scheduling("queue-100", 1.5, "item"),
+    scheduling("threadsafe", 1.2, "wake-up"),
+    scheduling("threadsafe/wall", 1.2, "wake-up", "wall"),
+    scheduling("executor", None, "call"),
+    scheduling("create-task", None, "task"),
+    scheduling("timeout", None, "time-out"),
+    scheduling("subprocess", 2.5, "process", "wall"),
+    # At most 0.8 of uvloop's.
+    Row(
+        "idle-rss",
+        1.25,
+        Load("protocol", "idle", 128, CONNECTIONS_MAX),
+        "memory",
+        "connection",
+    ),
+    Row("import", 1.0, importing, "wall", "import"),
+    scheduling("create", 1.0, "loop"),
+    Row("tail", 1.0, Tail(1000, 50), "p99"),
+    *CURVE,
+]
+
+
+def chosen(patterns: Sequence[str]) -> list[Row]:
+    """Return the rows that are named, by their own name, their group's, or a pattern of either."""
+    names = [pattern for pattern in patterns if pattern]
+    for pattern in names:
+        if not any(matches(row, pattern) for row in ROWS):
+            raise BenchError(f"--rows: no row is named {pattern!r}; --list shows them")
+    return [row for row in ROWS if not names or any(matches(row, name) for name in names)]
+
+
+def matches(row: Row, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(row.name, pattern) or fnmatch.fnmatchcase(row.group, pattern)
