@@ -29,7 +29,7 @@ KNOWN = {
     "zuvloop": "zuvloop:new_event_loop",
     "blazio": "blazio:new_event_loop",
     "winloop": "winloop:new_event_loop",
-    "uringcore": "uringcore:new_event_loop",
+    "uringcore": "uringcore:UringEventLoop",
 }
 
 # Another package's transports over a loop, as `aiofastnet+uvloop`: the attribute that takes the
