@@ -33,6 +33,8 @@ from uringloop.bench.cli import Parser, check_file, guarded, names, refuse
 from uringloop.bench.settings import BenchError, MissingError
 
 DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
+# The one that is judged comes last, beside the servers in C.
+ALL_LOOPS = (*(name for name in loops.KNOWN if name != "uringloop"), "uringloop")
 DEFAULT_ROUNDS = 5
 DEFAULT_DURATION = 1.0
 
@@ -79,11 +81,12 @@ def take_round(row: Row, column: str, cell: Cell, measure: Measure) -> None:
 
 def measure_row(row: Row, bench: Bench, columns: list[str], rounds: int, step: Progress) -> Line:
     """Measure a row: all columns in every round."""
-    line = Line(row.name, row.goal, row.figure, row.unit, {column: Cell() for column in columns})
+    cells = {column: Cell() for column in columns}
+    line = Line(row.name, row.goal, row.figure, row.unit, cells, row.remark)
     try:
         with row.method(bench) as measure:
             for _ in range(rounds):
-                for column, cell in line.cells.items():
+                for column, cell in cells.items():
                     take_round(row, column, cell, measure)
                     step(row, column, cell)
     # As above; what was measured before the end of, say, a database's server is kept.
@@ -114,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
         type=names,
         default=DEFAULT_LOOPS,
         metavar="NAME,...",
-        help=f"what is compared ({','.join(DEFAULT_LOOPS)})",
+        help=f"what is compared, or all that are installed ({','.join(DEFAULT_LOOPS)})",
     )
     add("--rounds", type=int, metavar="N", help=f"per cell ({DEFAULT_ROUNDS})")
     add("--duration", type=float, metavar="S", help=f"of a round under load ({DEFAULT_DURATION:g})")
@@ -179,6 +182,8 @@ def check(arguments: argparse.Namespace) -> list[Row]:
     timely = duration is None or 0 < duration < 3600
     refuse(not timely, "--duration: not between 0 and 3600 seconds")
     refuse(bool(arguments.merge and arguments.rows), "--merge takes all rows that the reports have")
+    if arguments.loops == ("all",):
+        arguments.loops = tuple(name for name in ALL_LOOPS if loops.installed(name))
     for name in arguments.loops:
         loops.check(name)
     if arguments.plot is not None:

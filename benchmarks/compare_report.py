@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class Line:
     figure: str
     unit: str
     cells: dict[str, Cell]
+    # What must be known of this row only.
+    remark: str = ""
 
     def compare(self) -> None:
         """Set the ratios to the baseline."""
@@ -115,6 +117,7 @@ def to_json(table: Table) -> str:
                 "goal": line.goal,
                 "figure": line.figure,
                 "unit": line.unit,
+                "remark": line.remark,
                 "met": {column: line.met(column) for column in table.judged},
                 "cells": {column: _json_cell(cell) for column, cell in line.cells.items()},
             }
@@ -129,7 +132,7 @@ def _line_of(row: dict[str, Any]) -> Line:
         column: Cell(cell["status"], cell["note"], cell["rounds"], cell["ratio"])
         for column, cell in row["cells"].items()
     }
-    return Line(row["name"], row["goal"], row["figure"], row["unit"], cells)
+    return Line(row["name"], row["goal"], row["figure"], row["unit"], cells, row["remark"])
 
 
 def load(path: Path) -> Table:
@@ -171,7 +174,7 @@ def merge(tables: list[Table]) -> Table:
         for line in table.lines:
             whole = lines.get(line.name)
             if whole is None:
-                whole = Line(line.name, line.goal, line.figure, line.unit, {})
+                whole = replace(line, cells={})
                 lines[line.name] = whole
             whole.cells |= {renamed[column]: cell for column, cell in line.cells.items()}
     merged.lines = list(lines.values())
@@ -184,8 +187,9 @@ def merge(tables: list[Table]) -> Table:
 def scale_of(line: Line) -> tuple[float, str]:
     """Return by what the values of a row are divided, and the unit that they are then in."""
     values = [cell.quantity.value for cell in line.cells.values() if cell.quantity is not None]
+    base = line.cells.get(BASELINE, Cell()).quantity
     units = MEMORY_UNITS if line.figure == "memory" else TIME_UNITS
-    middle = statistics.median(values) if values else 1.0
+    middle = base.value if base else statistics.median(values) if values else 1.0
     return next((unit for unit in units if middle >= unit[0]), units[-1])
 
 
@@ -225,6 +229,7 @@ def notes(table: Table) -> Iterator[str]:
     goals = [line.met(column) for line in table.lines for column in table.judged]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
+    yield from (f"{line.name}: {line.remark}." for line in table.lines if line.remark)
     told: dict[tuple[str, str, str], list[str]] = {}
     for line in table.lines:
         for column, cell in line.cells.items():

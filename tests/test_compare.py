@@ -179,10 +179,10 @@ def test_a_program_is_measured_in_a_process_of_its_own(
     assert taken["wall"] > 0
 
 
-def test_a_program_of_few_operations_keeps_some() -> None:
+def test_a_program_is_shortened_in_whole_units() -> None:
     scaled = methods.program.scaled
-    assert [scaled(150, 1.0), scaled(150, 0.1), scaled(150, 0.001)] == [150, 15, 3]
-    assert [scaled(300_000, 0.1), scaled(300_000, 1e-6)] == [30_000, 1000]
+    assert [scaled(150, 1, scale) for scale in (1.0, 0.1, 0.001)] == [150, 15, 1]
+    assert [scaled(500_000, 1000, scale) for scale in (0.1, 1e-6)] == [50_000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,11 @@ class Child:
         """Return the last line on standard error, or how the process ended."""
         return _last_line(self._errors) or f"exit status {self.process.poll()}"
 
-    def wait_for_end(self) -> None:
-        """Let a process that has closed its output end; one that goes on is stopped later."""
+    def wait_for_end(self) -> bool:
+        """Return whether the process ends by itself, as one that has closed its output does."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT)
+        return self.process.poll() is not None
 
     def stop(self) -> None:
         """Ask the process to end, insist if it does not, and release what it used."""
@@ -119,8 +120,9 @@ def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) ->
     child = Child(command, cpu, batch)
     try:
         line = child.read_line(timeout)
+        if not line and not child.wait_for_end():
+            raise Refused("failed", f"{what} did not answer in {timeout:.0f} seconds")
         if not line:
-            child.wait_for_end()
             raise Refused("failed", f"{what} failed: {child.complaint()}")
     finally:
         child.stop()

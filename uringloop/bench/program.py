@@ -19,14 +19,17 @@ from . import counters, loops, process
 from .settings import Address, explain
 from .workloads import CLIENTS, PROGRAMS
 
-# Operations that make caches, allocator and specialised bytecode ready, as a part of all.
+# The operations of a first glance and of the warm-up, as parts of all: caches, allocator,
+# specialised bytecode.
+_GLANCE = 0.01
 _WARM_UP = 0.1
+
+# Seconds that a measurement may take. Most take one at most; a loop that needs milliseconds for
+# what others do in microseconds does it less often.
+_LIMIT = 10.0
 
 # What `create` does in one measurement.
 _LOOPS = 300
-
-# A multiple of what programs work in batches of.
-_COUNT_UNIT = 1000
 
 
 @dataclass(frozen=True)
@@ -61,31 +64,37 @@ class Stopwatch:
         return Reading(operations, counters.cpu_ns(os.getpid()) - self._cpu_ns, wall_ns)
 
 
-def scaled(count: int, scale: float) -> int:
-    """Return a count in the units of programs, or a small one in ones."""
-    if count < 10 * _COUNT_UNIT:
-        return max(round(count * scale), 3)
-    return max(round(count * scale / _COUNT_UNIT), 1) * _COUNT_UNIT
+def scaled(count: int, unit: int, scale: float) -> int:
+    """Return a part of a count in whole units, of which there is one at least."""
+    return max(round(count * scale / unit), 1) * unit
+
+
+Run = Callable[[int], Awaitable[None]]
 
 
 @asynccontextmanager
-async def _prepared(task: Task) -> AsyncIterator[tuple[Callable[[int], Awaitable[None]], int]]:
-    """Yield what is to run, and how often."""
+async def _prepared(task: Task) -> AsyncIterator[tuple[Run, int, int]]:
+    """Yield what is to run, how often, and in which units."""
     if task.name in PROGRAMS:
         program = PROGRAMS[task.name]
-        yield program.run, program.count
+        yield program.run, program.count, program.unit
     else:
         assert isinstance(task.address, (list, tuple))
         client = CLIENTS[task.name]
         async with client.connected(task.address[0], task.address[1]) as run:
-            yield run, client.count
+            yield run, client.count, 1
 
 
 async def measure(task: Task) -> Reading:
     """Run the program under the loop that runs already."""
-    async with _prepared(task) as (run, count):
-        await run(scaled(count, task.scale * _WARM_UP))
-        operations = scaled(count, task.scale)
+    async with _prepared(task) as (run, count, unit):
+        watch = Stopwatch()
+        glance = scaled(count, unit, task.scale * _GLANCE)
+        await run(glance)
+        per_operation = watch.read(glance).elapsed_ns / 1e9 / glance
+        scale = min(task.scale, _LIMIT / (per_operation * count))
+        await run(scaled(count, unit, scale * _WARM_UP))
+        operations = scaled(count, unit, scale)
         watch = Stopwatch()
         await run(operations)
         return watch.read(operations)
@@ -95,7 +104,7 @@ def measure_creation(task: Task) -> Reading:
     """Make and close loops, one after the other."""
     factory = loops.load(task.loop)
     factory().close()
-    operations = scaled(_LOOPS, task.scale)
+    operations = scaled(_LOOPS, 1, task.scale)
     watch = Stopwatch()
     for _ in range(operations):
         factory().close()

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 # Callbacks and timers of one turn: more than most programs have, and no memory to speak of.
 BATCH = 1000
 
+# Tasks of `sleep-100`.
+HUNDRED = 100
+
 # Seconds between the timers of `timers`, on average: a loop is never ahead of them.
 WINDOW = 1e-6
 
@@ -31,7 +34,7 @@ async def sleep_one(count: int) -> None:
 
 async def sleep_hundred(count: int) -> None:
     """A hundred tasks that yield in turn."""
-    await asyncio.gather(*(sleep_one(count // 100) for _ in range(100)))
+    await asyncio.gather(*(sleep_one(count // HUNDRED) for _ in range(HUNDRED)))
 
 
 async def call_soon_batch(count: int) -> None:
@@ -184,19 +187,20 @@ async def subprocess(count: int) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs, and how often in one measurement."""
+    """What runs, and how often in one measurement: any multiple of the unit can be run."""
 
     run: Callable[[int], Coroutine[None, None, None]]
     count: int
+    unit: int = 1
 
 
 PROGRAMS = {
     "sleep-1": Program(sleep_one, 300_000),
-    "sleep-100": Program(sleep_hundred, 500_000),
+    "sleep-100": Program(sleep_hundred, 500_000, HUNDRED),
     "call-soon": Program(call_soon, 300_000),
-    "call-soon-batch": Program(call_soon_batch, 1_000_000),
+    "call-soon-batch": Program(call_soon_batch, 1_000_000, BATCH),
     "future": Program(future, 200_000),
-    "call-later-cancel": Program(call_later_cancel, 500_000),
+    "call-later-cancel": Program(call_later_cancel, 500_000, BATCH),
     "timers": Program(timers, 1_000_000),
     "queue-1": Program(queue_one, 200_000),
     "queue-100": Program(queue_hundred, 300_000),
