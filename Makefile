@@ -48,7 +48,7 @@ RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
+.PHONY: help bench compare bench-peers test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,33 @@ help:  ## List the targets (the default)
 
 bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" for the whole table
 	$(RUN) -m uringloop.bench $(ARGS)
+
+compare: $(VENV)/compare  ## Compare all loops in every workload; ARGS="--list" for its rows
+	@mkdir -p build
+	$(RUN) benchmarks/compare.py --loops all $(ARGS)
+
+# Loops that exist for some Pythons only: a wheel, or none. And TLS for asyncio and uvloop.
+PEERS = rloop rsloop zuvloop blazio aiofastnet
+$(VENV)/compare: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet "uringloop[compare]"
+	@for peer in $(PEERS); do \
+	  $(VENV)/bin/python -m pip install --quiet --only-binary :all: $$peer 2>/dev/null \
+	    || echo "$$peer has no wheel for this Python"; \
+	done
+	@touch $@
+
+# Between them these have all peers. What fails is a cell of the report; without one, make fails.
+PEER_VERSIONS = 3.13 3.14
+PEER_REPORTS = $(PEER_VERSIONS:%=build/compare-%.json)
+bench-peers: $(VENV)/compare  ## Compare with every loop, each under a Python that has it, in one report
+	@mkdir -p build; rm -f $(PEER_REPORTS)
+	@for version in $(PEER_VERSIONS); do \
+	  PACKAGES="wrk redis-server postgresql" .ci/with-python $$version compare \
+	    ARGS="--json build/compare-$$version.json $(ARGS)"; \
+	  test -s build/compare-$$version.json || exit 1; \
+	done
+	$(RUN) benchmarks/compare.py --merge $(PEER_REPORTS) \
+	  --json build/compare.json --markdown build/compare.md --plot build/compare.png
 
 test: $(VENV)/installed  ## Install, and run the tests against the installed package
 	$(RUN) -m pytest $(ARGS)
