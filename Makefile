@@ -115,7 +115,8 @@ lint: $(DEV)/installed  ## Check style: ruff, cython-lint
 
 type: $(DEV)/installed  ## Check types: mypy, and the stubs against the compiled modules
 	$(RUN_DEV) -m mypy
-	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt
+	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt \
+	  --mypy-config-file pyproject.toml
 
 $(DEV)/installed: $(DEV)/python-$(TAG) $(BUILD_SOURCES)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"

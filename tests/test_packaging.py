@@ -140,7 +140,7 @@ def test_metadata_says_where_it_runs(wheel: Path) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert metadata.get_all("Provides-Extra") == ["bench", "test", "frameworks", "dev"]
+    assert metadata.get_all("Provides-Extra") == ["bench", "compare", "test", "frameworks", "dev"]
     # The runtime needs the standard library only.
     requirements = metadata.get_all("Requires-Dist") or []
     assert [text for text in requirements if "extra ==" not in text] == []

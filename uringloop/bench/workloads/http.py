@@ -20,22 +20,27 @@ _RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\
 )
 
 
+class Answering(asyncio.Protocol):
+    """Answers every request that the parser has seen the end of."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        from httptools import HttpRequestParser
+
+        self.transport = transport  # type: ignore[assignment]  # as in echo
+        self.parser = HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self.transport.write(_RESPONSE)
+
+
 async def serve_raw(listener: socket.socket) -> None:
     """Serve with asyncio.Protocol and httptools' parser: the least that HTTP costs."""
-    import httptools
-
-    class Answering(asyncio.Protocol):
-        transport: asyncio.Transport
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport  # type: ignore[assignment]  # as in echo
-            self.parser = httptools.HttpRequestParser(self)
-
-        def data_received(self, data: bytes) -> None:
-            self.parser.feed_data(data)
-
-        def on_message_complete(self) -> None:
-            self.transport.write(_RESPONSE)
+    import httptools  # noqa: F401  # its absence is better told before the first connection
 
     loop = asyncio.get_running_loop()
     await loop.create_server(Answering, sock=listener, backlog=BACKLOG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import shutil
 import socket
 import ssl
@@ -30,10 +31,12 @@ def _certificate() -> str:
 def server_context() -> ssl.SSLContext:
     """Return a context with a certificate of its own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(_certificate())
-        file.flush()
-        context.load_cert_chain(file.name)
+    file = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115  # closed at exit
+    # One loop reads the file again for each server, so it stays as a user's does.
+    atexit.register(file.close)
+    file.write(_certificate())
+    file.flush()
+    context.load_cert_chain(file.name)
     return context
 
 
