@@ -50,7 +50,10 @@ def running(
     user: str | None = None,
 ) -> Iterator[None]:
     """Run a server meanwhile, on the core of what is measured."""
-    server = Child(command, placement.client_cpu, placement.shared, user=user, cwd=cwd)
+    # The pipe that ends the benchmark's own processes with their parent means nothing to it.
+    tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    where = placement.client_cpu, placement.shared
+    server = Child([*tied, *command], *where, user=user, cwd=cwd)
     try:
         end = time.monotonic() + START_SECONDS
         while not ready():

@@ -10,8 +10,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from compare_report import CURVE, Table
+from compare_report import CURVE, JUDGED, Table
 
+from uringloop.bench.loops import REFERENCES
 from uringloop.bench.settings import BenchError
 
 # matplotlib writes more, these are the ones that a document shows.
@@ -31,6 +32,9 @@ CELL_WIDTH, CELL_HEIGHT, NAMES_WIDTH, CURVE_WIDTH, FRAME_HEIGHT, DENSITY = (
 LIMIT = 2.0
 
 MISSING_COLOUR = "#dddddd"
+
+# Of the Pythons in a merged report.
+MARKERS = "os^Dv"
 
 # Words of a cell without a ratio that fit.
 WORD_LENGTH = 13
@@ -108,22 +112,58 @@ def square(x: int, y: int, face: Any) -> Any:
 
 
 def draw_curve(table: Table, axes: Any) -> None:
-    """Draw CPU per request by the number of connections, one line for each column."""
+    """Draw CPU per request by the number of connections, one line for each column.
+
+    A loop has one colour, a Python one kind of marker; those without an event loop are dashed.
+    """
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
     lines = [line for line in table.lines if line.name.startswith(CURVE)]
+    names = list(dict.fromkeys(base_of(column) for column in table.columns))
+    pythons = list(dict.fromkeys(column.removeprefix(base_of(column)) for column in table.columns))
     for column in table.columns:
+        base = base_of(column)
         points = []
         for line in lines:
             quantity = line.cells[column].quantity if column in line.cells else None
             if quantity is not None:
-                points.append((int(line.name.rpartition("x")[2]), quantity.value / 1e3))
+                points.append((connections_of(line.name), quantity.value / 1e3))
         if points:
-            xs, ys = zip(*points, strict=True)
-            style = "--" if column.startswith("C ") else "-"
-            axes.plot(xs, ys, style, marker="o", markersize=3, linewidth=1.4, label=column)
+            axes.plot(
+                *zip(*points, strict=True),
+                linestyle="--" if base in REFERENCES else "-",
+                marker=MARKERS[pythons.index(column.removeprefix(base)) % len(MARKERS)],
+                color=f"C{names.index(base) % 10}",
+                linewidth=2.2 if base == JUDGED else 1.2,
+                markersize=4,
+                label=column,
+            )
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    # A loop that is ten times as dear must not press the others together.
+    axes.set_yscale("log")
+    axes.set_xticks([connections_of(line.name) for line in lines], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter() if few_decades(axes) else NullFormatter())
+    axes.tick_params(which="both", labelsize=8)
     axes.set_xlabel("connections")
     axes.set_ylabel("us of CPU per request (128 B)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=7, ncols=2 if len(table.columns) > 8 else 1)
     axes.set_title("TCP echo with asyncio.Protocol", fontsize=9)
+
+
+def base_of(column: str) -> str:
+    """Return the loop of a column, without the Python that a merged report adds."""
+    return column.partition(" (")[0]
+
+
+def connections_of(name: str) -> int:
+    return int(name.rpartition("x")[2])
+
+
+def few_decades(axes: Any) -> bool:
+    """Return whether the numbers between powers of ten have the room for labels."""
+    low, high = axes.get_ylim()
+    return bool(high / low < 50)
