@@ -225,6 +225,7 @@ def notes(table: Table) -> Iterator[str]:
     """Yield what must be said below the table."""
     yield "Medians of the rounds, ± half the distance between the lowest and the highest."
     yield f"In bold: {BASELINE}'s median divided by the column's; more is better."
+    yield "Every measured process has freed one large block first: large buffers cost all the same."
     yield f"A goal is the ratio that {JUDGED} is to reach."
     goals = [line.met(column) for line in table.lines for column in table.judged]
     if any(goal is not None for goal in goals):

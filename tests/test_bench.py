@@ -332,6 +332,22 @@ def test_cpu_time_of_a_process_is_its_own_clock() -> None:
     assert first <= seen <= time.process_time_ns()
 
 
+def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
+    program = (
+        "import resource\n"
+        "from uringloop.bench import process\n"
+        "process.settle_allocator()\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "bytearray(256 * 1024)\n"
+        "before = faults()\n"
+        "for _ in range(100): bytes(b'x') * (256 * 1024)\n"
+        "print(faults() - before)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    # Unsettled it is 64 pages each time.
+    assert int(ended.stdout) < 1000
+
+
 # ── the command line ─────────────────────────────────────────────────────────
 
 

@@ -124,6 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     (encoded,) = sys.argv[1:] if argv is None else argv
     task = Task(**json.loads(encoded))
     process.end_with_parent()
+    process.settle_allocator()
     try:
         reading = run(task)
     except Exception as exc:

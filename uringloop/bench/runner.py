@@ -118,7 +118,8 @@ class Runner:
             return [str(self.programs[name]), *where]
         where = ["--path", self._path()] if self.settings.unix else ["--port", port]
         command = [sys.executable, "-m", "uringloop.bench.server"]
-        return [*command, "--loop", name, "--mode", self.settings.mode, *where]
+        settled = ["--settled"] if self.settings.settled else []
+        return [*command, "--loop", name, "--mode", self.settings.mode, *where, *settled]
 
     def _wait_until_ready(self, name: str, server: Child) -> Address:
         line = server.read_line(_START_TIMEOUT)

@@ -64,6 +64,8 @@ class Settings:
     rate: float = 0.0
     same_core: bool = False
     reference: bool = False
+    # Whether servers free a large block first, see process.settle_allocator.
+    settled: bool = False
 
     @property
     def cells(self) -> list[Cell]:
