@@ -333,19 +333,20 @@ def test_cpu_time_of_a_process_is_its_own_clock() -> None:
 
 
 def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
+    # What a receive into 256 KiB does: the block shrinks before it is freed, so it settles nothing.
     program = (
-        "import resource\n"
+        "import resource, socket\n"
         "from uringloop.bench import process\n"
         "process.settle_allocator()\n"
+        "left, right = socket.socketpair()\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "bytearray(256 * 1024)\n"
         "before = faults()\n"
-        "for _ in range(100): bytes(b'x') * (256 * 1024)\n"
+        "for _ in range(1000): left.send(b'x'), right.recv(256 * 1024)\n"
         "print(faults() - before)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    # Unsettled it is 64 pages each time.
-    assert int(ended.stdout) < 1000
+    # Unsettled it is at least one for each.
+    assert int(ended.stdout) < 500
 
 
 # ── the command line ─────────────────────────────────────────────────────────

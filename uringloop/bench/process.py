@@ -23,9 +23,10 @@ def settle_allocator() -> None:
     """Free one large block, as every program does that runs for a while.
 
     glibc maps a block of 128 KiB or more anew each time, until the first such block is freed: from
-    then on its size, up to 32 MiB, comes from the heap (mallopt(3), M_MMAP_THRESHOLD). Loops that
-    receive into 256 KiB cost five times as much before as after, and in a small server it depends
-    on chance, as whether a module was compiled when it was imported, which of both is measured.
+    then on its size, up to 32 MiB, comes from the heap (mallopt(3), M_MMAP_THRESHOLD). A receive
+    into 256 KiB never settles that, because its block shrinks before it is freed. Loops that have
+    such receives cost five times as much before as after, and in a small server it is a matter of
+    chance, as whether a module was compiled when it was imported, which of both is measured.
     """
     bytearray(_LARGE_BLOCK)
 
