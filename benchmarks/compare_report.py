@@ -217,8 +217,10 @@ def cells_of(table: Table, line: Line) -> list[str]:
     scale, unit = scale_of(line)
     figures = [text_of(line.cells[c], scale) if c in line.cells else "" for c in table.columns]
     goal = f"{line.goal:.2f}" if line.goal is not None else ""
-    what = {"cpu": "CPU ", "memory": "", "wall": "wall "}.get(line.figure, f"{line.figure} ")
-    return [line.name, f"{what}{unit}/{line.unit}", goal, verdict(line, table.judged), *figures]
+    what = {"cpu": f"CPU {unit}", "memory": unit, "wall": f"wall {unit}"}.get(line.figure)
+    # A percentile is of no operation in particular.
+    kind = f"{what}/{line.unit}" if what else f"{line.figure} {unit}"
+    return [line.name, kind, goal, verdict(line, table.judged), *figures]
 
 
 def notes(table: Table) -> Iterator[str]:
