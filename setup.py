@@ -22,6 +22,7 @@ CORE = (
     "buffers",
     "handles",
     "writequeue",
+    "addresses",
     "feeding",
     "owners",
     "secure",

@@ -209,7 +209,7 @@ async def everybody_gone(server: asyncio.Server) -> None:
     await server.wait_closed()
     clients = getattr(server, "_clients", None)
     if clients is None:
-        # Before 3.12 stock asyncio only counts.
+        # Before 3.12 stock asyncio only counts, and so do our servers.
         await until(lambda: getattr(server, "_active_count", 0) == 0)
     else:
         await until(lambda: not clients)

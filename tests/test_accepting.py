@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextvars
 import errno
 import json
+import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from conftest import FACTORIES, Collector, Echo
@@ -17,11 +19,17 @@ from roles import (
     answers,
     complaints,
     connected,
+    ended,
     gone,
+    has_ipv6,
     on_loop,
     released,
+    reset,
+    turns,
     until,
 )
+
+import uringloop
 
 LOCALHOST = "127.0.0.1"
 
@@ -207,3 +215,157 @@ def test_a_server_survives_the_lack_of_file_descriptors(kind: str) -> None:
     # asyncio's ACCEPT_RETRY_DELAY is one second, spent asleep.
     assert 0.9 < seen["waited"] < 5
     assert seen["cpu"] < 0.3
+
+
+# ── what a server's transport tells about itself ─────────────────────────────────────────────
+
+
+@on_loop
+async def test_the_names_of_both_ends(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    # A server on every address: the near end has another name with each of them.
+    server = await each_loop.create_server(guests, "0.0.0.0", 0)
+    port = server.sockets[0].getsockname()[1]
+    clients = [connected((f"127.0.0.{last}", port)) for last in (1, 2, 2, 1)]
+    try:
+        await guests.arrived(4)
+        transports = {guest.transport.get_extra_info("peername"): guest for guest in guests.seen}
+        for client in clients:
+            transport = transports[client.getsockname()].transport
+            assert transport.get_extra_info("sockname") == client.getpeername()
+            assert transport.get_extra_info("nothing", 7) == 7
+    finally:
+        for client in clients:
+            client.close()
+    await guests.end()
+    await gone(server)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+@on_loop
+async def test_the_names_of_both_ends_on_ipv6(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, "::1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()[:2]) as client:
+        await guests.arrived()
+        transport = guests.seen[0].transport
+        assert transport.get_extra_info("peername") == client.getsockname()
+        assert transport.get_extra_info("sockname") == client.getpeername()
+    await guests.end()
+    await gone(server)
+
+
+@on_loop
+async def test_an_accepted_socket_is_like_the_listening_one(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, LOCALHOST, 0)
+    listening = server.sockets[0]
+    with connected(listening.getsockname()) as client:
+        await guests.arrived()
+        transport = guests.seen[0].transport
+        sock = transport.get_extra_info("socket")
+        assert sock is transport.get_extra_info("socket")
+        assert sock.getpeername() == client.getsockname()
+        kinds = [(each.family, each.type, each.proto) for each in (sock, listening)]
+        assert kinds[0] == kinds[1]
+        # The transport's own file, not a copy of it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with socket.fromfd(sock.fileno(), sock.family, sock.type) as copy:
+            assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert not os.get_blocking(copy.fileno())
+        transport.write(b"through the transport")
+        await turns(2)
+        assert client.recv(100) == b"through the transport"
+        await ended(transport)
+        await until(lambda: sock.fileno() == -1)
+        assert client.recv(100) == b""
+    await gone(server)
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+@on_loop
+async def test_the_names_are_known_after_a_reset_and_after_the_end(
+    each_loop: Loop, asked_before: bool
+) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, LOCALHOST, 0)
+    client = connected(server.sockets[0].getsockname())
+    names = client.getpeername(), client.getsockname()
+    await guests.arrived()
+    guest = guests.seen[0]
+    if asked_before:
+        assert guest.transport.get_extra_info("peername") == names[1]
+    reset(client)
+    assert isinstance(await guest.lost, ConnectionResetError)
+    await turns(3)
+    assert guest.transport.get_extra_info("socket").fileno() == -1
+    assert guest.transport.get_extra_info("sockname") == names[0]
+    assert guest.transport.get_extra_info("peername") == names[1]
+    await gone(server)
+
+
+@pytest.mark.parametrize("listening_before", [True, False])
+@on_loop
+async def test_accepted_connections_do_not_wait_for_more_bytes(
+    each_loop: Loop, listening_before: bool
+) -> None:
+    guests = Guests(each_loop)
+    # A protocol of 0 is TCP, too, but asyncio sets the option where it is named only.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.bind((LOCALHOST, 0))
+    if listening_before:
+        sock.listen()
+        early = connected(sock.getsockname())
+    server = await each_loop.create_server(guests, sock=sock)
+    if not listening_before:
+        early = connected(sock.getsockname())
+    with early, connected(sock.getsockname()):
+        await guests.arrived(2)
+        for guest in guests.seen:
+            accepted = guest.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await guests.end()
+    await gone(server)
+
+
+@on_loop
+async def test_a_protocol_without_connection_made_ends_the_connection(loop: uringloop.Loop) -> None:
+    # asyncio leaves the socket to the garbage collector.
+    loop.set_debug(True)
+    seen = complaints(loop)
+    factory: Any = object
+    server = await loop.create_server(factory, LOCALHOST, 0)
+    with connected(server.sockets[0].getsockname()) as client:
+        await until(lambda: len(seen) == 1)
+        assert seen[0]["message"] == "Error on transport creation for incoming connection"
+        assert isinstance(seen[0]["exception"], AttributeError)
+        client.setblocking(False)
+        assert await loop.sock_recv(client, 1) == b""
+    await gone(server)
+    assert loop._operations_in_flight == 0
+
+
+@on_loop
+async def test_a_server_ends_the_transports_that_others_have_attached(loop: uringloop.Loop) -> None:
+    class Foreign:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+        def abort(self) -> None:
+            self.calls.append("abort")
+
+    foreign = Foreign()
+    server: Any = await loop.create_server(Echo, LOCALHOST, 0)
+    server._attach(foreign)
+    server.close_clients()
+    server.abort_clients()
+    assert foreign.calls == ["close", "abort"]
+    server.close()
+    waiter = loop.create_task(server.wait_closed())
+    await turns(3)
+    assert waiter.done() == (sys.version_info < (3, 12))
+    server._detach(foreign)
+    await waiter

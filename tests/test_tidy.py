@@ -29,7 +29,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "requests, callbacks, bytes",
-        ("_core.ring", "_core.handles", "_core.writequeue", "_core.feeding"),
+        ("_core.ring", "_core.handles", "_core.writequeue", "_core.addresses", "_core.feeding"),
     ),
     (
         "buffers, deadlines, TLS",

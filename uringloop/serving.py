@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from uringloop import tls
 from uringloop._core.listener import Listener
+from uringloop._core.transport import Connections
 from uringloop.checks import bind_failure, check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
 
@@ -54,8 +55,10 @@ class Server(asyncio.Server):
         self._listeners: list[Listener] = []
         self._protocol_factory = protocol_factory
         self._backlog = backlog
-        # Weak: an abandoned transport is noticed by its own finalizer.
-        self._clients: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        # Our own connections; an abandoned one is noticed by its own finalizer.
+        self._connections = Connections(loop, self._wake_if_done)
+        # Those of others, who attach and detach them as asyncio's transports do.
+        self._foreign: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._nameless = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
@@ -74,30 +77,37 @@ class Server(asyncio.Server):
         if transport is None:
             self._nameless += 1
         else:
-            self._clients.add(transport)
+            self._foreign.add(transport)
 
     def _detach(self, transport: asyncio.Transport | None = None) -> None:
         if transport is None:
             self._nameless -= 1
         else:
-            self._clients.discard(transport)
+            self._foreign.discard(transport)
         self._wake_if_done()
 
     def _wake_if_done(self) -> None:
         """Wake who waits for the end: closed, and no connection left."""
-        if self._sockets is not None or self._clients or self._nameless or self._waiters is None:
+        if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
+    @property
+    def _active_count(self) -> int:
+        return self._connections.count + len(self._foreign) + self._nameless
+
+    def _transports(self) -> list[asyncio.Transport]:
+        return [*self._connections.transports(), *self._foreign]
+
     def close_clients(self) -> None:
-        for transport in list(self._clients):
+        for transport in self._transports():
             transport.close()
 
     def abort_clients(self) -> None:
-        for transport in list(self._clients):
+        for transport in self._transports():
             transport.abort()
 
     # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
@@ -117,8 +127,9 @@ class Server(asyncio.Server):
             return
         self._serving = True
         for sock in self._sockets:
+            # First, for it sets what connections inherit from a socket that listens not yet.
+            listener = Listener(self._loop, sock, self._protocol_factory, self._connections)
             sock.listen(self._backlog)
-            listener = Listener(self._loop, sock, self._protocol_factory, self)
             self._listeners.append(listener)
             listener.start()
 

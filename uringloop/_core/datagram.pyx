@@ -23,6 +23,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.string cimport memcmp, memcpy
 
+from uringloop._core.addresses cimport python_address
 from uringloop._core.buffers cimport DATAGRAM_GROUP
 from uringloop._core.errors cimport (
     EAGAIN,
@@ -39,8 +40,6 @@ from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport socket_extra
 from uringloop._native.uring cimport (
-    AF_INET,
-    AF_INET6,
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
     MSG_DONTWAIT,
@@ -49,16 +48,12 @@ from uringloop._native.uring cimport (
     MSG_TRUNC,
     POLLIN,
     POLLOUT,
-    inet_ntop,
     io_uring_prep_poll_add,
     io_uring_sqe,
-    ntohl,
-    ntohs,
     recv,
     send,
     sendto,
     sockaddr,
-    sockaddr_in,
     sockaddr_in6,
     uring_find_datagram,
     uring_prep_recvmsg_multishot,
@@ -123,7 +118,7 @@ cdef class DatagramTransport(FlowControl):
         self.loop.schedule(self._recv_again, (), None)
 
     def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else "open"
+        state = "closed" if self.fd < 0 else "closing" if self.closing else "open"
         reading = "polling" if self.recv_op.in_flight else "idle"
         writing = "polling" if self.room_op.in_flight else "idle"
         return (
@@ -234,7 +229,7 @@ cdef class DatagramTransport(FlowControl):
         if size == 0:
             return None
         if size != self.name_size or memcmp(name, &self.name, size) != 0:
-            self.sender = python_address(name)
+            self.sender = python_address(<const sockaddr_in6*>name)
             memcpy(&self.name, name, size)
             self.name_size = size
         return self.sender
@@ -495,19 +490,6 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
         transport.recv_op.on_completion = datagram_on_readable
     transport.begin(waiter)
     return transport
-
-
-cdef object python_address(const char *name):
-    """Return the address of a packet as socket.recvfrom does."""
-    cdef const sockaddr_in *four = <const sockaddr_in*>name
-    cdef const sockaddr_in6 *six = <const sockaddr_in6*>name
-    cdef char text[64]
-    if four.sin_family == AF_INET:
-        inet_ntop(AF_INET, &four.sin_addr, text, sizeof(text))
-        return text.decode("ascii"), ntohs(four.sin_port)
-    inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text))
-    return (
-        text.decode("ascii"), ntohs(six.sin6_port), ntohl(six.sin6_flowinfo), six.sin6_scope_id)
 
 
 cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:

@@ -1,7 +1,10 @@
 """The kernel's side of a server: one listening socket."""
 
+from uringloop._core.addresses cimport NearEnd
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation
+from uringloop._core.stream cimport StreamTransport
+from uringloop._core.transport cimport Connections
 
 
 cdef class Listener(Flushable):
@@ -9,7 +12,9 @@ cdef class Listener(Flushable):
     cdef object sock            # the listening socket; its fd is ours until close() has ended
     cdef int fd
     cdef object factory         # makes the protocol of a connection
-    cdef object server          # counts the connections
+    cdef Connections connections
+    cdef NearEnd near           # of the connection accepted last; None for a UNIX socket
+    cdef bint nodelay           # each connection is told TCP_NODELAY: it inherits none
     cdef object context         # that the server was started in; the factory runs in it
     cdef Operation accept_op    # multishot
     cdef bint closing
@@ -19,5 +24,8 @@ cdef class Listener(Flushable):
     cdef int on_accept(self, int res, unsigned int flags) except -1
     cdef int accept_ended(self, int res) except -1
     cdef int accepted(self, int fd) except -1
+    cdef StreamTransport connection(self, int fd, object protocol)
+    cdef NearEnd near_end(self, int fd)
+    cdef int drop(self, int fd, StreamTransport transport) except -1
     cdef int out_of_resources(self, int res) except -1
     cdef int report(self, object exc, str message) except -1

@@ -8,6 +8,7 @@ from typing import Self
 from typing_extensions import disjoint_base
 
 from uringloop._core.loop import Flushable, LoopCore
+from uringloop._core.transport import Connections
 
 @disjoint_base
 class Listener(Flushable):
@@ -16,7 +17,7 @@ class Listener(Flushable):
         loop: LoopCore,
         sock: socket.socket,
         factory: Callable[[], asyncio.BaseProtocol],
-        server: asyncio.Server,
+        connections: Connections,
     ) -> Self: ...
     def start(self) -> None: ...
     def close(self) -> None: ...

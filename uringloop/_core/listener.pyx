@@ -10,6 +10,7 @@ from asyncio import constants, trsock
 
 from cpython.object cimport PyObject
 
+from uringloop._core.addresses cimport NearEnd
 from uringloop._core.errors cimport (
     ECANCELED,
     ECONNABORTED,
@@ -24,23 +25,42 @@ from uringloop._core.errors cimport (
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._core.ring cimport Operation, operation_init
-from uringloop._core.stream cimport new_stream
+from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
+from uringloop._core.transport cimport Connections
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
+    IPPROTO_TCP,
+    TCP_NODELAY,
     close,
+    getsockname,
     io_uring_sqe,
+    setsockopt,
+    sockaddr,
+    sockaddr_in6,
     uring_prep_accept_multishot,
 )
 
 
+# Their names are kept as the kernel has them.
+cdef frozenset NAMED_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
+
+
 cdef class Listener(Flushable):
 
-    def __cinit__(self, LoopCore loop not None, sock, factory, server):
+    def __cinit__(
+            self, LoopCore loop not None, sock, factory, Connections connections not None):
         self.loop = loop
         self.sock = sock
         self.fd = sock.fileno()
         self.factory = factory
-        self.server = server
+        self.connections = connections
+        self.nodelay = wants_nodelay(sock)
+        if self.nodelay and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            # Connections inherit it, which saves a system call for each.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.nodelay = False
+        if sock.family in NAMED_FAMILIES:
+            self.near = NearEnd(sock.family, sock.type, sock.proto)
         self.context = PyContext_CopyCurrent()
         operation_init(&self.accept_op, listener_on_accept, <PyObject*>self)
         self.accept_op.ends_with_run = True
@@ -96,25 +116,20 @@ cdef class Listener(Flushable):
         return 0
 
     cdef int accepted(self, int fd) except -1:
-        cdef object sock
-        cdef object protocol
+        cdef StreamTransport transport = None
         if self.closing:
             close(fd)
             return 0
-        try:
-            sock = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fd)
-        except BaseException:
-            close(fd)
-            raise
         PyContext_Enter(self.context)
         try:
-            protocol = self.factory()
-            new_stream(self.loop, sock, protocol, self.server, None).begin(None)
+            transport = self.connection(fd, self.factory())
+            self.connections.attach(transport)
+            transport.begin(None)
         except (KeyboardInterrupt, SystemExit):
-            sock.close()
+            self.drop(fd, transport)
             raise
         except BaseException as exc:
-            sock.close()
+            self.drop(fd, transport)
             if self.loop.debug:
                 self.loop.call_exception_handler(
                     {
@@ -125,6 +140,39 @@ cdef class Listener(Flushable):
         finally:
             PyContext_Exit(self.context)
         return 0
+
+    cdef StreamTransport connection(self, int fd, object protocol):
+        """Make the transport of an accepted connection, which owns *fd* from then on."""
+        cdef int on = 1
+        cdef object sock
+        if self.nodelay:
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
+        if self.near is not None:
+            return new_accepted(self.loop, fd, self.near_end(fd), protocol)
+        sock = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fd)
+        try:
+            return new_stream(self.loop, sock, protocol, None)
+        except BaseException:
+            # Whoever asked for the transport closes the descriptor.
+            sock.detach()
+            raise
+
+    cdef NearEnd near_end(self, int fd):
+        """Return what the connection shares with the one before it, if their names are equal."""
+        cdef sockaddr_in6 name
+        cdef unsigned int size = sizeof(name)
+        if getsockname(fd, <sockaddr*>&name, &size) < 0:
+            size = 0
+        if not self.near.is_named(&name, size):
+            self.near = self.near.renamed(&name, size)
+        return self.near
+
+    cdef int drop(self, int fd, StreamTransport transport) except -1:
+        """Close a connection that has got no protocol."""
+        if transport is None:
+            close(fd)
+            return 0
+        return transport.release()
 
     cdef int out_of_resources(self, int res) except -1:
         """Wait before the next try: EMFILE comes even when nobody connects."""

@@ -1,8 +1,11 @@
 """A TCP or UNIX stream connection."""
 
 cimport cython
+from uringloop._core.addresses cimport NearEnd
+from uringloop._core.loop cimport LoopCore
 from uringloop._core.ring cimport Operation
 from uringloop._core.writer cimport WriteTransport
+from uringloop._native.uring cimport sockaddr_in6
 
 
 @cython.final
@@ -17,6 +20,10 @@ cdef class StreamTransport(WriteTransport):
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
 
+    # of an accepted IPv4 or IPv6 connection, for make_extra
+    cdef NearEnd near               # None for every other
+    cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
+
     cdef int submit_recv(self, bint poll_first) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
@@ -30,5 +37,10 @@ cdef class StreamTransport(WriteTransport):
     cdef int deliver_end(self, object item) except -1
 
 
-cdef StreamTransport new_stream(
-    object loop, object sock, object protocol, object server, object peername)
+cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername)
+
+
+cdef StreamTransport new_accepted(LoopCore loop, int fd, NearEnd near, object protocol)
+
+
+cdef bint wants_nodelay(object sock) except -1

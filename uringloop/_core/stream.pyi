@@ -21,6 +21,5 @@ def make_stream(
     sock: socket.socket,
     protocol: asyncio.BaseProtocol,
     waiter: asyncio.Future[None] | None = None,
-    server: asyncio.Server | None = None,
     peername: object = None,
 ) -> asyncio.Transport: ...

@@ -9,7 +9,7 @@ The ring holds the transport while an operation is in flight; the socket is clos
 
 import asyncio
 import socket
-from asyncio import constants
+from asyncio import constants, trsock
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -17,6 +17,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
+from uringloop._core.addresses cimport NearEnd, python_address
 from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
 from uringloop._core.feeding cimport feed, is_fed
@@ -32,9 +33,12 @@ from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
+    getpeername,
     io_uring_sqe,
     send,
     sendmsg,
+    sockaddr,
+    sockaddr_in6,
     uring_prep_recv_multishot,
     uring_prep_recv_select,
     uring_prep_send,
@@ -93,7 +97,7 @@ cdef class StreamTransport(WriteTransport):
             self.fatal_error(exc, "Fatal read error on socket transport")
 
     def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else "open"
+        state = "closed" if self.fd < 0 else "closing" if self.closing else "open"
         reading = "polling" if self.recv_op.in_flight else "idle"
         writing = "polling" if self.send_op.in_flight else "idle"
         return (
@@ -338,7 +342,7 @@ cdef class StreamTransport(WriteTransport):
         return sendmsg(self.fd, &self.queue.message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
     cdef int end_output(self) except -1:
-        self.sock.shutdown(socket.SHUT_WR)
+        self.need_socket().shutdown(socket.SHUT_WR)
         return 0
 
     cdef int take_ends(self) except -1:
@@ -349,6 +353,27 @@ cdef class StreamTransport(WriteTransport):
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight or self.send_op.in_flight
 
+    # ── what few programs ask for ────────────────────────────────────────────────────────────
+
+    cdef object need_socket(self):
+        if self.sock is None and self.fd >= 0:
+            self.sock = socket.socket(
+                self.near.family, self.near.type, self.near.proto, self.fd)
+            self.sock.setblocking(False)
+        return self.sock
+
+    cdef dict make_extra(self):
+        cdef object sock = self.need_socket()
+        if sock is None:
+            # Asked after the end: a socket that is as closed as ours.
+            sock = socket.socket(self.near.family, self.near.type, self.near.proto)
+            sock.close()
+        return {
+            "socket": trsock.TransportSocket(sock),
+            "sockname": self.near.sockname(),
+            "peername": python_address(&self.peer),
+        }
+
     def set_protocol(self, protocol):
         self.protocol = protocol
         self.fed = is_fed(protocol)
@@ -358,24 +383,40 @@ cdef class StreamTransport(WriteTransport):
             not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"))
 
 
-cdef StreamTransport new_stream(
-        object loop, object sock, object protocol, object server, object peername):
+cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername):
     """Make a transport of a connected, non-blocking socket, which it owns from here on."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
     transport.single_shot = sock.family == socket.AF_UNIX and not unix_multishot_works()
-    if sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS:
+    if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    transport.server = server
-    if server is not None:
-        server._attach(transport)
     return transport
 
 
-def make_stream(LoopCore loop not None, sock, protocol, waiter=None, server=None, peername=None):
+cdef bint wants_nodelay(object sock) except -1:
+    """Return whether asyncio would set TCP_NODELAY on a connection of this kind."""
+    return sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS
+
+
+cdef StreamTransport new_accepted(LoopCore loop, int fd, NearEnd near, object protocol):
+    """Make a transport of an accepted IPv4 or IPv6 connection; it owns *fd* when this returns.
+
+    Its Python socket is made when somebody asks for it.
+    """
+    cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
+    cdef unsigned int size = sizeof(sockaddr_in6)
+    transport.near = near
+    # Now: a connection that is reset has no peer any more. The fields are zeroes if this fails.
+    getpeername(fd, <sockaddr*>&transport.peer, &size)
+    transport.set_protocol(protocol)
+    transport.adopt_descriptor(loop, fd)
+    return transport
+
+
+def make_stream(LoopCore loop not None, sock, protocol, waiter=None, peername=None):
     """Make the transport of a connected socket and schedule connection_made."""
-    cdef StreamTransport transport = new_stream(loop, sock, protocol, server, peername)
+    cdef StreamTransport transport = new_stream(loop, sock, protocol, peername)
     transport.begin(waiter)
     return transport
 

@@ -7,14 +7,23 @@ from libc.stdint cimport int64_t
 from uringloop._core.loop cimport Flushable, LoopCore
 
 
+cdef class Connections:
+    cdef LoopCore loop
+    cdef readonly Py_ssize_t count  # of the transports that belong to it
+    cdef object when_none       # called when the last one has ended
+
+    cdef int attach(self, Transport transport) except -1
+    cdef int detach(self) except -1
+
+
 cdef class Transport(Flushable):
     cdef LoopCore loop
     cdef object protocol        # None after connection_lost
     cdef object context         # every callback of the protocol runs in it
-    cdef object sock            # the socket, or a pipe's file, that owns fd; None once closed
+    cdef object sock            # or a pipe's file, that owns fd; None before first need, once closed
     cdef int fd                 # -1 once closed
-    cdef object server          # counts its connections; None for a client or once detached
-    cdef dict extra
+    cdef Connections server     # that it belongs to; None for a client or once detached
+    cdef dict extra             # what get_extra_info tells; None before somebody asks
     cdef bint closing           # no more reading; set by close, abort and every fatal error
     cdef int lost               # grows once the end is scheduled; counts writes after it
     cdef bint ended             # connection_lost has been called
@@ -22,6 +31,10 @@ cdef class Transport(Flushable):
     cdef object __weakref__
 
     cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1
+    cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1
+    cdef object need_socket(self)
+    cdef dict need_extra(self)
+    cdef dict make_extra(self)
     cdef int begin(self, object waiter) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
     cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept

@@ -1,10 +1,19 @@
 """What every transport has: a protocol, a socket, an end."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Self
 
 from typing_extensions import disjoint_base
 
 from uringloop._core.loop import Flushable, LoopCore
+
+@disjoint_base
+class Connections:
+    def __new__(cls, loop: LoopCore, when_none: Callable[[], None]) -> Self: ...
+    @property
+    def count(self) -> int: ...
+    def transports(self) -> list[asyncio.Transport]: ...
 
 @disjoint_base
 class Transport(Flushable):

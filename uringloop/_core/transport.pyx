@@ -25,11 +25,42 @@ from uringloop._core.pyapi cimport (
     set_pending,
     take_pending,
 )
-from uringloop._native.uring cimport uring_clock_ns
+from uringloop._native.uring cimport close, uring_clock_ns
 
 
 # A subclass of asyncio.Transport: what asyncio's own sendfile() asks for.
 cdef object STREAM_CLASS = transports._FlowControlMixin
+
+
+cdef class Connections:
+    """The open connections of a server: how many there are, and where to find them."""
+
+    def __cinit__(self, LoopCore loop not None, when_none):
+        self.loop = loop
+        self.when_none = when_none
+
+    cdef int attach(self, Transport transport) except -1:
+        transport.server = self
+        self.count += 1
+        return 0
+
+    cdef int detach(self) except -1:
+        self.count -= 1
+        if self.count == 0:
+            self.when_none()
+        return 0
+
+    def transports(self):
+        """Return the transports, without a registry of their own: few servers are ever asked."""
+        cdef list found = []
+        cdef Transport transport
+        cdef int fd
+        for fd in range(self.loop.transports_size):
+            if self.loop.transports[fd] != NULL:
+                transport = <Transport>self.loop.transports[fd]
+                if transport.server is self:
+                    found.append(transport)
+        return found
 
 
 cdef class Transport(Flushable):
@@ -41,12 +72,17 @@ cdef class Transport(Flushable):
 
     cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1:
         """Take over *sock*, non-blocking, in the caller's context."""
+        self.adopt_descriptor(loop, sock.fileno())
+        self.sock = sock
+        self.extra = extra
+        return 0
+
+    cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
         self.loop = loop
         self.context = PyContext_CopyCurrent()
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.extra = extra
-        loop.owners.add(self.fd, <PyObject*>self)
+        loop.owners.add(fd, <PyObject*>self)
+        # It is ours to close from here on.
+        self.fd = fd
         return 0
 
     cdef int begin(self, object waiter) except -1:
@@ -171,17 +207,21 @@ cdef class Transport(Flushable):
     cdef int release(self) except -1:
         """Close the socket: connection_lost is done and the kernel holds nothing."""
         cdef object sock = self.sock
-        cdef object server = self.server
-        if sock is None:
+        cdef Connections server = self.server
+        cdef int fd = self.fd
+        if fd < 0:
             return 0
         self.sock = None
-        self.loop.owners.forget(self.fd)
+        self.loop.owners.forget(fd)
         self.fd = -1
         self.protocol = None
         self.server = None
-        sock.close()
+        if sock is None:
+            close(fd)
+        else:
+            sock.close()
         if server is not None:
-            server._detach(self)
+            server.detach()
         return 0
 
     cdef int take_ends(self) except -1:
@@ -197,12 +237,26 @@ cdef class Transport(Flushable):
         return 0
 
     def __del__(self):
-        if self.sock is not None:
+        if self.fd >= 0:
             self.loop.owners.forget(self.fd)
-            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
-            self.sock.close()
-            if self.server is not None:
-                self.server._detach(self)
+            try:
+                warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            finally:
+                self.release()
+
+    # ── what few programs ask for ────────────────────────────────────────────────────────────
+
+    cdef object need_socket(self):
+        """Return the socket, or a pipe's file; None once closed."""
+        return self.sock
+
+    cdef dict need_extra(self):
+        if self.extra is None:
+            self.extra = self.make_extra()
+        return self.extra
+
+    cdef dict make_extra(self):
+        raise NotImplementedError
 
     # ── asyncio.BaseTransport ────────────────────────────────────────────────────────────────
 
@@ -227,14 +281,14 @@ cdef class Transport(Flushable):
 
     @property
     def _sock(self):
-        return self.sock
+        return self.need_socket()
 
     @property
     def _extra(self):
-        return self.extra
+        return self.need_extra()
 
     def get_extra_info(self, name, default=None):
-        return self.extra.get(name, default)
+        return self.need_extra().get(name, default)
 
     def is_closing(self):
         return self.closing

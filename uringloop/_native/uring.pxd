@@ -26,6 +26,9 @@ cdef extern from "<sys/socket.h>" nogil:
     int MSG_PEEK
     int MSG_TRUNC
     int SHUT_WR
+    int getsockname(int fd, sockaddr *name, unsigned int *size)
+    int getpeername(int fd, sockaddr *name, unsigned int *size)
+    int setsockopt(int fd, int level, int option, const void *value, unsigned int size)
     ssize_t recv(int fd, void *data, size_t size, int flags)
     ssize_t send(int fd, const void *data, size_t size, int flags)
     ssize_t sendto(
@@ -55,6 +58,11 @@ cdef extern from "<netinet/in.h>" nogil:
 
     unsigned short ntohs(unsigned short number)
     unsigned int ntohl(unsigned int number)
+
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    int IPPROTO_TCP
+    int TCP_NODELAY
 
 
 cdef extern from "<arpa/inet.h>" nogil:
