@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import errno
 import gc
 import re
@@ -18,6 +19,7 @@ from datagrams import Mailbox, drained, ended, endpoint, stuff, udp, unix_pair, 
 from roles import (
     Loop,
     complaints,
+    has_ipv6,
     in_thread,
     on_loop,
     released,
@@ -100,6 +102,52 @@ async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
             transport.sendto(b"by name", ("localhost", right.getsockname()[1]))
             assert drained(left) == [b"0", b"2"]
             assert drained(right) == [b"1", b"by name"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@on_loop
+async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) -> None:
+    # More than are kept in the kernel's form, and each of them twice.
+    if host == "::1" and not has_ipv6():
+        pytest.skip("there is no IPv6 here")
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(udp(host)) for _ in range(400)]
+        async with endpoint(each_loop, local_addr=(host, 0)) as (transport, mailbox):
+            for count in (1, 2):
+                for number, peer in enumerate(peers):
+                    peer.sendto(b"%d" % number, transport.get_extra_info("sockname"))
+                    if number % 50 == 49:
+                        # So that the socket has room for all of them.
+                        await mailbox.received((count - 1) * len(peers) + number + 1)
+            senders = [(b"%d" % number, peer.getsockname()) for number, peer in enumerate(peers)]
+            assert mailbox.mail == senders * 2
+            for data, address in mailbox.mail:
+                transport.sendto(data, address)
+            for number, peer in enumerate(peers):
+                assert drained(peer) == [b"%d" % number] * 2
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+@on_loop
+async def test_the_address_of_another_family_is_refused(each_loop: Loop) -> None:
+    seen = complaints(each_loop)
+    async with (
+        endpoint(each_loop, local_addr=LOCAL) as (four, four_mailbox),
+        endpoint(each_loop, local_addr=("::", 0)) as (six, six_mailbox),
+    ):
+        with udp() as peer:
+            peer.sendto(b"to four", four.get_extra_info("sockname"))
+            [(_, sender)] = await four_mailbox.received()
+            six.sendto(b"from six", sender)
+            assert isinstance(six_mailbox.errors[0], socket.gaierror)
+            assert drained(peer) == []
+        with udp("::1") as peer:
+            peer.sendto(b"to six", ("::1", six.get_extra_info("sockname")[1]))
+            [(_, sender)] = await six_mailbox.received()
+            four.sendto(b"from four", sender)
+            await until(lambda: four_mailbox.lost != [])
+            assert isinstance(four_mailbox.lost[0], TypeError)
+    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
 
 
 @pytest.mark.parametrize("wrong", [None, ("127.0.0.1",), "text"])

@@ -20,3 +20,9 @@ cdef class NearEnd:
 
 
 cdef object python_address(const sockaddr_in6 *name)
+
+
+cdef object known_address(const sockaddr_in6 *name, unsigned int size)
+
+
+cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept

@@ -5,7 +5,6 @@ from cpython.object cimport PyObject
 
 from uringloop._core.flow cimport FlowControl
 from uringloop._core.ring cimport Operation
-from uringloop._native.uring cimport sockaddr_in6
 
 
 @cython.final
@@ -15,13 +14,11 @@ cdef class DatagramTransport(FlowControl):
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
     cdef bint cancelling        # a cancel of recv_op is on its way
     cdef bint starving          # waits for receive buffers
-    cdef sockaddr_in6 name      # of the last sender, or a sockaddr_in
-    cdef unsigned int name_size
-    cdef object sender          # the same as Python's address; None before the first
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room
     cdef bint connected         # the socket has a peer: send(2), not sendto(2)
+    cdef int family             # of the socket
     cdef object address         # of remote_addr, the only one that sendto() may be given; or None
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
@@ -32,7 +29,6 @@ cdef class DatagramTransport(FlowControl):
     cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int recvfrom_all(self) except -1
-    cdef object sender_of(self, const char *name, unsigned int size)
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef bint send_one(self, object data, object address) except -1

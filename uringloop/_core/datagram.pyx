@@ -21,9 +21,8 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.string cimport memcmp, memcpy
 
-from uringloop._core.addresses cimport python_address
+from uringloop._core.addresses cimport known_address, known_name
 from uringloop._core.buffers cimport DATAGRAM_GROUP
 from uringloop._core.errors cimport (
     EAGAIN,
@@ -217,22 +216,13 @@ cdef class DatagramTransport(FlowControl):
                     memory, size, &name, &name_size, &start, &data_size):
                 return 0
             data = PyBytes_FromStringAndSize(start, data_size)
-            address = self.sender_of(name, name_size)
+            address = (
+                known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
         finally:
             self.loop.datagram_pool.give_back(flags)
         if self.paused or self.stash:
             return self.keep((data, address))
         return self.deliver(data, address)
-
-    cdef object sender_of(self, const char *name, unsigned int size):
-        """Return what recvfrom would: the same object as the last time for the same sender."""
-        if size == 0:
-            return None
-        if size != self.name_size or memcmp(name, &self.name, size) != 0:
-            self.sender = python_address(<const sockaddr_in6*>name)
-            memcpy(&self.name, name, size)
-            self.name_size = size
-        return self.sender
 
     cdef int recvfrom_all(self) except -1:
         """Receive what is there, up to a limit; return how many datagrams and errors it was."""
@@ -324,7 +314,14 @@ cdef class DatagramTransport(FlowControl):
         cdef Py_buffer view
         cdef Py_ssize_t res
         cdef int error
-        if not self.connected and (address is None or address is not self.sender):
+        cdef const sockaddr_in6 *name = NULL
+        cdef unsigned int name_size = 0
+        if not self.connected:
+            name = known_name(address, &name_size)
+            if name != NULL and name.sin6_family != self.family:
+                # It was an endpoint of the other kind that heard of it: it is wrong here.
+                name = NULL
+        if not self.connected and name == NULL:
             try:
                 self.sock.sendto(data, address)
             except (BlockingIOError, InterruptedError):
@@ -334,10 +331,10 @@ cdef class DatagramTransport(FlowControl):
         if self.connected:
             res = send(self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL)
         else:
-            # An answer: the sender's address need not be parsed.
+            # An answer to a sender of late: its address need not be parsed.
             res = sendto(
                 self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL,
-                <sockaddr*>&self.name, self.name_size)
+                <const sockaddr*>name, name_size)
         error = errno
         PyBuffer_Release(&view)
         if res >= 0:
@@ -483,6 +480,7 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     transport.adopt(loop, sock, socket_extra(sock, None))
     # An unnamed UNIX socket is a peer, too: its name is empty.
     transport.connected = transport.extra["peername"] is not None
+    transport.family = sock.family
     transport.address = address
     transport.protocol = protocol
     transport.polled = sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
