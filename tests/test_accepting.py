@@ -21,7 +21,7 @@ from roles import (
     connected,
     ended,
     gone,
-    has_ipv6,
+    needs_ipv6,
     on_loop,
     released,
     reset,
@@ -241,7 +241,7 @@ async def test_the_names_of_both_ends(each_loop: Loop) -> None:
     await gone(server)
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+@needs_ipv6
 @on_loop
 async def test_the_names_of_both_ends_on_ipv6(each_loop: Loop) -> None:
     guests = Guests(each_loop)

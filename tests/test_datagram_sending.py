@@ -19,8 +19,8 @@ from datagrams import Mailbox, drained, ended, endpoint, stuff, udp, unix_pair, 
 from roles import (
     Loop,
     complaints,
-    has_ipv6,
     in_thread,
+    needs_ipv6,
     on_loop,
     released,
     turns,
@@ -104,12 +104,10 @@ async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
             assert drained(right) == [b"1", b"by name"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 @on_loop
 async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) -> None:
     # More than are kept in the kernel's form, and each of them twice.
-    if host == "::1" and not has_ipv6():
-        pytest.skip("there is no IPv6 here")
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(udp(host)) for _ in range(400)]
         async with endpoint(each_loop, local_addr=(host, 0)) as (transport, mailbox):
@@ -127,7 +125,7 @@ async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) ->
                 assert drained(peer) == [b"%d" % number] * 2
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+@needs_ipv6
 @on_loop
 async def test_the_address_of_another_family_is_refused(each_loop: Loop) -> None:
     seen = complaints(each_loop)

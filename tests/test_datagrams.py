@@ -26,6 +26,8 @@ from roles import (
     unused_port,
 )
 
+import uringloop
+
 LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
@@ -175,6 +177,88 @@ async def test_unix_datagrams_of_many_senders_keep_their_order(
                 await each_loop.sock_sendto(peer, b"%d" % number, path)
             await mailbox.received(100)
             assert mailbox.data == [b"%d" % number for number in range(100)]
+
+
+# ── datagrams that the kernel has merged ─────────────────────────────────────────────────────
+# asyncio delivers them as one, and nobody can tell where each of them ends.
+
+
+# The socket module does not know them.
+UDP_SEGMENT, UDP_GRO = 103, 104
+SO_TIMESTAMP = 29
+
+
+def merging(sock: Any) -> None:
+    """Have the kernel merge what it can of what *sock* receives."""
+    sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+
+
+def send_merged(peer: socket.socket, size: int, count: int, address: Any) -> list[bytes]:
+    """Send *count* datagrams of *size* in one packet, the last of them shorter; return them."""
+    peer.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size)
+    data = noise(size * count - size // 2)
+    assert peer.sendto(data, address) == len(data)
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+@on_loop
+async def test_merged_datagrams_are_told_apart(loop: uringloop.Loop, host: str) -> None:
+    async with endpoint(loop, local_addr=(host, 0)) as (transport, mailbox):
+        sock = transport.get_extra_info("socket")
+        merging(sock)
+        # Its own messages lie beside the size.
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+        with udp(host) as peer:
+            sent = send_merged(peer, 100, 10, sock.getsockname())
+            sent += send_merged(peer, 1400, 40, sock.getsockname())
+            peer.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 0)
+            peer.sendto(b"alone", sock.getsockname())
+            await mailbox.received(51)
+            assert mailbox.mail == [(data, peer.getsockname()) for data in [*sent, b"alone"]]
+
+
+@on_loop
+async def test_pausing_stops_between_merged_datagrams(loop: uringloop.Loop) -> None:
+    class Pauses(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            if len(self.mail) in (3, 12):
+                self.transport.pause_reading()  # type: ignore[attr-defined]
+
+    async with endpoint(loop, Pauses(), local_addr=LOCAL) as (transport, mailbox):
+        merging(transport.get_extra_info("socket"))
+        with udp() as peer:
+            address = transport.get_extra_info("sockname")
+            sent = send_merged(peer, 100, 8, address) + send_merged(peer, 200, 8, address)
+            for count in (3, 12, 16):
+                await mailbox.received(count)
+                await turns(5)
+                assert mailbox.data == sent[:count]
+                transport.resume_reading()
+
+
+def test_an_interrupt_loses_no_merged_datagram(loop: uringloop.Loop) -> None:
+    class Interrupts(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            if len(self.mail) == 3:
+                raise KeyboardInterrupt
+
+    async def begin() -> Any:
+        transport, _ = await loop.create_datagram_endpoint(lambda: mailbox, local_addr=LOCAL)
+        merging(transport.get_extra_info("socket"))
+        return transport
+
+    mailbox = Interrupts()
+    transport = loop.run_until_complete(begin())
+    with udp() as peer:
+        sent = send_merged(peer, 100, 8, transport.get_extra_info("sockname"))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(mailbox.received(8))
+        loop.run_until_complete(mailbox.received(8))
+    assert mailbox.data == sent
+    loop.run_until_complete(ended(transport))
 
 
 # ── pausing ───────────────────────────────────────────────────────────────────────────────

@@ -26,7 +26,7 @@ from uringloop._native.uring cimport (
 
 
 cdef enum:
-    # Senders that are kept; each has one place. A byte numbers them, and 40 of their bytes are 10 KiB.
+    # Senders that are kept; each has one place, which a byte numbers. 10 KiB.
     KNOWN_MAX = 256
 
 cdef struct Known:

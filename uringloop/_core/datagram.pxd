@@ -28,6 +28,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int on_readable(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
+    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1
     cdef int recvfrom_all(self) except -1
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1

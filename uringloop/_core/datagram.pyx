@@ -55,6 +55,7 @@ from uringloop._native.uring cimport (
     sockaddr,
     sockaddr_in6,
     uring_find_datagram,
+    uring_merged_size,
     uring_prep_recvmsg_multishot,
 )
 
@@ -209,20 +210,35 @@ cdef class DatagramTransport(FlowControl):
         cdef const char *start = NULL
         cdef unsigned int name_size = 0
         cdef size_t data_size = 0
+        cdef size_t merged_size = 0
         cdef bytes data
         cdef object address
         try:
             if self.closing or not uring_find_datagram(
                     memory, size, &name, &name_size, &start, &data_size):
                 return 0
+            merged_size = uring_merged_size(memory)
             data = PyBytes_FromStringAndSize(start, data_size)
             address = (
                 known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
         finally:
             self.loop.datagram_pool.give_back(flags)
+        if 0 < merged_size < data_size:
+            return self.take_merged(data, merged_size, address)
         if self.paused or self.stash:
             return self.keep((data, address))
         return self.deliver(data, address)
+
+    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1:
+        """Deliver the datagrams of one sender that the kernel has merged, each for itself."""
+        cdef bint first = not self.stash
+        cdef Py_ssize_t start
+        for start in range(0, PyBytes_GET_SIZE(data), size):
+            self.keep((data[start:start + size], address))
+        if first:
+            # None is lost when the protocol pauses, or leaves the run, in the middle.
+            self._deliver_stash()
+        return 0
 
     cdef int recvfrom_all(self) except -1:
         """Receive what is there, up to a limit; return how many datagrams and errors it was."""

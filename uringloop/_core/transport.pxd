@@ -20,7 +20,7 @@ cdef class Transport(Flushable):
     cdef LoopCore loop
     cdef object protocol        # None after connection_lost
     cdef object context         # every callback of the protocol runs in it
-    cdef object sock            # or a pipe's file, that owns fd; None before first need, once closed
+    cdef object sock            # or a pipe's file, that owns fd; None before first need and at last
     cdef int fd                 # -1 once closed
     cdef Connections server     # that it belongs to; None for a client or once detached
     cdef dict extra             # what get_extra_info tells; None before somebody asks

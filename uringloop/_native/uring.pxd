@@ -135,6 +135,7 @@ cdef extern from "uring.h" nogil:
     bint uring_find_datagram(
         const char *buffer, int size, const char **name, unsigned int *name_size,
         const char **data, size_t *data_size)
+    size_t uring_merged_size(const char *buffer)
     void *uring_map(size_t size)
 
     int64_t uring_clock_ns()
