@@ -31,6 +31,7 @@ from uringloop._native.uring cimport (
     POLLOUT,
     io_uring_prep_poll_add,
     io_uring_sqe,
+    msghdr,
     read,
     write,
     writev,
@@ -247,10 +248,11 @@ cdef class WritePipeTransport(WriteTransport):
         return self.flush()
 
     cdef Py_ssize_t send_directly(self) noexcept:
+        cdef msghdr *message
         if self.queue.single:
             return write(self.fd, self.queue.data, self.queue.data_size)
-        return writev(
-            self.fd, self.queue.message.msg_iov, <int>self.queue.message.msg_iovlen)
+        message = &self.queue.gathered.message
+        return writev(self.fd, message.msg_iov, <int>message.msg_iovlen)
 
     cdef int send_failed(self, object exc) except -1:
         self.writes_lost += 1

@@ -330,7 +330,7 @@ cdef class StreamTransport(WriteTransport):
         if self.queue.single:
             uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
         else:
-            uring_prep_sendmsg(sqe, self.fd, &self.queue.message, quiet)
+            uring_prep_sendmsg(sqe, self.fd, &self.queue.gathered.message, quiet)
         if quiet:
             return ring.start_quiet(sqe, &self.send_op)
         return ring.start(sqe, &self.send_op)
@@ -339,7 +339,7 @@ cdef class StreamTransport(WriteTransport):
         if self.queue.single:
             return send(
                 self.fd, self.queue.data, self.queue.data_size, MSG_DONTWAIT | MSG_NOSIGNAL)
-        return sendmsg(self.fd, &self.queue.message, MSG_DONTWAIT | MSG_NOSIGNAL)
+        return sendmsg(self.fd, &self.queue.gathered.message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
     cdef int end_output(self) except -1:
         self.need_socket().shutdown(socket.SHUT_WR)

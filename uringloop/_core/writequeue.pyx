@@ -14,13 +14,12 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
-from uringloop._native.uring cimport iovec, msghdr
+from uringloop._native.uring cimport msghdr
 
 
-# Most connections have one or two writes in a turn.
-CAPACITY_AT_START = 4
-# Buffers in one sendmsg: the gain over the next one is gone long before the kernel's 1024.
-VECTOR_MAX = 64
+# Most connections have one write in a turn, and room for it without memory of its own: 80 bytes
+# less for each. Those that have two may have more.
+CAPACITY_OF_MANY = 4
 # Bytes in one send: a longer one would report its progress, and free its buffers, too late.
 SEND_MAX = 1024 * 1024
 # asyncio's wording, which is another one from 3.14 on.
@@ -34,10 +33,15 @@ cdef Py_ssize_t BYTES_MAX = SEND_MAX
 @cython.final
 cdef class WriteQueue:
 
+    def __cinit__(self):
+        self.items = self.only
+        self.capacity = 1
+
     def __dealloc__(self):
         self.clear()
-        PyMem_Free(self.items)
-        PyMem_Free(self.vector)
+        if self.items != self.only:
+            PyMem_Free(self.items)
+        PyMem_Free(self.gathered)
 
     cdef int push(self, bytes data) except -1:
         if self.count == self.capacity:
@@ -49,21 +53,22 @@ cdef class WriteQueue:
         return 0
 
     cdef int _grow(self) except -1:
-        cdef Py_ssize_t capacity = max(2 * self.capacity, CAPACITY_AT_START)
+        cdef Py_ssize_t capacity = max(2 * self.capacity, CAPACITY_OF_MANY)
         cdef Py_ssize_t index
         cdef PyObject **items = <PyObject**>PyMem_Malloc(capacity * sizeof(PyObject*))
         if items == NULL:
             raise MemoryError
         for index in range(self.count):
             items[index] = self.items[(self.first + index) & (self.capacity - 1)]
-        PyMem_Free(self.items)
+        if self.items != self.only:
+            PyMem_Free(self.items)
         self.items = items
         self.capacity = capacity
         self.first = 0
         return 0
 
     cdef int prepare(self) except -1:
-        """Point `data`, or `message` for several items, at what goes next."""
+        """Point `data`, or `gathered` for several items, at what goes next."""
         cdef Py_ssize_t index, size
         cdef Py_ssize_t total = 0
         cdef Py_ssize_t offset = self.offset
@@ -74,22 +79,22 @@ cdef class WriteQueue:
             self.data_size = min(size, BYTES_MAX)
             self.single = True
             return 0
-        if self.vector == NULL:
-            self.vector = <iovec*>PyMem_Malloc(VECTOR_MAX * sizeof(iovec))
-            if self.vector == NULL:
+        if self.gathered == NULL:
+            self.gathered = <Gathered*>PyMem_Malloc(sizeof(Gathered))
+            if self.gathered == NULL:
                 raise MemoryError
-            memset(&self.message, 0, sizeof(msghdr))
-            self.message.msg_iov = self.vector
+            memset(&self.gathered.message, 0, sizeof(msghdr))
+            self.gathered.message.msg_iov = self.gathered.vector
         index = 0
         while index < self.count and index < VECTOR_MAX and total < BYTES_MAX:
             item = self.items[(self.first + index) & (self.capacity - 1)]
             size = min(PyBytes_GET_SIZE(<bytes>item) - offset, BYTES_MAX - total)
-            self.vector[index].iov_base = PyBytes_AS_STRING(<bytes>item) + offset
-            self.vector[index].iov_len = size
+            self.gathered.vector[index].iov_base = PyBytes_AS_STRING(<bytes>item) + offset
+            self.gathered.vector[index].iov_len = size
             total += size
             offset = 0
             index += 1
-        self.message.msg_iovlen = index
+        self.gathered.message.msg_iovlen = index
         self.data_size = total
         self.single = False
         return 0
