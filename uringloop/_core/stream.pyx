@@ -19,7 +19,7 @@ from libc.string cimport memcpy
 
 from uringloop._core.addresses cimport NearEnd, python_address
 from uringloop._core.buffers cimport STREAM_GROUP
-from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, os_error
+from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os_error
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport PyContext_Enter, PyContext_Exit, Py_DECREF_owned
@@ -33,10 +33,12 @@ from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
+    SHUT_WR,
     getpeername,
     io_uring_sqe,
     send,
     sendmsg,
+    shutdown,
     sockaddr,
     sockaddr_in6,
     uring_prep_recv_multishot,
@@ -342,7 +344,8 @@ cdef class StreamTransport(WriteTransport):
         return sendmsg(self.fd, &self.queue.gathered.message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
     cdef int end_output(self) except -1:
-        self.need_socket().shutdown(socket.SHUT_WR)
+        if shutdown(self.fd, SHUT_WR) < 0:
+            raise os_error(-errno, "")
         return 0
 
     cdef int take_ends(self) except -1:

@@ -29,6 +29,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int getsockname(int fd, sockaddr *name, unsigned int *size)
     int getpeername(int fd, sockaddr *name, unsigned int *size)
     int setsockopt(int fd, int level, int option, const void *value, unsigned int size)
+    int shutdown(int fd, int how)
     ssize_t recv(int fd, void *data, size_t size, int flags)
     ssize_t send(int fd, const void *data, size_t size, int flags)
     ssize_t sendto(
