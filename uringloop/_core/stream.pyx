@@ -358,6 +358,17 @@ cdef class StreamTransport(WriteTransport):
 
     # ── what few programs ask for ────────────────────────────────────────────────────────────
 
+    def get_extra_info(self, name, default=None):
+        # What asyncio's streams and most servers ask for needs no socket, and no dict.
+        if self.extra is None:
+            if name == "peername":
+                return python_address(&self.peer)
+            if name == "sockname":
+                return self.near.sockname()
+            if name != "socket":
+                return default
+        return self.need_extra().get(name, default)
+
     cdef object need_socket(self):
         if self.sock is None and self.fd >= 0:
             self.sock = socket.socket(
