@@ -2,8 +2,7 @@
 
 from typing import final
 
-CAPACITY_AT_START: int
-VECTOR_MAX: int
+CAPACITY_OF_MANY: int
 SEND_MAX: int
 BYTES_LIKE: str
 
