@@ -33,6 +33,9 @@ cdef class DatagramTransport(FlowControl):
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef bint send_one(self, object data, object address) except -1
+    cdef bint send_memory(
+        self, object data, const char *start, Py_ssize_t size, object address) except -1
+    cdef bint send_parsed(self, object data, object address) except -1
     cdef int submit_room(self) except -1
     cdef int on_room(self, int res, unsigned int flags) except -1
     cdef bint send_queued(self) except -1

@@ -19,7 +19,7 @@ from collections import deque
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
 from uringloop._core.addresses cimport known_address, known_name
@@ -303,7 +303,8 @@ cdef class DatagramTransport(FlowControl):
         if self.lost and (self.address is not None or self.sock is None):
             self.warn_lost()
             return
-        if not self.queue:
+        # Zero means that nothing waits: an empty datagram, where it is one, counts its header.
+        if not self.queue_size:
             try:
                 if self.send_one(data, addr):
                     return
@@ -328,36 +329,43 @@ cdef class DatagramTransport(FlowControl):
     cdef bint send_one(self, object data, object address) except -1:
         """Hand a datagram to the socket; False if there is no room. Raises what goes wrong."""
         cdef Py_buffer view
-        cdef Py_ssize_t res
-        cdef int error
+        if type(data) is bytes:
+            return self.send_memory(
+                data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), address)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self.send_memory(data, <const char*>view.buf, view.len, address)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint send_memory(
+            self, object data, const char *start, Py_ssize_t size, object address) except -1:
         cdef const sockaddr_in6 *name = NULL
         cdef unsigned int name_size = 0
-        if not self.connected:
-            name = known_name(address, &name_size)
-            if name != NULL and name.sin6_family != self.family:
-                # It was an endpoint of the other kind that heard of it: it is wrong here.
-                name = NULL
-        if not self.connected and name == NULL:
-            try:
-                self.sock.sendto(data, address)
-            except (BlockingIOError, InterruptedError):
-                return False
-            return True
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        cdef Py_ssize_t res
         if self.connected:
-            res = send(self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL)
+            res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         else:
+            name = known_name(address, &name_size)
+            # An endpoint of the other family may have heard of it: here it is wrong.
+            if name == NULL or name.sin6_family != self.family:
+                return self.send_parsed(data, address)
             # An answer to a sender of late: its address need not be parsed.
             res = sendto(
-                self.fd, view.buf, view.len, MSG_DONTWAIT | MSG_NOSIGNAL,
-                <const sockaddr*>name, name_size)
-        error = errno
-        PyBuffer_Release(&view)
+                self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
+                name_size)
         if res >= 0:
             return True
-        if error == EAGAIN or error == EINTR:
+        if errno == EAGAIN or errno == EINTR:
             return False
-        raise os_error(-error, "")
+        raise os_error(-errno, "")
+
+    cdef bint send_parsed(self, object data, object address) except -1:
+        try:
+            self.sock.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
 
     cdef int submit_room(self) except -1:
         """Wait until the socket has room for what is queued."""
