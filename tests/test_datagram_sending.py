@@ -107,7 +107,7 @@ async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 @on_loop
 async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) -> None:
-    # More than are kept in the kernel's form, and each of them twice.
+    # So many that some of them share a place in the table, and each of them twice.
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(udp(host)) for _ in range(400)]
         async with endpoint(each_loop, local_addr=(host, 0)) as (transport, mailbox):
