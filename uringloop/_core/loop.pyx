@@ -458,7 +458,7 @@ cdef class LoopCore:
         """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
         if self.sending:
             self.flush_all()
-            self.ring.submit()
+            self.ring.submit_only()
         return 0
 
     cdef int starve(self, Flushable item, BufferPool pool) except -1:

@@ -51,6 +51,7 @@ cdef class Ring:
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int cancel(self, Operation *op) except -1
     cdef int submit(self) except -1
+    cdef int submit_only(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1
     cdef bint needs_enter(self) noexcept
     cdef bint has_task_work(self) noexcept

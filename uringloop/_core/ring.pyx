@@ -48,6 +48,7 @@ from uringloop._native.uring cimport (
     uring_sequence,
     uring_set_user_data,
     uring_submit,
+    uring_submit_only,
     uring_submitted,
     uring_tail,
     uring_wait,
@@ -197,6 +198,11 @@ cdef class Ring:
         """Hand over what is prepared and collect deferred completions, without sleeping."""
         self.check_inherited()
         return self._entered(uring_submit(&self.u))
+
+    cdef int submit_only(self) except -1:
+        """Hand over what is prepared, and collect nothing."""
+        self.check_inherited()
+        return self._entered(uring_submit_only(&self.u))
 
     cdef int wait(self, int64_t timeout_ns) except -1:
         """Hand over what is prepared and sleep until a completion, a signal or the timeout."""

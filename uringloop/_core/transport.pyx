@@ -55,9 +55,9 @@ cdef class Connections:
         cdef list found = []
         cdef Transport transport
         cdef int fd
-        for fd in range(self.loop.transports_size):
-            if self.loop.transports[fd] != NULL:
-                transport = <Transport>self.loop.transports[fd]
+        for fd in range(self.loop.owners.size):
+            if self.loop.owners.table[fd] != NULL:
+                transport = <Transport>self.loop.owners.table[fd]
                 if transport.server is self:
                     found.append(transport)
         return found

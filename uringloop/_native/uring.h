@@ -146,6 +146,11 @@ static inline int uring_submit(uring *u) {
     return io_uring_enter2(u->ring.ring_fd, count, 0, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
+/* Submits, and leaves deferred completions to a later enter. */
+static inline int uring_submit_only(uring *u) {
+    return io_uring_enter2(u->ring.ring_fd, uring_publish(u), 0, 0, NULL, 0);
+}
+
 /* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
  * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
 static inline int uring_wait(uring *u, int64_t timeout_ns) {

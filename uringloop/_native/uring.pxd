@@ -103,6 +103,7 @@ cdef extern from "uring.h" nogil:
     unsigned int uring_pending(const uring *u)
     bint uring_has_task_work(const uring *u)
     bint uring_has_overflow(const uring *u)
+    int uring_submit_only(uring *u)
     int uring_submit(uring *u)
     int uring_wait(uring *u, int64_t timeout_ns)
 
