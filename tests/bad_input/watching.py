@@ -174,9 +174,14 @@ def _elsewhere(call: Call) -> Call:
     return lambda s: s.elsewhere(lambda: call(s))
 
 
+def _give_up_signals() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
 def _removed_elsewhere(s: Stage) -> object:
     # Nobody takes it away in the end: the loop has forgotten it, and only then fails.
-    s.on_close(lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL))
+    s.on_close(_give_up_signals)
     s.loop.add_signal_handler(signal.SIGUSR1, s.note)
     return s.elsewhere(lambda: s.loop.remove_signal_handler(signal.SIGUSR1))
 
