@@ -15,7 +15,7 @@ cdef enum:
 cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
-    cdef char *memory                 # BUFFERS_MAX buffers; unmapped by close()
+    cdef char *memory                 # BUFFERS_MAX buffers and a spare one; unmapped by close()
     cdef int group                    # the kernel's name for it
     cdef unsigned int size            # of a buffer, in bytes
     cdef int at_start                 # buffers to publish at first
@@ -28,6 +28,7 @@ cdef class BufferPool:
     cdef int prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept
     cdef void give_back(self, unsigned int flags) noexcept
+    cdef char *spare(self) noexcept
     cdef void grow(self) noexcept
     cdef void close(self) noexcept
     cdef int _register(self) except -1

@@ -39,6 +39,8 @@ FILL_WEIGHT = 1.0 / 64
 
 cdef unsigned int ENTRIES = BUFFERS_MAX
 cdef size_t ENTRIES_BYTES = BUFFERS_MAX * 16
+# One more that the kernel never gets.
+cdef size_t MAPPED_BUFFERS = BUFFERS_MAX + 1
 cdef double WEIGHT = FILL_WEIGHT
 cdef double GROW_BELOW = FILL_TO_GROW
 
@@ -69,7 +71,7 @@ cdef class BufferPool:
         cdef int res
         if self.entries == NULL:
             self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
-            self.memory = <char*>uring_map(BUFFERS_MAX * <size_t>self.size)
+            self.memory = <char*>uring_map(MAPPED_BUFFERS * <size_t>self.size)
             if self.entries == NULL or self.memory == NULL:
                 self.close()
                 raise os_error(-ENOMEM, "mmap")
@@ -101,6 +103,10 @@ cdef class BufferPool:
         uring_give_buffer(
             self.entries, ENTRIES, self.memory + <size_t>number * self.size, self.size, number)
 
+    cdef char *spare(self) noexcept:
+        """Return memory of a buffer's size for the loop's own calls; `prepare` must have been."""
+        return self.memory + ENTRIES * <size_t>self.size
+
     cdef void grow(self) noexcept:
         """The kernel found no buffer: publish as many again, while messages are small."""
         cdef int wanted = min(2 * self.published, BUFFERS_MAX)
@@ -118,7 +124,7 @@ cdef class BufferPool:
             munmap(self.entries, ENTRIES_BYTES)
             self.entries = NULL
         if self.memory != NULL:
-            munmap(self.memory, BUFFERS_MAX * <size_t>self.size)
+            munmap(self.memory, MAPPED_BUFFERS * <size_t>self.size)
             self.memory = NULL
 
 

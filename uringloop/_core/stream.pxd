@@ -19,6 +19,12 @@ cdef class StreamTransport(WriteTransport):
     cdef bint single_shot           # receives are armed one by one
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
+    cdef int average                # bytes of a receive, lately
+    cdef bint polled                # they are many: poll, and receive by a call
+    cdef bint polling               # what is in flight is such a poll
+    cdef bint readable              # it has told of bytes that are still in the socket
+    cdef bint read_scheduled        # a callback will fetch them
+    cdef int room                   # bytes that the next call asks for
 
     # of an accepted IPv4 or IPv6 connection, for make_extra
     cdef NearEnd near               # None for every other
@@ -28,6 +34,12 @@ cdef class StreamTransport(WriteTransport):
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
+    cdef bytes absorb(self, const char *memory, int size)
+    cdef int start_polling(self) except -1
+    cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef int read_directly(self) except -1
+    cdef int read_some(self, int *left) except? -1
+    cdef int read_bytes(self, int *left) except? -1
     cdef bint feed_reader(self, const char *memory, int size) except -1
     cdef int deliver(self, bytes data) except -1
     cdef int deliver_records(self, const char *data, Py_ssize_t size) except -1

@@ -27,6 +27,9 @@ from uringloop._core.writequeue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._native.uring cimport POLLOUT
 
 
+# From this size on bytes are sent when they are written: by the end of the turn they have left the
+# cache, and the call is a small part of what their copying costs.
+SEND_AT_ONCE_MIN = 8 * 1024
 # A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
 SEND_ALONE_MAX = 64 * 1024
 
@@ -35,6 +38,7 @@ cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
 # And from 3.14 on it passes over what is empty, whatever that is.
 cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
+cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
@@ -156,10 +160,11 @@ cdef class WriteTransport(FlowControl):
     cdef int queued(self, Py_ssize_t size) except -1:
         """The queue has grown: send at once what is too much to keep, the rest later."""
         self.loop.queued_bytes += size
-        if self.queue.size > self.high_water:
-            # asyncio pauses the protocol only for what the socket did not take.
+        if self.queue.size >= AT_ONCE_MIN or self.queue.size > self.high_water:
             self.send_now()
-            self.pause_protocol()
+            if self.queue.size > self.high_water:
+                # asyncio pauses the protocol only for what the socket did not take.
+                self.pause_protocol()
         if not self.send_op.in_flight and self.queue.count:
             self.loop.add_flush(self)
             if self.loop.queued_bytes > QUEUED_BYTES_MAX:
@@ -247,7 +252,7 @@ cdef class WriteTransport(FlowControl):
         cdef int error
         if self.send_op.quiet:
             # Prepared but not submitted yet: it goes first.
-            self.loop.ring.submit()
+            self.loop.ring.submit_only()
         while self.queue.count and not self.send_op.in_flight and not self.full:
             self.queue.prepare()
             res = self.send_directly()

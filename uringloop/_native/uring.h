@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <liburing.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -253,6 +254,32 @@ static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void 
 static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
                                       const struct msghdr *message, bool once) {
     io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
+}
+
+/* Has the socket tell with each receive how much it leaves; those that can not are none the worse. */
+static inline void uring_tell_left(int fd) {
+    int on = 1;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on));
+}
+
+/* Receives without waiting: the bytes, 0 at the end, or -errno. *left* is what the socket still
+ * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). */
+static inline ssize_t uring_receive(int fd, void *data, size_t size, int *left) {
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec part = {.iov_base = data, .iov_len = size};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
+    struct cmsghdr *head;
+
+    if (res < 0)
+        return -errno;
+    *left = -1;
+    head = CMSG_FIRSTHDR(&message);
+    if (head != NULL && head->cmsg_level == IPPROTO_TCP && head->cmsg_type == TCP_CM_INQ)
+        memcpy(left, CMSG_DATA(head), sizeof(*left));
+    return res;
 }
 
 static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd) {
