@@ -32,14 +32,15 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("_core.ring", "_core.handles", "_core.writequeue", "_core.addresses", "_core.feeding"),
     ),
     (
-        "buffers, deadlines, TLS",
-        ("_core.buffers", "_core.timers", "_core.wakeup", "_core.secure", "_core.owners"),
+        "buffers, deadlines, tables",
+        ("_core.buffers", "_core.timers", "_core.wakeup", "_core.owners", "_core.records"),
     ),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),
     ("pausing in", ("_core.reader",)),
     ("pausing out", ("_core.flow",)),
     ("bytes out", ("_core.writer",)),
+    ("TLS", ("_core.secure",)),
     ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
     ("connections in", ("_core.listener",)),
     (

@@ -33,6 +33,10 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
+    /* What a descriptor of a type has for an object of that type. */
+    #define uringloop_get_attribute(descriptor, object) \
+        Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
+
     /* The items of a tuple, in the form that vectorcall takes its arguments. */
     #define uringloop_tuple_items(t) (((PyTupleObject *)(t))->ob_item)
 
@@ -92,6 +96,7 @@ cdef extern from *:
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)
+    PyObject *get_attribute "uringloop_get_attribute" (object descriptor, object target)
     PyObject *take_pending "uringloop_take_pending" ()
     void set_pending "uringloop_set_pending" (PyObject *exception)
 
@@ -99,3 +104,10 @@ cdef extern from *:
 cdef inline int raise_pending() except -1:
     """Turn a pending C-level exception into one that Cython's ``except`` can see."""
     return -1
+
+
+cdef inline bytes take_bytes(PyObject *result):
+    """Take over a new reference to bytes that C gave."""
+    cdef bytes taken = <bytes>result
+    Py_DECREF_owned(result)
+    return taken

@@ -1,21 +1,48 @@
 """TLS: asyncio's SSLProtocol, with what happens for every message compiled."""
 
-cdef enum Decrypted:
-    FAILED = -1         # with the exception set
-    GOES_ON = 0
-    NOTHING_MORE = 1    # OpenSSL wants more records
-    CLOSED = 2          # the peer has said that no more comes
+from uringloop._core.records cimport Records
+from uringloop._core.writer cimport WriteTransport
+
+
+cdef class TLSCore:
+    # What the Python methods of SSLProtocol read and set, under names of theirs; those without
+    # the underscore by a property, because something follows from them.
+    cdef object sslobj                      # SSLObject
+    cdef object state                       # SSLProtocolState
+    cdef object transport                   # below; None before and after the connection
+    cdef object incoming_high_water         # any number
+    cdef object outgoing_high_water         # any number
+    cdef public object _app_protocol
+    cdef public object _app_protocol_get_buffer
+    cdef public object _app_protocol_buffer_updated
+    cdef public object _write_backlog       # deque of what OpenSSL has not taken
+    cdef public Py_ssize_t _write_buffer_size
+    cdef public bint _app_protocol_is_buffer
+    cdef public bint _app_reading_paused
+    cdef public bint _ssl_reading_paused
+    cdef public bint _ssl_writing_paused
+    cdef public bint _app_writing_paused
+    # What follows.
+    cdef Records records                    # _incoming and _outgoing, and the way through
+    cdef WriteTransport writer              # transport, if it is one of ours
+    cdef bint is_open                       # the state is WRAPPED, and nothing is unusual
+    cdef double reading_stops               # incoming_high_water
+    cdef double writing_stops               # outgoing_high_water
+
+    cdef int settle(self) except -1
+    cdef int receive(self, const char *data, Py_ssize_t size) except -1
+    cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
+    cdef int read_pending(self) except -1
+    cdef int deliver(self, bytes data) except -1
+    cdef int fill_app_buffer(self) except -1
+    cdef int close_received(self) except -1
+    cdef int answer(self) except -1
+    cdef int control_reading(self) except -1
+    cdef int write(self, bytes data) except -1
+    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
+    cdef int send_records(self) except -1
+    cdef int control_writing(self) except -1
 
 
 cdef bint is_secure(object protocol) except -1
-
-
 cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1
-cdef bint is_open(object protocol) except -1
-cdef int read_records(object protocol) except -1
-cdef int deliver_records(object protocol) except -1
-cdef bint decrypt(object protocol, list pieces) except -1
-cdef Decrypted decrypt_piece(
-    object incoming, object engine, Py_ssize_t room, list pieces) except FAILED
-cdef int write_records(object protocol, bytes data) except -1
-cdef int send_records(object protocol) except -1

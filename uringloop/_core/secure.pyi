@@ -5,13 +5,21 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 SHAPE: dict[Callable[..., object], set[str]]
+INNER_NAMES: set[str]
+RECORD_MAX: int
 
-class SSLTransport(sslproto._SSLProtocolTransport):
+class TLSCore:
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def take_ahead(self, data: bytes) -> None: ...
+
+class TLSProtocol(TLSCore, sslproto.SSLProtocol):
+    max_size: ClassVar[int]
+
+class TransportCore:
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None: ...
 
-class TLSProtocol(sslproto.SSLProtocol):
-    max_size: ClassVar[int]
+class SSLTransport(TransportCore, sslproto._SSLProtocolTransport): ...
 
 def shape_is_known() -> bool: ...
 def new_protocol(*args: object, **options: object) -> sslproto.SSLProtocol: ...

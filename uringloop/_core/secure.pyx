@@ -1,35 +1,28 @@
 """TLS: asyncio's SSLProtocol, with what happens for every message compiled.
 
 The state machine (handshake, shutdown, flow control, every error) is the standard library's. What
-is replaced is the way of the bytes: from the receive buffer into OpenSSL without a buffer in
-between, from OpenSSL into the object that the program gets, and from `write` into records. And
-OpenSSL is not asked for what it cannot have: its refusal is an exception, dearer than a record.
+is replaced is the way of the bytes: from the receive buffer into OpenSSL, from OpenSSL into the
+object or the buffer that the program gets, and from `write` into records.
 
-Only as long as the standard library's methods use the names that they used when this was written;
-that is looked at when this module is imported. Otherwise, and for whatever is unusual, its own
-methods run.
+The fields that both sides use are C's, under the names that the standard library's methods know
+them by. So it works only as long as those use the names that they used when this was written, which
+is looked at when this module is imported. Otherwise, and for whatever is unusual, they run alone.
 """
 
 import ssl
 from asyncio import sslproto
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
+from libc.math cimport INFINITY
 
 from uringloop._core.feeding cimport feed, is_fed
+from uringloop._core.records cimport Records
+from uringloop._core.writer cimport WriteTransport
 
 
-cdef extern from "Python.h":
-    int PyBUF_READ
-    int PyBUF_WRITE
-    PyObject *bytes_of_size "PyBytes_FromStringAndSize" (
-        const char *data, Py_ssize_t size) except NULL
-    int resize_bytes "_PyBytes_Resize" (PyObject **data, Py_ssize_t size) except -1
-
-
-# The names that each method uses, from 3.11 on.
+# The names that each method uses, from 3.11 on. Those that differ are of no consequence.
 SHAPE = {
     sslproto.SSLProtocol.buffer_updated: {
         "_incoming", "write", "_ssl_buffer_view", "_state", "SSLProtocolState", "DO_HANDSHAKE",
@@ -41,9 +34,18 @@ SHAPE = {
         "_app_protocol_is_buffer", "_do_read__buffered", "_do_read__copied", "_write_backlog",
         "_do_write", "_process_outgoing", "_control_ssl_reading", "Exception", "_fatal_error",
     },
+    sslproto.SSLProtocol._do_read__buffered: {
+        "_app_protocol_get_buffer", "_get_read_buffer_size", "len", "_sslobj", "read", "_loop",
+        "call_soon", "SSLAgainErrors", "_app_protocol_buffer_updated", "_call_eof_received",
+        "_start_shutdown",
+    },
     sslproto.SSLProtocol._do_read__copied: {
         "_sslobj", "read", "max_size", "append", "SSLAgainErrors", "_app_protocol",
         "data_received", "join", "_call_eof_received", "_start_shutdown",
+    },
+    sslproto.SSLProtocol._do_write: {
+        "_write_backlog", "_sslobj", "write", "len", "_write_buffer_size", "SSLAgainErrors",
+        "_process_outgoing",
     },
     sslproto.SSLProtocol._process_outgoing: {
         "_ssl_writing_paused", "_outgoing", "read", "len", "_transport", "write",
@@ -62,12 +64,18 @@ SHAPE = {
     ssl.SSLObject.read: {"_sslobj", "read"},
     ssl.SSLObject.write: {"_sslobj", "write"},
 }
+# In a nested function before 3.13.
+INNER_NAMES = {"_do_read"}
 
-cdef object OBJECT = ssl.SSLObject
+# The plaintext of a record, of which OpenSSL encrypts one at a time.
+RECORD_MAX = 16 * 1024
+
+cdef Py_ssize_t RECORD = RECORD_MAX
 cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
-cdef tuple AGAIN = sslproto.SSLAgainErrors
+cdef str FAILED = "Fatal error on SSL protocol"
 cdef bint known = all(
-    set(function.__code__.co_names) == names for function, names in SHAPE.items())
+    set(function.__code__.co_names) - INNER_NAMES == names - INNER_NAMES
+    for function, names in SHAPE.items())
 
 
 def shape_is_known():
@@ -75,28 +83,271 @@ def shape_is_known():
     return known
 
 
-class SSLTransport(sslproto._SSLProtocolTransport):
-    """What the program writes to."""
+cdef double limit(object number) except? -1:
+    try:
+        return number
+    except OverflowError:
+        # An integer of any size may be a limit.
+        return INFINITY
 
-    def write(self, data):
-        """As asyncio's; what is mutable may change as soon as this returns."""
-        protocol = self._ssl_protocol
-        if type(data) is bytes and type(protocol) is TLSProtocol and is_open(protocol):
-            if data:
-                write_records(protocol, data)
+
+cdef class TLSCore:
+    """What TLSProtocol adds to SSLProtocol, and the fields of it that both use."""
+
+    def __cinit__(self, *args, **options):
+        self.records = Records()
+
+    # ── the fields from which something follows ──────────────────────────────────────────────
+
+    cdef int settle(self) except -1:
+        """Find out whether the compiled way may be gone."""
+        self.records.look(self.sslobj)
+        self.is_open = self.state is WRAPPED and self.records.usual
+        return 0
+
+    @property
+    def _incoming(self):
+        return self.records.incoming
+
+    @_incoming.setter
+    def _incoming(self, bio):
+        self.records.incoming = bio
+        self.settle()
+
+    @property
+    def _outgoing(self):
+        return self.records.outgoing
+
+    @_outgoing.setter
+    def _outgoing(self, bio):
+        self.records.outgoing = bio
+        self.settle()
+
+    @property
+    def _sslobj(self):
+        return self.sslobj
+
+    @_sslobj.setter
+    def _sslobj(self, sslobj):
+        self.sslobj = sslobj
+        self.settle()
+
+    @property
+    def _state(self):
+        return self.state
+
+    @_state.setter
+    def _state(self, state):
+        self.state = state
+        self.settle()
+
+    @property
+    def _transport(self):
+        return self.transport
+
+    @_transport.setter
+    def _transport(self, transport):
+        self.transport = transport
+        self.writer = None
+        if isinstance(transport, WriteTransport) and hasattr(transport, "_start_tls_compatible"):
+            self.writer = transport
+
+    @property
+    def _incoming_high_water(self):
+        return self.incoming_high_water
+
+    @_incoming_high_water.setter
+    def _incoming_high_water(self, size):
+        self.incoming_high_water = size
+        self.reading_stops = limit(size)
+
+    @property
+    def _outgoing_high_water(self):
+        return self.outgoing_high_water
+
+    @_outgoing_high_water.setter
+    def _outgoing_high_water(self, size):
+        self.outgoing_high_water = size
+        self.writing_stops = limit(size)
+
+    # ── what SSLProtocol calls ───────────────────────────────────────────────────────────────
+
+    def buffer_updated(self, nbytes):
+        self.receive(PyByteArray_AS_STRING(self._ssl_buffer), nbytes)
+
+    def _do_read(self):
+        if not self.is_open:
+            sslproto.SSLProtocol._do_read(self)
+            return
+        try:
+            self.read_pending()
+        except Exception as exc:
+            self._fatal_error(exc, FAILED)
+
+    def _process_outgoing(self):
+        self.send_records()
+
+    def _get_read_buffer_size(self):
+        return self.records.unread()
+
+    def take_ahead(self, bytes data not None):
+        """Take bytes of the connection that came before it was this protocol's."""
+        self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────
+
+    cdef int receive(self, const char *data, Py_ssize_t size) except -1:
+        """Do what get_buffer and buffer_updated do with *size* bytes of the connection."""
+        if self.is_open:
+            try:
+                self.receive_open(data, size)
+            except Exception as exc:
+                self._fatal_error(exc, FAILED)
         else:
-            sslproto._SSLProtocolTransport.write(self, data)
+            self.records.take_in_all(data, size)
+            # Of nothing: the bytes are there.
+            sslproto.SSLProtocol.buffer_updated(self, 0)
+        return 0
 
-    def writelines(self, list_of_data):
-        """As asyncio's; the pieces leave in as few records as they fill."""
-        pieces = list(list_of_data)
-        if all([type(piece) is bytes for piece in pieces]):
-            self.write(b"".join(pieces))
+    cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
+        if self._app_reading_paused or self._app_protocol_is_buffer:
+            self.records.take_in_all(data, size)
+            return self.read_pending()
+        self.deliver(self.records.decrypt(data, size))
+        self.answer()
+        return self.control_reading()
+
+    cdef int read_pending(self) except -1:
+        """Do what SSLProtocol._do_read does while the connection is open."""
+        if not self._app_reading_paused:
+            if self._app_protocol_is_buffer:
+                self.fill_app_buffer()
+            else:
+                self.deliver(self.records.decrypt_pending())
+            self.answer()
+        return self.control_reading()
+
+    cdef int deliver(self, bytes data) except -1:
+        """Hand over what has been decrypted, in one piece."""
+        cdef object app_protocol = self._app_protocol
+        if data is not None and not (is_fed(app_protocol) and feed(
+                app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
+            app_protocol.data_received(data)
+        if self.records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef int fill_app_buffer(self) except -1:
+        """Decrypt into the buffer of a BufferedProtocol, as often in a turn as asyncio: once."""
+        cdef Records records = self.records
+        cdef Py_buffer view
+        cdef Py_ssize_t filled
+        cdef object buffer
+        if not records.has_more():
+            records.unsure = records.framer.broken
+            return 0
+        buffer = self._app_protocol_get_buffer(records.unread())
+        try:
+            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+        except BufferError:
+            # OpenSSL's object has words of its own for that.
+            records.engine.read(len(buffer), buffer)
+            raise
+        try:
+            filled = records.fill(<char*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+        # Released, so that the protocol may resize it now.
+        del buffer
+        if records.unsure:
+            self._loop.call_soon(self._do_read)
+        if filled:
+            self._app_protocol_buffer_updated(filled)
+        if records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef int close_received(self) except -1:
+        """The peer has said that no more comes."""
+        self._call_eof_received()
+        self._start_shutdown()
+        return 0
+
+    cdef int answer(self) except -1:
+        """Send what waited for a read, or what a read has brought about."""
+        if self._write_backlog:
+            self._do_write()
         else:
-            sslproto._SSLProtocolTransport.writelines(self, pieces)
+            self.send_records()
+        return 0
+
+    cdef int control_reading(self) except -1:
+        """Stop the transport if too much is unread, or let it go on."""
+        cdef Py_ssize_t size = self.records.unread() if self.records.unsure else 0
+        if size >= self.reading_stops or self._ssl_reading_paused:
+            self._control_ssl_reading()
+        return 0
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────
+
+    cdef int write(self, bytes data) except -1:
+        """Do what SSLProtocol._write_appdata does while the connection is open."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t done = 0
+        try:
+            if size <= RECORD:
+                done = self.records.encrypt(data)
+            if done < size:
+                self.write_rest(data, done)
+            else:
+                self.send_records()
+        except Exception as exc:
+            self._fatal_error(exc, FAILED)
+        return 0
+
+    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
+        """Encrypt one record after the other: they pass through the same memory."""
+        cdef Records records = self.records
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t count
+        cdef list pieces = []
+        while done < size:
+            count = records.encrypt_from(PyBytes_AS_STRING(data) + done, min(size - done, RECORD))
+            if count == 0:
+                self._write_backlog.append(data[done:])
+                self._write_buffer_size += size - done
+                break
+            done += count
+            if not self._ssl_writing_paused:
+                pieces.append(records.take_out())
+        if pieces:
+            # In one go, for we are told to pause when the socket does not take all of it.
+            if self.writer is not None:
+                self.writer.put_all(pieces)
+            else:
+                self.transport.write(b"".join(pieces))
+        return self.control_writing()
+
+    cdef int send_records(self) except -1:
+        """Do what SSLProtocol._process_outgoing does."""
+        if not self._ssl_writing_paused and self.records.unsent():
+            if self.writer is not None:
+                self.writer.put(self.records.take_out())
+            else:
+                self.transport.write(self.records.take_out())
+        return self.control_writing()
+
+    cdef int control_writing(self) except -1:
+        """Have the program pause its writing, or go on."""
+        cdef Py_ssize_t size = self._write_buffer_size
+        if self._ssl_writing_paused:
+            size += self.records.unsent()
+        if size >= self.writing_stops or self._app_writing_paused:
+            self._control_app_writing()
+        return 0
 
 
-class TLSProtocol(sslproto.SSLProtocol):
+class TLSProtocol(TLSCore, sslproto.SSLProtocol):
     """SSLProtocol for this loop's transports, which feed it by `receive_records`."""
 
     # No more is read from OpenSSL at a time: a record. asyncio's 256 KiB are touched by each
@@ -108,15 +359,6 @@ class TLSProtocol(sslproto.SSLProtocol):
             self._app_transport = SSLTransport(self._loop, self)
             self._app_transport_created = True
         return sslproto.SSLProtocol._get_app_transport(self)
-
-    def _do_read(self):
-        if self._state is WRAPPED and type(self._sslobj) is OBJECT:
-            read_records(self)
-        else:
-            sslproto.SSLProtocol._do_read(self)
-
-    def _process_outgoing(self):
-        send_records(self)
 
 
 cdef object PROTOCOL = TLSProtocol
@@ -132,137 +374,37 @@ cdef bint is_secure(object protocol) except -1:
     return type(protocol) is PROTOCOL
 
 
-cdef bint is_open(object protocol) except -1:
-    """Return whether a write may go straight to OpenSSL: nothing is before it."""
-    return (protocol._state is WRAPPED and not protocol._write_backlog
-            and type(protocol._sslobj) is OBJECT)
-
-
-# ── in ───────────────────────────────────────────────────────────────────────────────────────
-
-
 cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1:
-    """Do what get_buffer and buffer_updated do with *size* bytes of the connection."""
-    protocol._incoming.write(PyMemoryView_FromMemory(<char*>data, size, PyBUF_READ))
-    if protocol._state is WRAPPED:
-        protocol._do_read()
-    else:
-        # Of nothing: the bytes are there.
-        protocol.buffer_updated(0)
-    return 0
+    """Give *protocol* bytes of its connection."""
+    return (<TLSCore>protocol).receive(data, size)
 
 
-cdef int read_records(object protocol) except -1:
-    """Do what SSLProtocol._do_read does while the connection is open."""
-    cdef Py_ssize_t size
-    try:
-        if not protocol._app_reading_paused:
-            if protocol._app_protocol_is_buffer:
-                protocol._do_read__buffered()
-            else:
-                deliver_records(protocol)
-            if protocol._write_backlog:
-                protocol._do_write()
-            else:
-                send_records(protocol)
-        size = protocol._incoming.pending
-        if size >= <Py_ssize_t>protocol._incoming_high_water or protocol._ssl_reading_paused:
-            protocol._control_ssl_reading()
-    except Exception as exc:
-        protocol._fatal_error(exc, "Fatal error on SSL protocol")
-    return 0
+# ── what the program writes to ───────────────────────────────────────────────────────────────
 
 
-cdef int deliver_records(object protocol) except -1:
-    """Decrypt what has come and hand it over in one piece."""
-    cdef list pieces = []
-    cdef bint goes_on = decrypt(protocol, pieces)
-    cdef bytes data
-    if pieces:
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        app_protocol = protocol._app_protocol
-        if not (is_fed(app_protocol) and feed(
-                app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
-            app_protocol.data_received(data)
-    if not goes_on:
-        # The peer has said that no more comes.
-        protocol._call_eof_received()
-        protocol._start_shutdown()
-    return 0
+cdef class TransportCore:
+    """What SSLTransport adds to asyncio's."""
+
+    def write(self, data):
+        """As asyncio's; what is mutable may change as soon as this returns."""
+        cdef object protocol = self._ssl_protocol
+        cdef TLSCore core
+        if type(data) is bytes and type(protocol) is PROTOCOL:
+            core = <TLSCore>protocol
+            if core.is_open and not core._write_backlog:
+                if PyBytes_GET_SIZE(<bytes>data):
+                    core.write(<bytes>data)
+                return
+        sslproto._SSLProtocolTransport.write(self, data)
+
+    def writelines(self, list_of_data):
+        """As asyncio's; the pieces leave in as few records as they fill."""
+        cdef list pieces = list(list_of_data)
+        if all([type(piece) is bytes for piece in pieces]):
+            self.write(b"".join(pieces))
+        else:
+            sslproto._SSLProtocolTransport.writelines(self, pieces)
 
 
-cdef bint decrypt(object protocol, list pieces) except -1:
-    """Append what can be decrypted to *pieces*; False if the peer has closed."""
-    cdef object incoming = protocol._incoming
-    cdef object engine = protocol._sslobj._sslobj
-    cdef Decrypted result = GOES_ON
-    cdef Py_ssize_t room
-    while result == GOES_ON:
-        # No plaintext is longer than its record, but OpenSSL may hold the front of one.
-        room = incoming.pending + engine.pending()
-        if room == 0:
-            break
-        result = decrypt_piece(incoming, engine, room, pieces)
-    return result != CLOSED
-
-
-cdef Decrypted decrypt_piece(
-        object incoming, object engine, Py_ssize_t room, list pieces) except FAILED:
-    """Decrypt up to *room* bytes into one object."""
-    cdef PyObject *piece = bytes_of_size(NULL, room)
-    cdef char *start = PyBytes_AS_STRING(<bytes>piece)
-    cdef Py_ssize_t filled = 0
-    cdef Decrypted result = GOES_ON
-    try:
-        while filled < room and (incoming.pending or engine.pending() or not filled):
-            count = engine.read(
-                room - filled, PyMemoryView_FromMemory(start + filled, room - filled, PyBUF_WRITE))
-            if not count:
-                result = CLOSED
-                break
-            filled += <Py_ssize_t>count
-    except AGAIN:
-        result = NOTHING_MORE
-    finally:
-        if filled:
-            # Nobody else has seen it yet.
-            resize_bytes(&piece, filled)
-            pieces.append(<object>piece)
-        Py_DECREF(<object>piece)
-    return result
-
-
-# ── out ──────────────────────────────────────────────────────────────────────────────────────
-
-
-cdef int write_records(object protocol, bytes data) except -1:
-    """Do what SSLProtocol._write_appdata does while the connection is open and nothing waits."""
-    cdef object engine = protocol._sslobj._sslobj
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef Py_ssize_t done = 0
-    try:
-        try:
-            done = engine.write(data)
-            while done < size:
-                # A record at a time; the rest is not copied.
-                done += <Py_ssize_t>engine.write(PyMemoryView_FromMemory(
-                    PyBytes_AS_STRING(data) + done, size - done, PyBUF_READ))
-        except AGAIN:
-            protocol._write_backlog.append(data[done:])
-            protocol._write_buffer_size += size - done
-        send_records(protocol)
-    except Exception as exc:
-        protocol._fatal_error(exc, "Fatal error on SSL protocol")
-    return 0
-
-
-cdef int send_records(object protocol) except -1:
-    """Do what SSLProtocol._process_outgoing does."""
-    cdef object outgoing = protocol._outgoing
-    cdef Py_ssize_t size
-    if not protocol._ssl_writing_paused and outgoing.pending:
-        protocol._transport.write(outgoing.read())
-    size = outgoing.pending + protocol._write_buffer_size
-    if size >= <Py_ssize_t>protocol._outgoing_high_water or protocol._app_writing_paused:
-        protocol._control_app_writing()
-    return 0
+class SSLTransport(TransportCore, sslproto._SSLProtocolTransport):
+    """What the program writes to."""

@@ -261,6 +261,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int deliver(self, bytes data) except -1:
         cdef PyObject *result
         if self.buffered:
+            if self.secure and not self.loop.debug:
+                return self.deliver_records(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
             return self.deliver_buffered(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
         if result == NULL:

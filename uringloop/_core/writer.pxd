@@ -17,6 +17,7 @@ cdef class WriteTransport(FlowControl):
     cdef Py_ssize_t send_directly(self) noexcept
     cdef int on_send(self, int res, unsigned int flags) except -1
     cdef int put(self, object data) except -1
+    cdef int put_all(self, list items) except -1
     cdef bint is_awaited(self) noexcept
     cdef int check_eof(self) except -1
     cdef int check_eof_of_lines(self) except -1

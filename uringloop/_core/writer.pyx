@@ -98,8 +98,6 @@ cdef class WriteTransport(FlowControl):
         """Queue several buffers; they leave in one call to the kernel."""
         cdef list pieces
         cdef list items
-        cdef bytes owned
-        cdef Py_ssize_t size = 0
         if not LINES_ARE_JOINED:
             self.check_eof_of_lines()
         pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
@@ -107,18 +105,22 @@ cdef class WriteTransport(FlowControl):
             items = [as_piece(data) for data in pieces]
         except TypeError:
             items = odd_pieces(pieces)
+        self.put_all(items)
+
+    cdef int put_all(self, list items) except -1:
+        """What `writelines` does with bytes, of which None stands for what can not be sent."""
+        cdef bytes owned
+        cdef Py_ssize_t size = 0
         self.check_eof()
         if self.lost:
-            self.warn_lost()
-            return
+            return self.warn_lost()
         for owned in items:
             if owned is None:
-                self.write_failed(not_contiguous())
-                return
+                return self.write_failed(not_contiguous())
             if PyBytes_GET_SIZE(owned):
                 self.queue.push(owned)
                 size += PyBytes_GET_SIZE(owned)
-        self.queued(size)
+        return self.queued(size)
 
     def write_eof(self):
         if self.closing or self.eof_written:
