@@ -278,10 +278,7 @@ class Loop(RunningLoop):
             tls_options=tls_options,
         )
 
-    # ── TLS in mid-stream, sendfile ──────────────────────────────────────────────────────────
-
-    # The checks, the wording and the fallbacks are those of the asyncio that runs this: its
-    # methods need no more than the hooks below them.
+    # ── TLS in mid-stream ────────────────────────────────────────────────────────────────────
 
     async def start_tls(
         self,
@@ -294,16 +291,23 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> asyncio.Transport | None:
-        return await asyncio.BaseEventLoop.start_tls(
-            self,  # type: ignore[arg-type]
+        return await tls.start(
+            self,
             transport,
             protocol,
-            sslcontext,
-            server_side=server_side,
-            server_hostname=server_hostname,
-            ssl_handshake_timeout=ssl_handshake_timeout,
-            ssl_shutdown_timeout=ssl_shutdown_timeout,
+            tls.Options(
+                sslcontext,
+                server_side,
+                server_hostname,
+                ssl_handshake_timeout,
+                ssl_shutdown_timeout,
+            ),
         )
+
+    # ── sendfile ─────────────────────────────────────────────────────────────────────────────
+
+    # The checks, the wording and the fallbacks are those of the asyncio that runs this: its
+    # methods need no more than the hooks below them.
 
     async def sendfile(
         self,

@@ -1,7 +1,7 @@
-"""TLS on a stream: asyncio's own SSLProtocol, which speaks to our transport like any protocol.
+"""TLS on a stream: an SSLProtocol, which speaks to our transport like any protocol.
 
 Nothing here touches a socket. The SSLProtocol holds the records that are incomplete; what it
-hands to the program is a transport of asyncio's, on top of ours.
+hands to the program is a transport of its own, on top of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uringloop._core import secure
+
+# A newer asyncio moves what a StreamReader already holds into TLS; with an older one it stays where
+# it is, for the program to find.
+MOVES_READ_AHEAD = "_incoming" in asyncio.BaseEventLoop.start_tls.__code__.co_names
 
 if TYPE_CHECKING:
     from uringloop.running import RunningLoop
@@ -58,6 +62,8 @@ def wrap(
     protocol: asyncio.BaseProtocol,
     wanted: Options,
     waiter: asyncio.Future[None],
+    *,
+    call_connection_made: bool = True,
 ) -> SSLProtocol:
     """Return the protocol that does TLS for *protocol*; *waiter* is told of the handshake's end."""
     return secure.new_protocol(
@@ -67,6 +73,7 @@ def wrap(
         waiter,
         wanted.server_side,
         wanted.server_hostname,
+        call_connection_made,
         ssl_handshake_timeout=wanted.handshake_timeout,
         ssl_shutdown_timeout=wanted.shutdown_timeout,
     )
@@ -110,3 +117,57 @@ def server_factory(
         return wrapped
 
     return make
+
+
+# ── in mid-stream ────────────────────────────────────────────────────────────────────────────
+
+
+async def start(
+    loop: RunningLoop,
+    transport: asyncio.BaseTransport,
+    protocol: asyncio.BaseProtocol,
+    wanted: Options,
+) -> asyncio.Transport:
+    """Put TLS between *transport* and *protocol*, which has a connection already."""
+    if not isinstance(wanted.context, ssl.SSLContext):
+        raise TypeError(
+            f"sslcontext is expected to be an instance of ssl.SSLContext, got {wanted.context!r}"
+        )
+    if not getattr(transport, "_start_tls_compatible", False):
+        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+    assert isinstance(transport, asyncio.Transport)
+    waiter = loop.create_future()
+    secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
+    # Until it has heard of its connection it may not hear of any bytes.
+    transport.pause_reading()
+    if MOVES_READ_AHEAD and wanted.server_side:
+        move_read_ahead(protocol, secured)
+    transport.set_protocol(secured)
+    steps = (
+        loop.call_soon(secured.connection_made, transport),
+        loop.call_soon(transport.resume_reading),
+    )
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        for step in steps:
+            step.cancel()
+        raise
+    finally:
+        # Its exception refers to this frame.
+        del waiter
+    return app_transport(secured)
+
+
+def move_read_ahead(protocol: asyncio.BaseProtocol, secured: SSLProtocol) -> None:
+    """Take what a client has sent ahead out of the StreamReader, where it would pass for plain."""
+    reader = getattr(protocol, "_stream_reader", None)
+    if not isinstance(protocol, asyncio.StreamReaderProtocol) or reader is None:
+        return
+    if reader._buffer:
+        if isinstance(secured, secure.TLSCore):
+            secured.take_ahead(bytes(reader._buffer))
+        else:
+            secured._incoming.write(reader._buffer)
+        reader._buffer.clear()
