@@ -1,4 +1,4 @@
-"""TLS records, in and out of OpenSSL as the `ssl` module shows it: an engine between two MemoryBIOs.
+"""TLS records, in and out of OpenSSL as the `ssl` module shows it: an object between two BIOs.
 
 A RecordFramer reads the headers of records, which are in the clear, so that OpenSSL need not be
 asked whether it has a whole one: its "no" is an exception, dearer than a record. Records pass one
@@ -14,7 +14,7 @@ import ssl
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF

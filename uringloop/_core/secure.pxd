@@ -1,10 +1,10 @@
 """TLS: asyncio's SSLProtocol, with what happens for every message compiled."""
 
 from uringloop._core.records cimport Records
-from uringloop._core.writer cimport WriteTransport
+from uringloop._core.writer cimport WriteSource, WriteTransport
 
 
-cdef class TLSCore:
+cdef class TLSCore(WriteSource):
     # What the Python methods of SSLProtocol read and set, under names of theirs; those without
     # the underscore by a property, because something follows from them.
     cdef object sslobj                      # SSLObject
@@ -28,6 +28,8 @@ cdef class TLSCore:
     cdef bint is_open                       # the state is WRAPPED, and nothing is unusual
     cdef double reading_stops               # incoming_high_water
     cdef double writing_stops               # outgoing_high_water
+    cdef list held                          # small writes of this turn, to share a record
+    cdef Py_ssize_t held_size               # their bytes
 
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
@@ -39,6 +41,10 @@ cdef class TLSCore:
     cdef int answer(self) except -1
     cdef int control_reading(self) except -1
     cdef int write(self, bytes data) except -1
+    cdef int hold(self, bytes data) except -1
+    cdef bytes take_held(self)
+    cdef int release(self) except -1
+    cdef int write_now(self, bytes data) except -1
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
     cdef int send_records(self) except -1
     cdef int control_writing(self) except -1

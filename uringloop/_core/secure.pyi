@@ -7,6 +7,7 @@ from typing import ClassVar
 SHAPE: dict[Callable[..., object], set[str]]
 INNER_NAMES: set[str]
 RECORD_MAX: int
+HELD_MAX: int
 
 class TLSCore:
     def buffer_updated(self, nbytes: int) -> None: ...

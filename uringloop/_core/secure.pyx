@@ -19,7 +19,7 @@ from libc.math cimport INFINITY
 
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.records cimport Records
-from uringloop._core.writer cimport WriteTransport
+from uringloop._core.writer cimport WriteSource, WriteTransport
 
 
 # The names that each method uses, from 3.11 on. Those that differ are of no consequence.
@@ -69,8 +69,12 @@ INNER_NAMES = {"_do_read"}
 
 # The plaintext of a record, of which OpenSSL encrypts one at a time.
 RECORD_MAX = 16 * 1024
+# Writes up to this size wait for the end of the turn, to share a record with others: a record
+# costs as much as encrypting 4 KiB.
+HELD_MAX = 4 * 1024
 
 cdef Py_ssize_t RECORD = RECORD_MAX
+cdef Py_ssize_t HELD = HELD_MAX
 cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
 cdef str FAILED = "Fatal error on SSL protocol"
 cdef bint known = all(
@@ -91,11 +95,12 @@ cdef double limit(object number) except? -1:
         return INFINITY
 
 
-cdef class TLSCore:
+cdef class TLSCore(WriteSource):
     """What TLSProtocol adds to SSLProtocol, and the fields of it that both use."""
 
     def __cinit__(self, *args, **options):
         self.records = Records()
+        self.held = []
 
     # ── the fields from which something follows ──────────────────────────────────────────────
 
@@ -138,6 +143,9 @@ cdef class TLSCore:
 
     @_state.setter
     def _state(self, state):
+        if self.is_open and state is not WRAPPED:
+            # Before the end of the connection.
+            self.release()
         self.state = state
         self.settle()
 
@@ -184,8 +192,20 @@ cdef class TLSCore:
         except Exception as exc:
             self._fatal_error(exc, FAILED)
 
+    def connection_lost(self, exc):
+        self.take_held()
+        sslproto.SSLProtocol.connection_lost(self, exc)
+
+    def _write_appdata(self, list_of_data):
+        self.release()
+        sslproto.SSLProtocol._write_appdata(self, list_of_data)
+
     def _process_outgoing(self):
         self.send_records()
+
+    def _get_write_buffer_size(self):
+        self.release()
+        return self.records.unsent() + self._write_buffer_size
 
     def _get_read_buffer_size(self):
         return self.records.unread()
@@ -292,6 +312,57 @@ cdef class TLSCore:
 
     cdef int write(self, bytes data) except -1:
         """Do what SSLProtocol._write_appdata does while the connection is open."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if self.held_size + size > RECORD:
+            self.release()
+        if (size <= HELD and self.writer is not None and not self._ssl_writing_paused
+                and not self._app_writing_paused and self.writing_stops > 0):
+            return self.hold(data)
+        if self.held_size:
+            self.held.append(data)
+            data = self.take_held()
+        return self.write_now(data)
+
+    cdef int hold(self, bytes data) except -1:
+        """Keep a write for the end of the turn."""
+        self.held.append(data)
+        self.held_size += PyBytes_GET_SIZE(data)
+        return self.writer.expect(self, PyBytes_GET_SIZE(data))
+
+    cdef bytes take_held(self):
+        """Return what has been held, in one piece; None if there is nothing."""
+        cdef bytes data
+        if not self.held_size:
+            return None
+        data = self.held[0] if len(self.held) == 1 else b"".join(self.held)
+        self.held.clear()
+        self.held_size = 0
+        return data
+
+    cdef int release(self) except -1:
+        """Write what has been held: it may not wait any longer."""
+        cdef bytes data = self.take_held()
+        if data is not None:
+            self.write_now(data)
+        return 0
+
+    cdef bytes give(self):
+        """Return the record of what has been held."""
+        cdef bytes data = self.take_held()
+        cdef Py_ssize_t done
+        if data is None or not self.is_open:
+            return None
+        try:
+            done = self.records.encrypt(data)
+            if done == PyBytes_GET_SIZE(data) and not self._ssl_writing_paused:
+                return self.records.take_out()
+            self.write_rest(data, done)
+        except Exception as exc:
+            self._fatal_error(exc, FAILED)
+        return None
+
+    cdef int write_now(self, bytes data) except -1:
+        """Encrypt *data*, and hand it to the transport."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t done = 0
         try:

@@ -5,7 +5,13 @@ from uringloop._core.ring cimport Operation
 from uringloop._core.writequeue cimport WriteQueue
 
 
+cdef class WriteSource:
+
+    cdef bytes give(self)
+
+
 cdef class WriteTransport(FlowControl):
+    cdef WriteSource source         # has bytes that go next when there is a send; mostly None
     cdef Operation send_op          # points into queue, which holds the bytes until it ends
     cdef WriteQueue queue
     cdef bint full                  # what is written to is: wait for room, do not try
@@ -18,6 +24,8 @@ cdef class WriteTransport(FlowControl):
     cdef int on_send(self, int res, unsigned int flags) except -1
     cdef int put(self, object data) except -1
     cdef int put_all(self, list items) except -1
+    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1
+    cdef int take_expected(self) except -1
     cdef bint is_awaited(self) noexcept
     cdef int check_eof(self) except -1
     cdef int check_eof_of_lines(self) except -1

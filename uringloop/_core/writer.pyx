@@ -69,6 +69,14 @@ cdef list odd_pieces(list pieces):
     return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
 
 
+cdef class WriteSource:
+    """Something that writes to a transport at the last moment."""
+
+    cdef bytes give(self):
+        """Return what is to be sent next, and have no more; None if there is nothing."""
+        raise NotImplementedError
+
+
 cdef class WriteTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
@@ -173,14 +181,41 @@ cdef class WriteTransport(FlowControl):
                 self.loop.flush_early()
         return 0
 
+    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1:
+        """Ask *source* for its bytes, of which there are *size* more, before the next send."""
+        self.source = source
+        self.loop.queued_bytes += size
+        self.loop.add_flush(self)
+        if self.loop.queued_bytes > QUEUED_BYTES_MAX:
+            self.loop.flush_early()
+        return 0
+
+    cdef int take_expected(self) except -1:
+        """Queue what is to go with the next send."""
+        cdef WriteSource source = self.source
+        cdef bytes data
+        self.source = None
+        data = source.give()
+        if data is not None and not self.lost:
+            self.queue.push(data)
+            if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
+                self.pause_protocol()
+        return 0
+
     cdef int flush(self) except -1:
-        if self.send_op.in_flight or self.lost:
+        if self.lost:
+            return 0
+        if self.source is not None:
+            self.take_expected()
+        if self.send_op.in_flight:
             return 0
         if self.queue.count:
             return self.submit_send()
         return self.sent(0)
 
     cdef int flush_alone(self) except -1:
+        if self.source is not None and not self.lost:
+            self.take_expected()
         if self.queue.size <= ALONE_MAX:
             self.send_now()
         return self.flush()
@@ -252,6 +287,8 @@ cdef class WriteTransport(FlowControl):
         """Try to send without the ring, for bytes that must not wait for the end of the turn."""
         cdef Py_ssize_t res
         cdef int error
+        if self.source is not None and not self.lost:
+            self.take_expected()
         if self.send_op.quiet:
             # Prepared but not submitted yet: it goes first.
             self.loop.ring.submit_only()
