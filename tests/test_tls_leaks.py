@@ -47,6 +47,25 @@ async def abort_while_writing(loop: Loop, contexts: Contexts) -> None:
         await left.lost
 
 
+async def close_in_the_turn_of_a_write(loop: Loop, contexts: Contexts) -> None:
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts) as (transport, peer):
+        transport.write(b"small")
+        transport.close()
+        await peer.read_to_end()
+        await peer.close()
+        await left.lost
+
+
+async def reset_in_the_turn_of_a_write(loop: Loop, contexts: Contexts) -> None:
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts) as (transport, peer):
+        reset(peer.sock)
+        while not left.lost.done():
+            transport.write(b"small")
+            await turns(1)
+
+
 async def abort_while_paused(loop: Loop, contexts: Contexts) -> None:
     right = Collector(loop)
     async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
@@ -132,6 +151,8 @@ async def cancelled_sendfile(loop: Loop, contexts: Contexts) -> None:
 SCENARIOS = [
     close_in_order,
     abort_while_writing,
+    close_in_the_turn_of_a_write,
+    reset_in_the_turn_of_a_write,
     abort_while_paused,
     reset_by_the_peer,
     refused_certificate,
