@@ -169,5 +169,5 @@ def move_read_ahead(protocol: asyncio.BaseProtocol, secured: SSLProtocol) -> Non
         if isinstance(secured, secure.TLSCore):
             secured.take_ahead(bytes(reader._buffer))
         else:
-            secured._incoming.write(reader._buffer)
+            secured._incoming.write(reader._buffer)  # type: ignore[attr-defined]
         reader._buffer.clear()

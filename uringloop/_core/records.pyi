@@ -1,10 +1,17 @@
 """TLS records, in and out of OpenSSL as the `ssl` module shows it."""
 
+from typing import final
+
 HEADER_SIZE: int
 LENGTH_MAX: int
 
+@final
 class RecordFramer: ...
+
+@final
 class Window: ...
+
+@final
 class Records: ...
 
 def framed(*pieces: bytes) -> tuple[list[int], int, bool]: ...

@@ -4,13 +4,19 @@ from asyncio import sslproto
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+from typing_extensions import disjoint_base
+
+from uringloop._core.writer import WriteSource
+
 SHAPE: dict[Callable[..., object], set[str]]
 INNER_NAMES: set[str]
 RECORD_MAX: int
 HELD_MAX: int
 
-class TLSCore:
+@disjoint_base
+class TLSCore(WriteSource):
     def buffer_updated(self, nbytes: int) -> None: ...
+    def connection_lost(self, exc: BaseException | None) -> None: ...
     def take_ahead(self, data: bytes) -> None: ...
 
 class TLSProtocol(TLSCore, sslproto.SSLProtocol):

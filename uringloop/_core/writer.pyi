@@ -10,6 +10,9 @@ from uringloop._core.flow import FlowControl
 SEND_ALONE_MAX: int
 
 @disjoint_base
+class WriteSource: ...
+
+@disjoint_base
 class WriteTransport(FlowControl):
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None: ...
     def write_eof(self) -> None: ...
