@@ -240,6 +240,27 @@ def test_plaintext_goes_into_the_programs_buffer(
 
 
 @on_loop
+async def test_a_protocol_is_buffered_by_its_methods(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    class Duck(asyncio.BaseProtocol):
+        def __init__(self) -> None:
+            self.buffer = bytearray(100)
+            self.data = b""
+
+        def get_buffer(self, sizehint: int) -> bytearray:
+            return self.buffer
+
+        def buffer_updated(self, nbytes: int) -> None:
+            self.data += self.buffer[:nbytes]
+
+    duck = Duck()
+    async with tls_stream(loop, duck, contexts, server_side=True) as (_, peer):
+        await peer.send(b"quack")
+        await until(lambda: duck.data == b"quack")
+
+
+@on_loop
 async def test_a_buffer_may_grow_when_it_has_been_filled(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:

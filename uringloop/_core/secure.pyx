@@ -196,6 +196,14 @@ cdef class TLSCore(WriteSource):
         self.take_held()
         sslproto.SSLProtocol.connection_lost(self, exc)
 
+    def _set_app_protocol(self, app_protocol):
+        sslproto.SSLProtocol._set_app_protocol(self, app_protocol)
+        if not hasattr(app_protocol, "data_received") and hasattr(app_protocol, "get_buffer"):
+            # By its methods, where asyncio could do nothing with it, as StreamTransport does.
+            self._app_protocol_get_buffer = app_protocol.get_buffer
+            self._app_protocol_buffer_updated = app_protocol.buffer_updated
+            self._app_protocol_is_buffer = True
+
     def _write_appdata(self, list_of_data):
         self.release()
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
