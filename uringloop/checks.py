@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import socket
 import ssl
 import stat
 import sys
 
+# A second in microseconds: a loop that spins or dozes longer is a mistake in the unit.
+WAIT_MAX_US = 1_000_000
+
 # From 3.13 on asyncio repeats the errno in the message of a failed bind().
 BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
+
+
+def check_wait(name: str, microseconds: int) -> None:
+    """Refuse what is no time to wait for a completion."""
+    if not 0 <= operator.index(microseconds) <= WAIT_MAX_US:
+        raise ValueError(f"{name} must be between 0 and {WAIT_MAX_US:,}, not {microseconds}")
 
 
 def check_socket(sock: socket.socket) -> None:

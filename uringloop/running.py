@@ -17,7 +17,7 @@ from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, TypeVarTuple
 
-from uringloop import availability, executors, reporting, signals
+from uringloop import availability, checks, executors, reporting, signals
 from uringloop._core.loop import LoopCore
 
 T = TypeVar("T")
@@ -40,9 +40,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     Raises OSError with the cause in its message where the kernel refuses a ring.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, busy_poll_us: int = 0) -> None:
+        checks.check_wait("busy_poll_us", busy_poll_us)
         try:
-            super().__init__()
+            super().__init__(busy_poll_us)
         except OSError as exc:
             raise availability.explained(exc) from None
         self._signals = signals.SignalState(self)

@@ -109,10 +109,11 @@ cdef class LoopCore:
         # Nothing is open until the constructor has made it.
         self.closed = True
 
-    def __init__(self):
+    def __init__(self, busy_poll_us=0):
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
         self.ring = Ring()
+        self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         # Their memory comes at first need.
         self.pool = new_stream_pool(self.ring)
         self.datagram_pool = new_datagram_pool(self.ring)

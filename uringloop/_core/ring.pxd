@@ -39,6 +39,7 @@ cdef class Ring:
     cdef bint quiet_sends              # the kernel can do them
     cdef readonly int count            # operations in flight, without the loop's own
     cdef int run_count                 # of those, the ones that end with the run
+    cdef int64_t spin_ns               # look for completions this long before a sleep
     cdef bint running                  # a thread is in a run: no other may submit
     cdef int generation                # grows when a new ring replaces this one
     cdef readonly uint64_t enters      # io_uring_enter calls

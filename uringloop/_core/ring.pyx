@@ -29,6 +29,7 @@ from uringloop._native.probes cimport uring_quiet_send_works
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
+    URING_FOREVER,
     io_uring_cqe,
     io_uring_sqe,
     pthread_atfork,
@@ -47,6 +48,7 @@ from uringloop._native.uring cimport (
     uring_prep_cancel,
     uring_sequence,
     uring_set_user_data,
+    uring_spin,
     uring_submit,
     uring_submit_only,
     uring_submitted,
@@ -207,7 +209,18 @@ cdef class Ring:
     cdef int wait(self, int64_t timeout_ns) except -1:
         """Hand over what is prepared and sleep until a completion, a signal or the timeout."""
         cdef int res
+        cdef bint found
         self.check_inherited()
+        if self.spin_ns and (timeout_ns == URING_FOREVER or timeout_ns > self.spin_ns):
+            if uring_pending(&self.u):
+                # The next turn comes at once, and spins.
+                return self.submit()
+            with nogil:
+                found = uring_spin(&self.u, self.spin_ns)
+            if found:
+                return self.submit()
+            if timeout_ns != URING_FOREVER:
+                timeout_ns -= self.spin_ns
         with nogil:
             res = uring_wait(&self.u, timeout_ns)
         return self._entered(res)

@@ -111,6 +111,24 @@ static inline void uring_leave_to_parent(uring *u) {
     u->inherited = true;
 }
 
+/* ── the clock ──────────────────────────────────────────────────────────────────────────────── */
+
+/* Tells the processor that it spins. */
+static inline void uring_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static inline int64_t uring_clock_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
 static inline unsigned uring_pending(const uring *u) {
@@ -150,6 +168,21 @@ static inline int uring_submit(uring *u) {
 /* Submits, and leaves deferred completions to a later enter. */
 static inline int uring_submit_only(uring *u) {
     return io_uring_enter2(u->ring.ring_fd, uring_publish(u), 0, 0, NULL, 0);
+}
+
+/* Spins until something has completed or *spin_ns* have passed; makes no system call. */
+static inline bool uring_spin(const uring *u, int64_t spin_ns) {
+    int64_t end = uring_clock_ns() + spin_ns;
+
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (*u->ring.cq.khead != io_uring_smp_load_acquire(u->ring.cq.ktail) ||
+                uring_has_task_work(u))
+                return true;
+            uring_relax();
+        }
+    } while (uring_clock_ns() < end);
+    return false;
 }
 
 /* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
@@ -352,15 +385,6 @@ static inline void *uring_map(size_t size) {
         return NULL;
     madvise(memory, size, MADV_DONTFORK);
     return memory;
-}
-
-/* ── the clock ──────────────────────────────────────────────────────────────────────────────── */
-
-static inline int64_t uring_clock_ns(void) {
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 #endif

@@ -105,6 +105,7 @@ cdef extern from "uring.h" nogil:
     bint uring_has_overflow(const uring *u)
     int uring_submit_only(uring *u)
     int uring_submit(uring *u)
+    bint uring_spin(const uring *u, int64_t spin_ns)
     int uring_wait(uring *u, int64_t timeout_ns)
 
     unsigned int uring_head(const uring *u)

@@ -1,0 +1,144 @@
+"""Loop(busy_poll_us=): a loop that looks for work before it sleeps works like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import uringloop
+
+BUSY_US = 200
+
+
+@pytest.fixture
+def busy() -> Iterator[uringloop.Loop]:
+    loop = uringloop.Loop(busy_poll_us=BUSY_US)
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("value", [-1, 1_000_001, 2**70])
+def test_a_time_out_of_range_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="busy_poll_us must be between 0 and 1,000,000"):
+        uringloop.Loop(busy_poll_us=value)
+
+
+@pytest.mark.parametrize("value", ["1", 0.5, None])
+def test_what_is_no_whole_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        uringloop.Loop(busy_poll_us=value)
+
+
+def test_it_is_an_option_by_name_only() -> None:
+    with pytest.raises(TypeError):
+        uringloop.Loop(BUSY_US)  # type: ignore[misc]
+
+
+def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:
+    ran: list[tuple[int, float]] = []
+
+    async def main() -> float:
+        started = busy.time()
+        # Shorter and longer than the time to spin.
+        for number, delay in enumerate((0.0001, 0.0002, 0.001, 0.02)):
+            busy.call_later(delay, lambda n=number: ran.append((n, busy.time())))
+        await asyncio.sleep(0.03)
+        return started
+
+    started = busy.run_until_complete(main())
+    assert [number for number, _ in ran] == [0, 1, 2, 3]
+    for (_, at), delay in zip(ran, (0.0001, 0.0002, 0.001, 0.02), strict=True):
+        assert at - started >= delay
+
+
+def test_another_thread_wakes_it_while_it_spins_and_while_it_sleeps(busy: uringloop.Loop) -> None:
+    async def main() -> int:
+        heard = 0
+        for pause in (0.0, 0.0001, 0.005) * 20:
+            event = asyncio.Event()
+
+            def wake(pause: float = pause, event: asyncio.Event = event) -> None:
+                time.sleep(pause)
+                busy.call_soon_threadsafe(event.set)
+
+            thread = threading.Thread(target=wake)
+            thread.start()
+            await asyncio.wait_for(event.wait(), 5)
+            thread.join()
+            heard += 1
+        return heard
+
+    assert busy.run_until_complete(main()) == 60
+
+
+def test_a_signal_reaches_its_handler(busy: uringloop.Loop) -> None:
+    async def main() -> None:
+        event = asyncio.Event()
+        busy.add_signal_handler(signal.SIGUSR1, event.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.wait_for(event.wait(), 5)
+        busy.remove_signal_handler(signal.SIGUSR1)
+
+    busy.run_until_complete(main())
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+def test_an_echo_is_whole(busy: uringloop.Loop, size: int) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for number in range(20):
+                message = bytes([number]) * size
+                writer.write(message)
+                assert await reader.readexactly(size) == message
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+
+    busy.run_until_complete(asyncio.wait_for(main(), 10))
+    assert busy._operations_in_flight == 0
+
+
+def test_an_idle_loop_sleeps(busy: uringloop.Loop) -> None:
+    began = time.process_time()
+    busy.run_until_complete(asyncio.sleep(0.2))
+    assert time.process_time() - began < 0.1
+
+
+def test_other_threads_run_while_it_spins() -> None:
+    loop = uringloop.Loop(busy_poll_us=1_000_000)
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    counted = 0
+
+    def count() -> None:
+        nonlocal counted
+        while counted < 1000:
+            counted += 1
+        right.send(b"x")
+
+    thread = threading.Thread(target=count)
+    try:
+        loop.call_soon(thread.start)
+        assert loop.run_until_complete(asyncio.wait_for(loop.sock_recv(left, 1), 5)) == b"x"
+        assert counted == 1000
+    finally:
+        thread.join()
+        loop.close()
+        left.close()
+        right.close()
