@@ -39,17 +39,20 @@ def test_what_is_no_whole_number_is_refused(value: Any) -> None:
 
 def test_it_is_an_option_by_name_only() -> None:
     with pytest.raises(TypeError):
-        uringloop.Loop(BUSY_US)  # type: ignore[misc]
+        uringloop.Loop(BUSY_US)  # type: ignore[call-arg]
 
 
 def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:
     ran: list[tuple[int, float]] = []
 
+    def note(number: int) -> None:
+        ran.append((number, busy.time()))
+
     async def main() -> float:
         started = busy.time()
         # Shorter and longer than the time to spin.
         for number, delay in enumerate((0.0001, 0.0002, 0.001, 0.02)):
-            busy.call_later(delay, lambda n=number: ran.append((n, busy.time())))
+            busy.call_later(delay, note, number)
         await asyncio.sleep(0.03)
         return started
 
