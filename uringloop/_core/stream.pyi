@@ -7,6 +7,13 @@ from typing import ClassVar, final
 from uringloop._core.loop import LoopCore
 from uringloop._core.writer import WriteTransport
 
+AVERAGE_SHIFT: int
+LARGE_RECEIVE: int
+READ_AT_ONCE_MAX: int
+ROOM_AT_START: int
+ROOM_MAX: int
+SMALL_RECEIVE: int
+
 @final
 class StreamTransport(WriteTransport):
     _start_tls_compatible: ClassVar[bool]
@@ -14,6 +21,7 @@ class StreamTransport(WriteTransport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def _read_on(self) -> None: ...
     def _start(self, waiter: asyncio.Future[None] | None) -> None: ...
 
 def make_stream(

@@ -8,6 +8,7 @@ from typing_extensions import disjoint_base
 from uringloop._core.flow import FlowControl
 
 SEND_ALONE_MAX: int
+SEND_AT_ONCE_MIN: int
 
 @disjoint_base
 class WriteSource: ...
