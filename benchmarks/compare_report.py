@@ -243,6 +243,24 @@ def notes(table: Table) -> Iterator[str]:
         yield f"{column}, {places}: {status}" + (f": {note}" if note not in ("", status) else "")
 
 
+def ratio_of(line: Line, column: str) -> str:
+    """Return how much cheaper a column is than the baseline, bold where that is the goal."""
+    cell = line.cells.get(column)
+    if cell is None or cell.ratio is None:
+        return "" if cell is None or cell.status == OK else cell.status
+    return f"**{cell.ratio:.2f}**" if line.met(column) else f"{cell.ratio:.2f}"
+
+
+def ratios(table: Table) -> Iterator[str]:
+    """Yield the lines of a table of ratios only: the report at a glance."""
+    columns = [column for column in table.columns if column.partition(" ")[0] != BASELINE]
+    yield f"| {' | '.join(['row', 'goal', *columns])} |"
+    yield f"| {' | '.join([':--', *['--:'] * (1 + len(columns))])} |"
+    for line in table.lines:
+        goal = f"{line.goal:.2f}" if line.goal is not None else ""
+        yield f"| {' | '.join([line.name, goal, *(ratio_of(line, c) for c in columns)])} |"
+
+
 def markdown(table: Table) -> str:
     """Return the report as a Markdown document."""
     heading = ["row", "figure", "goal", "goal is met", *table.columns]
@@ -251,6 +269,8 @@ def markdown(table: Table) -> str:
     for environment, settings in zip(table.environments, table.settings, strict=True):
         lines += [f"- {name}: {value}" for name, value in environment.items()]
         lines += [f"- settings: {', '.join(f'{k} {v}' for k, v in settings.items())}", ""]
+    lines += [f"### How many times as cheap as {BASELINE}", ""]
+    lines += [*ratios(table), "", "Bold: the goal is reached.", "", "### The figures", ""]
     rows = [heading, rule, *(cells_of(table, line) for line in table.lines)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *(f"- {note}" for note in notes(table))]
