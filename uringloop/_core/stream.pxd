@@ -23,6 +23,7 @@ cdef class StreamTransport(WriteTransport):
     cdef bint polled                # they are many: poll, and receive by a call
     cdef bint polling               # what is in flight is such a poll
     cdef bint readable              # it has told of bytes that are still in the socket
+    cdef bint hung_up               # and of an end or an error behind them
     cdef bint read_scheduled        # a callback will fetch them
     cdef int room                   # bytes that the next call asks for
 

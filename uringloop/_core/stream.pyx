@@ -45,6 +45,7 @@ from uringloop._native.uring cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
+    POLLRDHUP,
     SHUT_WR,
     getpeername,
     io_uring_prep_poll_multishot,
@@ -162,7 +163,7 @@ cdef class StreamTransport(WriteTransport):
         if self.polled:
             # It tells of what is there already.
             self.readable = False
-            io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)
+            io_uring_prep_poll_multishot(sqe, self.fd, POLLIN | POLLRDHUP)
         elif self.single_shot:
             uring_prep_recv_select(sqe, self.fd, STREAM_GROUP, poll_first)
         else:
@@ -348,6 +349,8 @@ cdef class StreamTransport(WriteTransport):
         """The socket is readable or at its end, or the poll has ended."""
         try:
             if res > 0:
+                if res & ~POLLIN:
+                    self.hung_up = True
                 self.read_directly()
         finally:
             if not flags & IORING_CQE_F_MORE:
@@ -384,7 +387,7 @@ cdef class StreamTransport(WriteTransport):
             if size > 0:
                 total += size
                 self.average += (size - self.average) >> SHIFT
-                if left == 0:
+                if left == 0 and not self.hung_up:
                     self.readable = False
                     break
         if self.average < SMALL and self.polled:
