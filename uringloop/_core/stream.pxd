@@ -22,6 +22,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int average                # bytes of a receive, lately
     cdef bint polled                # they are many: poll, and receive by a call
     cdef bint polling               # what is in flight is such a poll
+    cdef bint tells_left            # the socket tells what it still has
     cdef bint readable              # it has told of bytes that are still in the socket
     cdef bint hung_up               # and of an end or an error behind them
     cdef bint read_scheduled        # a callback will fetch them

@@ -340,7 +340,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int start_polling(self) except -1:
         """From now on wait with a poll; the receive that is armed ends first."""
         self.polled = True
-        uring_tell_left(self.fd)
+        self.tells_left = uring_tell_left(self.fd)
         if not self.room:
             self.room = ROOM_FIRST
         return self.stop_reading()
@@ -404,7 +404,7 @@ cdef class StreamTransport(WriteTransport):
         if not self.buffered and not self.fed:
             return self.read_bytes(left)
         memory = self.loop.pool.spare()
-        size = uring_receive(self.fd, memory, self.loop.pool.size, left)
+        size = uring_receive(self.fd, memory, self.loop.pool.size, self.tells_left, left)
         if size > 0:
             data = self.absorb(memory, size)
             if data is not None:
@@ -417,7 +417,8 @@ cdef class StreamTransport(WriteTransport):
         cdef int size
         if data == NULL:
             raise_pending()
-        size = uring_receive(self.fd, PyBytes_AS_STRING(<bytes>data), self.room, left)
+        size = uring_receive(
+            self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.tells_left, left)
         if size <= 0:
             Py_DECREF_owned(data)
             return size

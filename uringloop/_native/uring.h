@@ -289,20 +289,22 @@ static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
     io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
 }
 
-/* Has the socket tell with each receive how much it leaves; those that can not are none the worse. */
-static inline void uring_tell_left(int fd) {
+/* Has the socket tell with each receive how much it leaves; false if it can not. */
+static inline bool uring_tell_left(int fd) {
     int on = 1;
 
-    setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on));
+    return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
 }
 
 /* Receives without waiting: the bytes, 0 at the end, or -errno. *left* is what the socket still
- * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). */
-static inline ssize_t uring_receive(int fd, void *data, size_t size, int *left) {
+ * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). One that does not
+ * gets no room for messages: a descriptor of a UNIX peer would be opened there, for nobody. */
+static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_left, int *left) {
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec part = {.iov_base = data, .iov_len = size};
     struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+        .msg_controllen = tells_left ? sizeof(control) : 0};
     ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
     struct cmsghdr *head;
 

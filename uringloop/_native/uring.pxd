@@ -119,8 +119,8 @@ cdef extern from "uring.h" nogil:
     void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
 
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_tell_left(int fd)
-    ssize_t uring_receive(int fd, void *data, size_t size, int *left)
+    bint uring_tell_left(int fd)
+    ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_send(
