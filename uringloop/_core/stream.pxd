@@ -46,7 +46,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int deliver(self, bytes data) except -1
     cdef int deliver_records(self, const char *data, Py_ssize_t size) except -1
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1
-    cdef Py_ssize_t fill_protocol_buffer(self, const char *data, Py_ssize_t size) except -1
+    cdef int fill_protocol_buffer(
+        self, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1
     cdef int end_reading(self, object item) except -1
     cdef int deliver_end(self, object item) except -1
 

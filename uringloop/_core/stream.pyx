@@ -289,20 +289,19 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1:
         """Copy into the protocol's buffers until all is there, it pauses, or it is another."""
-        cdef Py_ssize_t count
-        while size > 0 and not self.closing:
-            if self.paused or not self.buffered:
-                self.keep_first(PyBytes_FromStringAndSize(data, size))
-                return 0
-            count = self.fill_protocol_buffer(data, size)
-            if count == 0:
-                return 0
-            data += count
-            size -= count
+        cdef Py_ssize_t taken = 0
+        try:
+            while taken < size and self.buffered and not self.paused and not self.closing:
+                self.fill_protocol_buffer(data, size, &taken)
+        finally:
+            # A KeyboardInterrupt of the protocol leaves the run, and the next run goes on here.
+            if taken < size and not self.closing:
+                self.keep_first(PyBytes_FromStringAndSize(data + taken, size - taken))
         return 0
 
-    cdef Py_ssize_t fill_protocol_buffer(self, const char *data, Py_ssize_t size) except -1:
-        """Return how many bytes the protocol took; 0 when that failed and the end has begun."""
+    cdef int fill_protocol_buffer(
+            self, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1:
+        """Have the protocol take more of *data*; when that fails the end has begun."""
         cdef Py_buffer view
         cdef Py_ssize_t count
         cdef object buffer, filled
@@ -323,8 +322,9 @@ cdef class StreamTransport(WriteTransport):
         except BaseException as exc:
             self.fatal_error(exc, "Fatal read error on socket transport")
             return 0
-        count = min(view.len, size)
-        memcpy(view.buf, data, count)
+        count = min(view.len, size - taken[0])
+        memcpy(view.buf, data + taken[0], count)
+        taken[0] += count
         PyBuffer_Release(&view)
         # Released, so that the protocol may resize it now.
         del buffer
@@ -333,7 +333,7 @@ cdef class StreamTransport(WriteTransport):
         if result == NULL:
             return self.call_failed(BUFFER_UPDATED_FAILED, True)
         Py_DECREF_owned(result)
-        return count
+        return 0
 
     # ── large messages ───────────────────────────────────────────────────────────────────────
 
