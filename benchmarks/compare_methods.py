@@ -68,7 +68,14 @@ class Bench:
 
     def runner(self, mode: str, *, unix: bool = False, rate: float = 0.0) -> Runner:
         """Return a runner of servers of this mode."""
-        settings = Settings(mode=mode, duration=self.duration, unix=unix, rate=rate, same_core=True)
+        settings = Settings(
+            mode=mode,
+            duration=self.duration,
+            unix=unix,
+            rate=rate,
+            same_core=True,
+            settled=True,
+        )
         return Runner(settings, self.placement, self.programs, self.directory)
 
     def ask(self, what: str, module: str, task: object) -> dict[str, Any]:

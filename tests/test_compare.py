@@ -179,6 +179,13 @@ def test_a_program_is_measured_in_a_process_of_its_own(
     assert taken["wall"] > 0
 
 
+@pytest.mark.parametrize("mode", ["protocol", "tls", "udp"])
+def test_a_server_has_settled_its_allocator(mode: str, tmp_path: Path) -> None:
+    runner = methods.Bench(choose(True), tmp_path, SHORT).runner(mode)
+    assert runner.settings.settled
+    assert "--settled" in runner._server_command("asyncio")
+
+
 def test_a_program_is_shortened_in_whole_units() -> None:
     scaled = methods.program.scaled
     assert [scaled(150, 1, scale) for scale in (1.0, 0.1, 0.001)] == [150, 15, 1]
@@ -240,8 +247,10 @@ def test_a_run_is_reported_with_what_is_missing(tmp_path: Path) -> None:
     assert found["http-raw"]["cells"]["asyncio"]["note"] == "wrk is not installed"
     assert "wrk is not installed" in ended.stdout
     table = [line for line in ended.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 3
-    assert len({line.count("|") for line in table}) == 1
+    # The ratios, then the figures.
+    assert len(table) == 2 * (2 + 3)
+    for half in (table[:5], table[5:]):
+        assert len({line.count("|") for line in half}) == 1
 
 
 @pytest.mark.slow
@@ -254,7 +263,8 @@ def test_a_loop_that_fails_is_a_cell_and_status_1(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert "broken:loop, sleep-1, create: failed: OSError: no loop today" in ended.stdout
-    assert ended.stdout.count("| failed |") == 2
+    # In the table of the ratios, and in that of the figures.
+    assert ended.stdout.count("| failed |") == 2 * 2
 
 
 def test_the_list_has_every_row_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
