@@ -22,7 +22,8 @@ cdef extern from "Python.h":
     int PyContext_TryEnter "PyContext_Enter" (object context)
     int PyContext_Exit(object context) except -1
     void Py_DECREF_owned "Py_DECREF" (PyObject *reference)
-    PyObject *PyBytes_New "PyBytes_FromStringAndSize" (const char *bytes, Py_ssize_t size)
+    PyObject *PyBytes_New "PyBytes_FromStringAndSize" (
+        const char *bytes, Py_ssize_t size) except NULL
     int PyBytes_Resize "_PyBytes_Resize" (PyObject **bytes, Py_ssize_t size) except -1
     PyObject *PyList_GET_ITEM_borrowed "PyList_GET_ITEM" (list items, Py_ssize_t index)
     void PyList_SET_ITEM_stolen "PyList_SET_ITEM" (list items, Py_ssize_t index, PyObject *item)

@@ -20,6 +20,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 
 from uringloop._core.pyapi cimport (
+    PyBytes_New,
+    PyBytes_Resize,
     Py_DECREF_owned,
     PyObject_Vectorcall,
     get_attribute,
@@ -29,9 +31,6 @@ from uringloop._core.pyapi cimport (
 
 
 cdef extern from "Python.h":
-    PyObject *bytes_of_size "PyBytes_FromStringAndSize" (
-        const char *data, Py_ssize_t size) except NULL
-    int resize_bytes "_PyBytes_Resize" (PyObject **data, Py_ssize_t size) except -1
     Py_ssize_t size_of_long "PyLong_AsSsize_t" (PyObject *number) except? -1
 
 
@@ -202,7 +201,7 @@ cdef class Records:
     cdef bytes decrypt_several(
             self, const char *data, Py_ssize_t size, Py_ssize_t end, Py_ssize_t room):
         """Take in and decrypt one record after the other."""
-        cdef PyObject *piece = bytes_of_size(NULL, room)
+        cdef PyObject *piece = PyBytes_New(NULL, room)
         cdef char *start = PyBytes_AS_STRING(<bytes>piece)
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t offset = 0
@@ -218,7 +217,7 @@ cdef class Records:
                 if offset < size:
                     end = self.framer.end_of_record(data + offset, size - offset)
             # Nobody else has seen it yet.
-            resize_bytes(&piece, filled)
+            PyBytes_Resize(&piece, filled)
             return <bytes>piece if filled else None
         finally:
             Py_XDECREF(piece)

@@ -32,7 +32,6 @@ from uringloop._core.pyapi cimport (
     PyContext_Enter,
     PyContext_Exit,
     Py_DECREF_owned,
-    raise_pending,
 )
 from uringloop._core.ring cimport Operation, Ring, operation_init
 from uringloop._core.secure cimport is_secure, receive_records
@@ -415,8 +414,6 @@ cdef class StreamTransport(WriteTransport):
         """Receive into the object that the protocol gets."""
         cdef PyObject *data = PyBytes_New(NULL, self.room)
         cdef int size
-        if data == NULL:
-            raise_pending()
         size = uring_receive(
             self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.tells_left, left)
         if size <= 0:
