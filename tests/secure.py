@@ -20,6 +20,40 @@ from roles import Loop, narrow_pair, read_exactly, until
 T = TypeVar("T")
 
 
+# ── who reads into a buffer ──────────────────────────────────────────────────────────────────
+
+
+class Filler(asyncio.BufferedProtocol):
+    """Collects through a buffer of its own, of a size that may change."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, loop: Loop, size: int) -> None:
+        self.buffer: bytearray | bytes = bytearray(size)
+        self.data = bytearray()
+        self.hints: list[int] = []
+        self.ended = False
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self.hints.append(sizehint)
+        # asyncio fills the slices of what it gets, which must not be copies.
+        return memoryview(self.buffer)  # type: ignore[return-value]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+
+    def eof_received(self) -> None:
+        self.ended = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
 # ── the peer ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,6 +13,7 @@ from conftest import Collector, Echo, tcp_pair
 from contexts import Contexts, client_context, server_context
 from roles import Guests, Loop, noise, on_loop, read_to_end, reset, turns, until
 from secure import (
+    Filler,
     Peer,
     ending,
     everybody_gone,
@@ -37,33 +38,6 @@ class Pauser(Collector):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self.transport.pause_reading()
-
-
-class Filler(asyncio.BufferedProtocol):
-    """Reads into one buffer of a fixed size, and keeps everything."""
-
-    def __init__(self, loop: Loop, size: int) -> None:
-        self.buffer = bytearray(size)
-        self.data = bytearray()
-        self.ended = False
-        self.lost: asyncio.Future[Exception | None] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        # SSLProtocol takes slices of it to fill: those of a bytearray would be copies.
-        return memoryview(self.buffer)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data += self.buffer[:nbytes]
-
-    def eof_received(self) -> None:
-        self.ended = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set_result(exc)
 
 
 # ── both ways ────────────────────────────────────────────────────────────────────────────────

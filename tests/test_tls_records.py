@@ -11,7 +11,7 @@ import pytest
 from conftest import Collector, Echo
 from contexts import Contexts, client_context, server_context
 from roles import Loop, connected, noise, on_loop, turns, until
-from secure import Peer, ending, records, tls_link, tls_stream
+from secure import Filler, Peer, ending, records, tls_link, tls_stream
 
 import uringloop
 from uringloop import tls
@@ -168,37 +168,6 @@ async def test_a_record_that_does_not_end_is_an_end(each_loop: Loop, contexts: C
 
 
 # ── buffers of the program ───────────────────────────────────────────────────────────────────
-
-
-class Filler(asyncio.BufferedProtocol):
-    """Collects through a buffer of its own, of a size that may change."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, loop: Loop, size: int) -> None:
-        self.buffer: bytearray | bytes = bytearray(size)
-        self.data = bytearray()
-        self.hints: list[int] = []
-        self.ended = False
-        self.lost: asyncio.Future[Exception | None] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        self.hints.append(sizehint)
-        # asyncio fills the slices of what it gets, which must not be copies.
-        return memoryview(self.buffer)  # type: ignore[return-value]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data += self.buffer[:nbytes]
-
-    def eof_received(self) -> None:
-        self.ended = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set_result(exc)
 
 
 class Resizing(Filler):
