@@ -25,6 +25,7 @@ CORE = (
     "addresses",
     "feeding",
     "owners",
+    "ready",
     "records",
     "timers",
     "wakeup",

@@ -47,6 +47,12 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+def run_until(loop: asyncio.AbstractEventLoop, when: float) -> None:
+    """Run *loop* until the turn in which a timer for *when* fires."""
+    loop.call_at(when, loop.stop)
+    loop.run_forever()
+
+
 def run_turns(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
     """Run exactly *count* turns of *loop*."""
     for _ in range(count):

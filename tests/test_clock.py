@@ -57,5 +57,6 @@ def test_time_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:
 def test_a_handle_tells_the_time_that_it_was_given(each_loop: AbstractEventLoop) -> None:
     for when in (10, 10.5, Fraction(21, 2)):
         handle = each_loop.call_at(when, print)  # type: ignore[arg-type]
-        assert handle.when() is when
+        assert handle.when() == when
+        assert type(handle.when()) is type(when)
         handle.cancel()

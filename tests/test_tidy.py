@@ -33,7 +33,14 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "buffers, deadlines, tables",
-        ("_core.buffers", "_core.timers", "_core.wakeup", "_core.owners", "_core.records"),
+        (
+            "_core.buffers",
+            "_core.timers",
+            "_core.ready",
+            "_core.wakeup",
+            "_core.owners",
+            "_core.records",
+        ),
     ),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll")),

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import itertools
 import operator
 import random
 import sys
 import threading
 import time
-import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 import pytest
-from conftest import run_turns
+from conftest import run_turns, run_until
 
 import uringloop
 
@@ -39,12 +37,6 @@ async def expire_early() -> None:
     async with asyncio.timeout(3600) as shortened:
         shortened.reschedule(asyncio.get_running_loop().time() + 0.001)
         await asyncio.Event().wait()
-
-
-def run_until(loop: AbstractEventLoop, when: float) -> None:
-    """Run *loop* until the turn in which a timer for *when* fires."""
-    loop.call_at(when, loop.stop)
-    loop.run_forever()
 
 
 # ── order ────────────────────────────────────────────────────────
@@ -393,75 +385,6 @@ def test_cancelling_a_timer_that_ran_changes_only_the_handle(each_loop: Abstract
     assert handle.cancelled()
     run_turns(each_loop)
     assert ran == ["once"]
-
-
-def test_cancelling_a_timer_releases_its_callback_and_arguments(
-    each_loop: AbstractEventLoop,
-) -> None:
-    argument = asyncio.Event()
-    watch = weakref.ref(argument)
-    handle = each_loop.call_later(1e6, id, argument)
-    del argument
-    assert watch() is not None
-    handle.cancel()
-    assert watch() is None
-    assert handle.cancelled()
-
-
-def test_timer_pushed_back_a_thousand_times_runs_once(each_loop: AbstractEventLoop) -> None:
-    ran: list[int] = []
-    handle = each_loop.call_later(0.001, ran.append, -1)
-    for number in range(1000):
-        handle.cancel()
-        handle = each_loop.call_later(0.001, ran.append, number)
-    run_until(each_loop, handle.when() + 0.001)
-    assert ran == [999]
-
-
-def test_cancelled_timers_do_not_pile_up(each_loop: AbstractEventLoop) -> None:
-    def count() -> int:
-        gc.collect()
-        return sum(type(thing).__name__ == "TimerHandle" for thing in gc.get_objects())
-
-    before = count()
-    keep = [each_loop.call_later(1e6, callback) for _ in range(50)]
-    assert count() == before + 50
-    for _ in range(20):
-        for _ in range(1000):
-            each_loop.call_later(1e6, callback).cancel()
-        run_turns(each_loop)
-    assert count() <= before + 50 + 100
-    assert not any(handle.cancelled() for handle in keep)
-
-
-@pytest.mark.slow
-def test_half_a_million_cancelled_timers_leave_memory_flat(loop: uringloop.Loop) -> None:
-    def churn() -> None:
-        for _ in range(10):
-            handles = [loop.call_later(3600, callback) for _ in range(5000)]
-            for handle in handles:
-                handle.cancel()
-            run_turns(loop)
-
-    def resident_pages() -> int:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1])
-
-    churn()
-    before = resident_pages()
-    for _ in range(10):
-        churn()
-    assert (resident_pages() - before) * 4096 < 4 * 1024 * 1024
-
-
-def test_closing_the_loop_releases_its_timers(each_loop: AbstractEventLoop) -> None:
-    argument = asyncio.Event()
-    watch = weakref.ref(argument)
-    each_loop.call_later(1e6, id, argument)
-    del argument
-    each_loop.close()
-    gc.collect()
-    assert watch() is None
 
 
 # ── rescheduling ─────────────────────────────────────────────────

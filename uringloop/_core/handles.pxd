@@ -1,7 +1,9 @@
 """Callbacks that wait for their turn."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._core.pyapi cimport visitproc
 
 
 cdef class Handle:
@@ -24,9 +26,11 @@ cdef class Handle:
 
 
 cdef class TimerHandle(Handle):
-    cdef readonly object deadline   # seconds on the loop's clock, as the caller gave it
-    cdef int64_t deadline_ns        # the same, rounded up, for the heap
+    cdef double deadline            # seconds on the loop's clock
+    cdef object given               # the deadline as the caller gave it, if that is no float
+    cdef uint64_t sequence          # grows with each timer that its heap is given
     cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
+    cdef int64_t deadline_ns(self) noexcept
 
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context)
@@ -34,6 +38,10 @@ cdef Handle new_handle_of(
     object loop, PyObject *const *call, Py_ssize_t size, PyObject *context)
 cdef TimerHandle new_timer(
     object loop, object when, object callback, tuple args, object context)
+
+
+# What the garbage collector is to know of a timer that waits; for who owns it.
+cdef int traverse_waiting(PyObject *timer, visitproc visit, void *argument) noexcept
 
 
 cdef int64_t nanoseconds(double seconds) noexcept

@@ -28,8 +28,6 @@ class Handle:
 
 @disjoint_base
 class TimerHandle(Handle):
-    deadline: float
-
     def when(self) -> float: ...
     @property
     def _when(self) -> float: ...

@@ -22,13 +22,16 @@ from uringloop._core.pyapi cimport (
     PY_VECTORCALL_ARGUMENTS_OFFSET,
     PyObject_Vectorcall,
     PyTuple_GET_SIZE,
+    Py_REFCNT,
     raise_pending,
     tuple_items,
+    visitproc,
 )
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
+cdef tuple NO_ARGS = ()
 # Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
 
@@ -171,7 +174,11 @@ cdef class TimerHandle(Handle):
 
     def when(self):
         """Return the deadline in seconds on the loop's clock."""
-        return self.deadline
+        return self.deadline if self.given is None else self.given
+
+    cdef int64_t deadline_ns(self) noexcept:
+        # What is no number is due at once, as in asyncio.
+        return nanoseconds(self.deadline) if self.deadline == self.deadline else 0
 
     def cancel(self):
         """Cancel the callback; the heap drops the handle when it comes across it."""
@@ -181,7 +188,7 @@ cdef class TimerHandle(Handle):
 
     cdef object twin(self):
         return asyncio.TimerHandle(
-            self.deadline, self.callback, self.all_args(), self.loop, self.context)
+            self.when(), self.callback, self.all_args(), self.loop, self.context)
 
     @property
     def __class__(self):
@@ -189,36 +196,36 @@ cdef class TimerHandle(Handle):
 
     @property
     def _when(self):
-        return self.deadline
+        return self.when()
 
     @property
     def _scheduled(self):
         return self.tally != NULL
 
     def __hash__(self):
-        return hash(self.deadline)
+        return hash(self.when())
 
     def __lt__(self, other):
-        return self.deadline < other.when() if is_timer(other) else NotImplemented
+        return self.when() < other.when() if is_timer(other) else NotImplemented
 
     def __le__(self, other):
         if not is_timer(other):
             return NotImplemented
-        return self.deadline < other.when() or self == other
+        return self.when() < other.when() or self == other
 
     def __gt__(self, other):
-        return self.deadline > other.when() if is_timer(other) else NotImplemented
+        return self.when() > other.when() if is_timer(other) else NotImplemented
 
     def __ge__(self, other):
         if not is_timer(other):
             return NotImplemented
-        return self.deadline > other.when() or self == other
+        return self.when() > other.when() or self == other
 
     def __eq__(self, other):
         if not is_timer(other):
             return NotImplemented
         return (
-            self.deadline == other.when()
+            self.when() == other.when()
             and self._callback == other._callback
             and self._args == other._args
             and self._cancelled == other._cancelled
@@ -247,6 +254,8 @@ cdef Handle new_handle_of(
     if size == 2:
         handle.single = True
         handle.args = <object>call[1]
+    elif size == 1:
+        handle.args = NO_ARGS
     else:
         handle.args = tuple([<object>call[index] for index in range(1, size)])
     handle.context = (
@@ -257,16 +266,27 @@ cdef Handle new_handle_of(
 
 
 cdef TimerHandle new_timer(object loop, object when, object callback, tuple args, object context):
-    cdef double seconds = when
     cdef TimerHandle timer = TimerHandle.__new__(TimerHandle)
     timer.callback = callback
     timer.args = args
     timer.context = PyContext_CopyCurrent() if context is None else context
     timer.loop = loop
     timer.deadline = when
-    # What is no number is due at once, as in asyncio.
-    timer.deadline_ns = nanoseconds(seconds) if seconds == seconds else 0
+    if type(when) is not float:
+        timer.given = when
     return timer
+
+
+cdef int traverse_waiting(PyObject *waiting, visitproc visit, void *argument) noexcept:
+    cdef TimerHandle timer
+    if Py_REFCNT(waiting) > 1:
+        # Somebody else holds it: what it refers to is alive with it.
+        return 0
+    timer = <TimerHandle>waiting
+    return (
+        visit(<PyObject*>timer.callback, argument) or visit(<PyObject*>timer.args, argument)
+        or visit(<PyObject*>timer.context, argument) or visit(<PyObject*>timer.loop, argument)
+        or visit(<PyObject*>timer.source_traceback, argument))
 
 
 cdef int64_t nanoseconds(double seconds) noexcept:

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 from uringloop._core.buffers cimport BufferPool
 from uringloop._core.handles cimport Handle, TimerHandle
 from uringloop._core.owners cimport Owners
+from uringloop._core.ready cimport ReadyQueue
 from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport TimerHeap
 from uringloop._core.wakeup cimport WakeUp
@@ -29,11 +30,8 @@ cdef class LoopCore:
     cdef BufferPool pool            # of the streams
     cdef BufferPool datagram_pool
     cdef TimerHeap timers
-    cdef list ready             # circular queue of Handle; None in an empty slot
-    cdef Py_ssize_t ready_head
-    cdef Py_ssize_t ready_count
+    cdef ReadyQueue ready
     cdef list flush_list        # of Flushable, flushed at the end of the turn
-    cdef list due               # timers that were due when the turn began, the nearest last
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
@@ -51,8 +49,6 @@ cdef class LoopCore:
     cdef public double slow_callback_duration
     cdef object __weakref__
 
-    cdef int push_ready(self, Handle handle) except -1
-    cdef Handle pop_ready(self)
     cdef int64_t now_ns(self) except? -1
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
@@ -79,5 +75,3 @@ cdef class LoopCore:
     cdef int wake(self) except -1
     cdef TimerHandle _call_at(
         self, object when, object callback, tuple args, object context)
-    cdef int _grow_ready(self) except -1
-    cdef int _clear_ready(self) except -1

@@ -10,7 +10,6 @@ from typing_extensions import disjoint_base
 
 _Ts = TypeVarTuple("_Ts")
 
-READY_AT_START: int
 COLLECT_ROUNDS_MAX: int
 SLEEP_MAX_NS: int
 

@@ -24,9 +24,9 @@ import threading
 from asyncio import coroutines, events, format_helpers
 from asyncio.log import logger
 
+cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
@@ -44,13 +44,16 @@ from uringloop._core.owners cimport Owners
 from uringloop._core.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
-    PyList_SET_ITEM_stolen,
     PyMethodDef,
     PyObject_Call,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
     set_method,
+    set_traverse,
+    traverseproc,
+    visitproc,
 )
+from uringloop._core.ready cimport ReadyQueue
 from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport NO_DEADLINE, TimerHeap
 from uringloop._core.wakeup cimport WakeUp
@@ -65,8 +68,6 @@ from uringloop._native.uring cimport (
 )
 
 
-# The ready queue starts with room for this many handles; a power of two, and grows by doubling.
-READY_AT_START = 64
 # One enter brings 20 deferred completions (kernel 6.13+): after this many in one turn callbacks
 # have their turn, however many sockets are ready.
 COLLECT_ROUNDS_MAX = 16
@@ -99,10 +100,9 @@ cdef class Flushable:
 cdef class LoopCore:
 
     def __cinit__(self, *args, **kwargs):
-        self.ready = [None] * READY_AT_START
+        self.ready = ReadyQueue()
         self.flush_list = []
         self.rearm_list = []
-        self.due = []
         self.timers = TimerHeap()
         self.owners = Owners()
         self.slow_callback_duration = 0.1
@@ -213,7 +213,7 @@ cdef class LoopCore:
         cdef Handle handle = new_handle(self, callback, args, context)
         if self.debug:
             handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        self.push_ready(handle)
+        self.ready.push(handle)
         return handle
 
     cdef int check_closed(self) except -1:
@@ -243,58 +243,24 @@ cdef class LoopCore:
             self.future_options = {"loop": self}
         return PyObject_Call(FUTURE, NO_ARGS, self.future_options)
 
-    # ── the ready queue ──────────────────────────────────────────────────────────────────────
-
-    cdef int push_ready(self, Handle handle) except -1:
-        cdef Py_ssize_t capacity = PyList_GET_SIZE(self.ready)
-        if self.ready_count == capacity:
-            self._grow_ready()
-            capacity = PyList_GET_SIZE(self.ready)
-        Py_INCREF(handle)
-        PyList_SET_ITEM_stolen(
-            self.ready, (self.ready_head + self.ready_count) & (capacity - 1), <PyObject*>handle)
-        Py_DECREF(None)
-        self.ready_count += 1
-        return 0
-
-    cdef Handle pop_ready(self):
-        cdef Py_ssize_t capacity = PyList_GET_SIZE(self.ready)
-        cdef Handle handle = <Handle>PyList_GET_ITEM_borrowed(self.ready, self.ready_head)
-        Py_INCREF(None)
-        PyList_SET_ITEM_stolen(self.ready, self.ready_head, <PyObject*>None)
-        # The list's reference goes; the caller has its own.
-        Py_DECREF(handle)
-        self.ready_head = (self.ready_head + 1) & (capacity - 1)
-        self.ready_count -= 1
-        return handle
-
-    cdef int _grow_ready(self) except -1:
-        cdef list old = self.ready
-        self.ready = old[self.ready_head:] + old[:self.ready_head] + [None] * len(old)
-        self.ready_head = 0
-        return 0
-
-    cdef int _clear_ready(self) except -1:
-        cdef list old = self.ready
-        self.ready = [None] * READY_AT_START
-        self.ready_head = 0
-        self.ready_count = 0
-        # The old handles go last: dropping them may run code that schedules.
-        del old
-        return 0
-
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
+    @cython.final
     cdef int run_turn(self) except -1:
-        self.expire_timers()
-        self.run_ready()
+        if self.timers.count:
+            self.expire_timers()
+        if self.ready.count:
+            self.run_ready()
         self.collect()
-        self.run_due()
-        self.rearm_all()
+        if self.timers.due_end:
+            self.run_due()
+        if PyList_GET_SIZE(self.rearm_list):
+            self.rearm_all()
         self.flush_all()
         self.submit_and_wait()
         return 0
 
+    @cython.final
     cdef int collect(self) except -1:
         """Dispatch what has completed, and what the kernel holds back for an enter."""
         cdef int rounds = 0
@@ -323,40 +289,32 @@ cdef class LoopCore:
 
     cdef int expire_timers(self) except -1:
         """Take the timers that are due from the heap; they run after what the kernel answers."""
-        cdef int64_t deadline, now
-        cdef list due
-        if not PyList_GET_SIZE(self.timers.items):
-            return 0
-        deadline = self.timers.next_deadline_ns()
-        if deadline == NO_DEADLINE:
-            return 0
-        now = self.now_ns()
-        if deadline > now:
-            return 0
-        due = []
-        while deadline != NO_DEADLINE and deadline <= now:
-            due.append(self.timers.pop())
-            deadline = self.timers.next_deadline_ns()
-        due.reverse()
-        self.due = due + self.due
+        cdef int64_t now
+        if self.timers.next_deadline_ns() != NO_DEADLINE:
+            now = self.now_ns()
+            self.timers.expire(now)
         return 0
 
     cdef int run_due(self) except -1:
         # One that leaves the run leaves the others for the next.
-        while PyList_GET_SIZE(self.due):
-            self.run_handle(<Handle>self.due.pop())
+        cdef TimerHandle timer = self.timers.next_due()
+        while timer is not None:
+            self.run_handle(timer)
+            timer = self.timers.next_due()
         return 0
 
+    @cython.final
     cdef int run_ready(self) except -1:
-        cdef Py_ssize_t count = self.ready_count
+        cdef Py_ssize_t count = self.ready.count
         while count > 0:
             # close() from a callback's thread is refused, but the queue may be cleared.
-            count = min(count, self.ready_count) - 1
+            count = min(count, self.ready.count) - 1
             if count < 0:
                 break
-            self.run_handle(self.pop_ready())
+            self.run_handle(self.ready.pop())
         return 0
 
+    @cython.final
     cdef int run_handle(self, Handle handle) except -1:
         if self.debug:
             return self.run_timed(handle)
@@ -379,6 +337,7 @@ cdef class LoopCore:
             logger.warning("Executing %s took %.3f seconds", subject, took)
         return 0
 
+    @cython.final
     cdef int flush_all(self) except -1:
         cdef list items
         cdef Flushable item
@@ -403,15 +362,16 @@ cdef class LoopCore:
         self.queued_bytes = 0
         return 0
 
+    @cython.final
     cdef int submit_and_wait(self) except -1:
         cdef int64_t deadline
         cdef int64_t timeout = URING_FOREVER
-        if self.ready_count:
+        if self.ready.count:
             return self.submit()
         # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
         # from here to the wait no other thread may schedule without seeing that we sleep.
         deadline = self.timers.next_deadline_ns()
-        if not (self.ready_count or self.stopping or self.ring.has_completions()
+        if not (self.ready.count or self.stopping or self.ring.has_completions()
                 or self.has_starved() or PyList_GET_SIZE(self.flush_list)):
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
@@ -426,6 +386,7 @@ cdef class LoopCore:
                 return 0
         return self.submit()
 
+    @cython.final
     cdef int submit(self) except -1:
         if self.ring.needs_enter():
             self.ring.submit()
@@ -450,9 +411,8 @@ cdef class LoopCore:
 
     cdef int rearm_all(self) except -1:
         """Let the watchers be armed: what they were ready for has been dealt with."""
-        if PyList_GET_SIZE(self.rearm_list):
-            self.flush_list += self.rearm_list
-            self.rearm_list = []
+        self.flush_list += self.rearm_list
+        self.rearm_list = []
         return 0
 
     cdef int flush_early(self) except -1:
@@ -501,13 +461,12 @@ cdef class LoopCore:
         """Close the ring and drop every callback. The loop must not run."""
         self.closed = True
         try:
-            self._clear_ready()
+            self.ready.clear()
             self.timers.clear()
             self.ring.drain()
         finally:
             self.flush_list = []
             self.rearm_list = []
-            self.due = []
             self.pool.starved = []
             self.datagram_pool.starved = []
             self.ring.close()
@@ -542,7 +501,7 @@ cdef class LoopCore:
         return handle
 
     def _push_handle(self, handle):
-        self.push_ready(handle)
+        self.ready.push(handle)
 
     def _set_debug(self, enabled):
         self.debug = enabled
@@ -583,7 +542,7 @@ cdef object call_soon_at_once(
                 context = call[size]
         if names == NULL or context != NULL:
             handle = new_handle_of(loop, call, size, context)
-            loop.push_ready(handle)
+            loop.ready.push(handle)
             return handle
     options = {}
     if names != NULL:
@@ -595,3 +554,16 @@ cdef object call_soon_at_once(
 cdef PyMethodDef call_soon_definition
 cdef object CALL_SOON = LoopCore.call_soon
 set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_at_once)
+
+
+cdef traverseproc traverse_fields
+
+
+cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
+    """Answer the garbage collector for the timers too, which it does not see."""
+    cdef TimerHeap timers = (<LoopCore>self).timers
+    return traverse_fields(self, visit, argument) or (
+        0 if timers is None else timers.traverse(visit, argument))
+
+
+traverse_fields = set_traverse(LoopCore, traverse_all)

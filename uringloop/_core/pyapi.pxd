@@ -7,6 +7,10 @@ caller owns both.
 from cpython.object cimport PyObject
 
 
+ctypedef int (*visitproc)(PyObject *, void *) noexcept
+ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
+
+
 cdef extern from "Python.h":
     size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *PyObject_Vectorcall(
@@ -30,6 +34,9 @@ cdef extern from "Python.h":
     PyObject *PyTuple_GET_ITEM_borrowed "PyTuple_GET_ITEM" (tuple items, Py_ssize_t index)
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
     int PyErr_CheckSignals() except -1
+    Py_ssize_t Py_REFCNT(PyObject *target)
+    void PyObject_GC_Track(object target)
+    void PyObject_GC_UnTrack(object target)
 
 
 cdef extern from *:
@@ -64,6 +71,18 @@ cdef extern from *:
         return res;
     }
 
+    /* Has the garbage collector ask this function what objects of a type of ours refer to, and of
+     * those derived from it; returns the one that it has asked before. */
+    static traverseproc uringloop_set_traverse(PyObject *type, traverseproc traverse) {
+        traverseproc before = ((PyTypeObject *)type)->tp_traverse;
+
+        ((PyTypeObject *)type)->tp_traverse = traverse;
+        return before;
+    }
+
+    /* Asks for the memory of an object that is wanted soon. */
+    #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
+
     /* Sets the pending exception aside and back; NULL when there is none. */
     #if PY_VERSION_HEX >= 0x030C0000
     #define uringloop_take_pending() PyErr_GetRaisedException()
@@ -96,6 +115,8 @@ cdef extern from *:
     int set_method "uringloop_set_method" (
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
+    traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
+    void prefetch "uringloop_prefetch" (PyObject *target)
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)
     PyObject *get_attribute "uringloop_get_attribute" (object descriptor, object target)
     PyObject *take_pending "uringloop_take_pending" ()

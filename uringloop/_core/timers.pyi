@@ -1,9 +1,11 @@
 """Deadlines, nearest first."""
 
-from typing_extensions import disjoint_base
+from typing import final
 
 COMPACT_ABOVE: int
 CAPACITY_AT_START: int
+PREFETCHED: int
+CACHE_LINE: int
 
-@disjoint_base
+@final
 class TimerHeap: ...
