@@ -19,6 +19,7 @@ from setuptools import Extension, setup
 LIBURING_MIN = (2, 3)
 CORE = (
     "ring",
+    "spares",
     "buffers",
     "handles",
     "writequeue",

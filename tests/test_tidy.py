@@ -29,7 +29,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "requests, callbacks, bytes",
-        ("_core.ring", "_core.handles", "_core.writequeue", "_core.addresses", "_core.feeding"),
+        ("_core.ring", "_core.handles", "_core.addresses", "_core.feeding", "_core.spares"),
     ),
     (
         "buffers, deadlines, tables",
@@ -40,6 +40,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.wakeup",
             "_core.owners",
             "_core.records",
+            "_core.writequeue",
         ),
     ),
     ("the turn", ("_core.loop",)),

@@ -80,6 +80,14 @@ cdef extern from *:
         return before;
     }
 
+    /* For bytes that are to be other bytes; the field is deprecated for what is not a bytes. */
+    static inline void uringloop_forget_hash(PyObject *bytes) {
+        _Pragma("GCC diagnostic push")
+        _Pragma("GCC diagnostic ignored \\"-Wdeprecated-declarations\\"")
+        ((PyBytesObject *)bytes)->ob_shash = -1;
+        _Pragma("GCC diagnostic pop")
+    }
+
     /* Asks for the memory of an object that is wanted soon. */
     #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
 
@@ -116,6 +124,7 @@ cdef extern from *:
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
+    void forget_hash "uringloop_forget_hash" (PyObject *bytes)
     void prefetch "uringloop_prefetch" (PyObject *target)
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)
     PyObject *get_attribute "uringloop_get_attribute" (object descriptor, object target)

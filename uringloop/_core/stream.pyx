@@ -35,6 +35,7 @@ from uringloop._core.pyapi cimport (
 )
 from uringloop._core.ring cimport Operation, Ring, operation_init
 from uringloop._core.secure cimport is_secure, receive_records
+from uringloop._core.spares cimport bytes_of, offer
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
 from uringloop._native.probes cimport uring_unix_multishot_works
@@ -231,7 +232,9 @@ cdef class StreamTransport(WriteTransport):
             return 0
         if stashing:
             return self.keep(data)
-        return self.deliver(data)
+        self.deliver(data)
+        offer(data)
+        return 0
 
     cdef bytes absorb(self, const char *memory, int size):
         """Deliver bytes that need no object of their own, or return them as one."""
@@ -243,7 +246,7 @@ cdef class StreamTransport(WriteTransport):
             return None
         if self.fed and self.feed_reader(memory, size):
             return None
-        return PyBytes_FromStringAndSize(memory, size)
+        return bytes_of(memory, size)
 
     cdef bint feed_reader(self, const char *memory, int size) except -1:
         """Do what asyncio's StreamReaderProtocol does with *size* bytes; False if it must."""

@@ -14,6 +14,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
+from uringloop._core.spares cimport offer
 from uringloop._native.uring cimport msghdr
 
 
@@ -114,6 +115,7 @@ cdef class WriteQueue:
             self.offset = 0
             self.first = (self.first + 1) & (self.capacity - 1)
             self.count -= 1
+            offer(<bytes>item)
             Py_DECREF(<object>item)
 
     cdef void clear(self) noexcept:
