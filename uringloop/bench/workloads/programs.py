@@ -139,7 +139,9 @@ async def threadsafe(count: int) -> None:
     """Wake-ups from another thread, each after the last has arrived."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
-    arrived = threading.Semaphore(0)
+    # A lock, for a semaphore is a good deal of Python code.
+    arrived = threading.Lock()
+    arrived.acquire()
 
     def wake() -> None:
         for _ in range(count):
