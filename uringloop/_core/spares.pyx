@@ -7,17 +7,13 @@ after the other: for those the object is simply used again. (Echo of 1,000 bytes
 on a shelf, the shelf holds the only one, so that nobody can see it change.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.string cimport memcpy
 
 from uringloop._core.pyapi cimport Py_DECREF_owned, Py_REFCNT, forget_hash, take_bytes
 
-
-# Smaller ones come from Python's allocator; of larger ones there are few at a time.
-SPARE_SIZE_MIN = 480
-SPARE_SIZE_MAX = 4096
 
 cdef enum:
     # 16 sizes, and of each as many as a batch of completions brings: 1.5 MiB at most.
@@ -28,21 +24,18 @@ cdef enum:
 cdef struct Shelf:
     Py_ssize_t size             # of all that are here
     int count
-    PyObject *items[SHELF_ROOM]       # owned
+    PyObject *items[SHELF_ROOM] # owned
 
 
 # Of the process; changed under the GIL only.
 cdef Shelf shelves[SHELVES]
-cdef Py_ssize_t SIZE_MIN = SPARE_SIZE_MIN
-cdef Py_ssize_t SIZE_MAX = SPARE_SIZE_MAX
 
 
 cdef inline Shelf *shelf_of(Py_ssize_t size) noexcept:
     return &shelves[(size ^ size >> 4) & (SHELVES - 1)]
 
 
-cdef bytes bytes_of(const char *memory, Py_ssize_t size):
-    """Return *size* bytes of *memory* as an object."""
+cdef bytes from_shelf(const char *memory, Py_ssize_t size):
     cdef Shelf *shelf = shelf_of(size)
     cdef PyObject *made
     if size != shelf.size or not shelf.count:
@@ -54,11 +47,9 @@ cdef bytes bytes_of(const char *memory, Py_ssize_t size):
     return take_bytes(made)
 
 
-cdef void offer(bytes data) noexcept:
-    """Keep *data* for the next message of its size, if only the caller holds it."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+cdef void to_shelf(bytes data, Py_ssize_t size) noexcept:
     cdef Shelf *shelf
-    if not SIZE_MIN <= size <= SIZE_MAX or Py_REFCNT(<PyObject*>data) != 1:
+    if Py_REFCNT(<PyObject*>data) != 1:
         return
     shelf = shelf_of(size)
     if shelf.size != size:
