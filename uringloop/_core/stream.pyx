@@ -27,15 +27,15 @@ from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport (
-    PyBytes_New,
     PyBytes_Resize,
     PyContext_Enter,
     PyContext_Exit,
     Py_DECREF_owned,
+    take_bytes,
 )
 from uringloop._core.ring cimport Operation, Ring, operation_init
 from uringloop._core.secure cimport is_secure, receive_records
-from uringloop._core.spares cimport bytes_of, offer
+from uringloop._core.spares cimport bytes_for, bytes_of, offer
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
 from uringloop._native.probes cimport uring_unix_multishot_works
@@ -415,8 +415,9 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int read_bytes(self, int *left) except? -1:
         """Receive into the object that the protocol gets."""
-        cdef PyObject *data = PyBytes_New(NULL, self.room)
+        cdef PyObject *data = bytes_for(self.room)
         cdef int size
+        cdef bytes owned
         size = uring_receive(
             self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.tells_left, left)
         if size <= 0:
@@ -429,7 +430,9 @@ cdef class StreamTransport(WriteTransport):
             self.room = min(max(2 * self.room, size + left[0]), ROOM_LAST)
         else:
             self.room = max(size, self.room - ((self.room - size + 31) >> 5))
-        self.deliver(own(data))
+        owned = take_bytes(data)
+        self.deliver(owned)
+        offer(owned)
         return size
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────
