@@ -6,6 +6,7 @@ URINGLOOP_CFLAGS adds compiler and linker flags (sanitizers).
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import shutil
@@ -15,34 +16,10 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 LIBURING_MIN = (2, 3)
-CORE = (
-    "ring",
-    "spares",
-    "buffers",
-    "handles",
-    "writequeue",
-    "addresses",
-    "feeding",
-    "owners",
-    "ready",
-    "records",
-    "timers",
-    "wakeup",
-    "loop",
-    "transport",
-    "reader",
-    "flow",
-    "writer",
-    "secure",
-    "stream",
-    "datagram",
-    "pipe",
-    "listener",
-    "poll",
-    "socketops",
-)
 HOW_TO_INSTALL = """\
 uringloop needs liburing {wanted} or newer to build, with its header files: {problem}.
 Install it and try again:
@@ -98,17 +75,16 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     if not debug:
         macros.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
     native = "uringloop/_native"
-    headers = [f"{native}/{name}.h" for name in ("uring", "probes")]
     made = [
         Extension(
-            f"uringloop._core.{name}",
-            [f"uringloop/_core/{name}.pyx"],
+            f"uringloop._core.{module.stem}",
+            [str(module)],
             include_dirs=[native],
-            depends=headers,
+            depends=[str(header) for header in sorted(Path(native).glob("*.h"))],
             define_macros=macros,
             **options,
         )
-        for name in CORE
+        for module in sorted(Path("uringloop/_core").glob("*.pyx"))
     ]
     made.append(
         Extension(
@@ -121,6 +97,41 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
         )
     )
     return made
+
+
+def in_one_file(modules: list[Extension]) -> list[Extension]:
+    """Return *modules* with those of `_core` as one file, which has a PyInit function for each.
+
+    `_core/__init__.py` loads them from there.
+    """
+    core = [module for module in modules if module.name.startswith("uringloop._core.")]
+    others = [module for module in modules if module not in core]
+    core[0].name = "uringloop._core.compiled"
+    core[0].sources = [source for module in core for source in module.sources]
+    return [core[0], *others]
+
+
+class BuildApart(build_ext):
+    """Compiles the C files of an extension on all cores, and only those that have changed.
+
+    Setuptools compiles all of them, one after the other.
+    """
+
+    def build_extensions(self) -> None:
+        compile_all = self.compiler.compile
+
+        def compile_apart(sources, output_dir, depends, **options):
+            def compile_one(source: str) -> str:
+                (made,) = self.compiler.object_filenames([source], output_dir=output_dir)
+                if self.force or newer_group([source, *depends], made):
+                    compile_all([source], output_dir=output_dir, depends=depends, **options)
+                return made
+
+            with concurrent.futures.ThreadPoolExecutor(self.parallel) as threads:
+                return list(threads.map(compile_one, sources))
+
+        self.compiler.compile = compile_apart
+        super().build_extensions()
 
 
 def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
@@ -140,23 +151,26 @@ def main() -> None:
     debug = coverage or os.environ.get("URINGLOOP_DEBUG") == "1"
     setup(
         options=build_options(debug, coverage),
-        ext_modules=cythonize(
-            extensions(debug, coverage),
-            # The C of an ordinary build has no line tracing, and its time does not tell.
-            force=coverage,
-            compiler_directives={
-                "language_level": 3,
-                "auto_pickle": False,
-                "autotestdict": False,
-                "binding": False,
-                "boundscheck": False,
-                "cdivision": True,
-                "embedsignature": True,
-                "embedsignature.format": "clinic",
-                "initializedcheck": False,
-                "linetrace": coverage,
-                "wraparound": False,
-            },
+        cmdclass={"build_ext": BuildApart},
+        ext_modules=in_one_file(
+            cythonize(
+                extensions(debug, coverage),
+                # The C of an ordinary build has no line tracing, and its time does not tell.
+                force=coverage,
+                compiler_directives={
+                    "language_level": 3,
+                    "auto_pickle": False,
+                    "autotestdict": False,
+                    "binding": False,
+                    "boundscheck": False,
+                    "cdivision": True,
+                    "embedsignature": True,
+                    "embedsignature.format": "clinic",
+                    "initializedcheck": False,
+                    "linetrace": coverage,
+                    "wraparound": False,
+                },
+            )
         ),
     )
 

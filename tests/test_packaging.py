@@ -129,7 +129,7 @@ def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
 def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-    compiled = {name.removesuffix(".pyx") + EXTENSION for name in in_package(".pyx")}
+    compiled = {f"uringloop/{name}{EXTENSION}" for name in ("_core/compiled", "bench/loadgen")}
     assert files == in_package(*WHEEL_SUFFIXES) | compiled
 
 
@@ -177,20 +177,36 @@ def pkg_config_that(tmp_path: Path, script: str) -> str:
     return str(program)
 
 
-def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
-    clone = tmp_path / "uringloop"
-    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    done = subprocess.run(
+def import_from(clone: Path) -> subprocess.CompletedProcess[str]:
+    """Start the benchmark beside a copy of the package."""
+    return subprocess.run(
         [sys.executable, "-m", "uringloop.bench"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=clone.parent,
+        env={**os.environ, "PYTHONPATH": str(clone.parent)},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
+    clone = tmp_path / "uringloop"
+    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = import_from(clone)
     assert done.returncode == 1
     assert f"ImportError: {clone} has no compiled modules for this Python" in done.stderr
     assert "pip install --editable ." in done.stderr
+
+
+def test_a_file_that_can_not_be_loaded_is_another_matter(tmp_path: Path) -> None:
+    clone = tmp_path / "uringloop"
+    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    broken = clone / "_core" / f"compiled{EXTENSION}"
+    broken.write_text("no object code")
+    done = import_from(clone)
+    assert done.returncode == 1
+    assert f"ImportError: {broken}: " in done.stderr
+    assert "no compiled modules" not in done.stderr
 
 
 @builds

@@ -385,6 +385,12 @@ def test_cython_modules_are_compiled_one_by_one() -> None:
     assert offences(CYTHON, matches(r"^\s*include\b")) == []
 
 
+def test_every_compiled_module_is_loaded_with_the_package() -> None:
+    text = (PACKAGE / "_core" / "__init__.py").read_text()
+    modules = sorted(path.stem for path in (PACKAGE / "_core").glob("*.pyx"))
+    assert sorted(re.findall(r'^    "(\w+)",$', text, re.MULTILINE)) == modules
+
+
 def test_no_cast_is_checked_at_run_time() -> None:
     assert offences(CYTHON, matches(r"<\w+\?>")) == []
 
