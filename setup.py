@@ -66,7 +66,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
     # What Cython generates is not ours to mend.
     cflags += ["-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
-    cflags += ["-Wno-cast-function-type"]
+    cflags += ["-Wno-cast-function-type", "-include", "uringloop/_native/importing.h"]
     cflags += ["-O1", "-g"] if debug else ["-O2", "-g0"]
     extra = os.environ.get("URINGLOOP_CFLAGS", "").split()
     options["extra_compile_args"] += cflags + extra
