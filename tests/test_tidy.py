@@ -24,8 +24,15 @@ FUNCTION_LINES_MAX = 60
 # is in docs/architecture.md.
 LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
-        "the kernel's ABI",
-        ("_native.uring", "_native.probes", "_core.errors", "_core.pyapi", "_version"),
+        "the ABIs of others",
+        (
+            "_native.uring",
+            "_native.probes",
+            "_native.membio",
+            "_core.errors",
+            "_core.pyapi",
+            "_version",
+        ),
     ),
     (
         "requests, callbacks, bytes",

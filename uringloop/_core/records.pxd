@@ -3,6 +3,8 @@
 cimport cython
 from cpython.object cimport PyObject
 
+from uringloop._native.membio cimport membio_memory
+
 
 @cython.final
 cdef class RecordFramer:
@@ -24,6 +26,16 @@ cdef class Window:
 
 
 @cython.final
+cdef class Scratch:
+    cdef object bio             # owns `memory`, and has no other use
+    cdef membio_memory *memory  # lent to one connection's BIO at a time
+    cdef char *start            # into it, at the records of the last call
+    cdef Py_ssize_t size        # of these
+
+    cdef bytes rest(self, Py_ssize_t offset)
+
+
+@cython.final
 cdef class Records:
     cdef object incoming        # MemoryBIO: records from the peer
     cdef object outgoing        # MemoryBIO: records for the peer
@@ -33,6 +45,8 @@ cdef class Records:
     cdef Window window          # lent to one call at a time
     cdef bint unsure            # whole records, or plaintext, may be left unread
     cdef bint peer_closed       # a read has met close_notify
+    cdef membio_memory lent     # what `incoming` reads in place of its own memory
+    cdef membio_memory *own     # the BIO's own meanwhile; else NULL
 
     cdef int look(self, object sslobj) except -1
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1
@@ -43,15 +57,24 @@ cdef class Records:
     cdef bytes decrypt_one(self, Py_ssize_t room)
     cdef bytes decrypt_several(
         self, const char *data, Py_ssize_t size, Py_ssize_t end, Py_ssize_t room)
+    cdef Py_ssize_t last_end(self, const char *data, Py_ssize_t size, Py_ssize_t end) noexcept
+    cdef Py_ssize_t decrypt_lent(
+        self, const char *data, Py_ssize_t size, char *start, Py_ssize_t room) except -1
+    cdef int lend(self, const char *data, Py_ssize_t size) except -1
+    cdef int take_back(self) except -1
+    cdef int check_not_lent(self) except -1
     cdef bytes decrypt_pending(self)
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t encrypt(self, bytes data) except -1
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t encrypt_to(self, Scratch scratch, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t unsent(self) except -1
     cdef bytes take_out(self)
 
 
+cdef Scratch take_scratch()
+cdef int give_scratch(Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
 cdef PyObject *called(object method, object target, PyObject *argument) except? NULL
 cdef int forgive() except -1

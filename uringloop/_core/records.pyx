@@ -1,15 +1,18 @@
 """TLS records, in and out of OpenSSL as the `ssl` module shows it: an object between two BIOs.
 
 A RecordFramer reads the headers of records, which are in the clear, so that OpenSSL need not be
-asked whether it has a whole one: its "no" is an exception, dearer than a record. Records pass one
-after the other, so that what OpenSSL holds of a connection stays small, and in the cache. A Window
-is a bytes-like object over memory that somebody else owns: a memoryview is two allocations each
-time.
+asked whether it has a whole one: its "no" is an exception, dearer than a record. A Window is a
+bytes-like object over memory that somebody else owns: a memoryview is two allocations each time.
+
+Where memory can be lent to a BIO (membio.h), OpenSSL reads records where they were received, and
+writes them to a Scratch, from which they are sent. Elsewhere records pass one after the other, so
+that what OpenSSL holds of a connection stays small, and in the cache.
 
 Nothing here knows of asyncio, or calls a program.
 """
 
 import _ssl
+import os
 import ssl
 
 cimport cython
@@ -18,6 +21,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
+from libc.string cimport memcpy
 
 from uringloop._core.pyapi cimport (
     PyBytes_New,
@@ -27,6 +31,15 @@ from uringloop._core.pyapi cimport (
     get_attribute,
     raise_pending,
     take_bytes,
+)
+from uringloop._native.membio cimport (
+    membio_find,
+    membio_lend,
+    membio_memory,
+    membio_memory_of,
+    membio_pending,
+    membio_return,
+    membio_unread,
 )
 
 
@@ -52,6 +65,8 @@ cdef object ENGINE_WRITE = _ssl._SSLSocket.write
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
+# Those that nobody uses: mostly one for each thread that ever runs a loop.
+cdef list scratches = []
 
 
 @cython.final
@@ -105,6 +120,30 @@ cdef class Window:
 
 
 @cython.final
+cdef class Scratch:
+
+    def __cinit__(self):
+        self.bio = BIO()
+        self.memory = membio_memory_of(self.bio)
+
+    cdef bytes rest(self, Py_ssize_t offset):
+        """Return the records from *offset* on, which soon are no longer here."""
+        return PyBytes_FromStringAndSize(self.start + offset, self.size - offset)
+
+
+cdef Scratch take_scratch():
+    """Return one that is the caller's until `give_scratch`; None if memory can not be lent."""
+    if not lends:
+        return None
+    return scratches.pop() if scratches else Scratch()
+
+
+cdef int give_scratch(Scratch scratch) except -1:
+    scratches.append(scratch)
+    return 0
+
+
+@cython.final
 cdef class Records:
 
     def __cinit__(self):
@@ -123,6 +162,7 @@ cdef class Records:
 
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1:
         """Give OpenSSL bytes that have been framed."""
+        self.check_not_lent()
         if type(self.incoming) is not BIO:
             # It may keep what it is given.
             self.incoming.write(PyBytes_FromStringAndSize(data, size))
@@ -173,6 +213,12 @@ cdef class Records:
             return self.decrypt_pending()
         # No plaintext is longer than its record.
         if end == size:
+            if lends and not begun:
+                self.lend(data, size)
+                try:
+                    return self.decrypt_one(size)
+                finally:
+                    self.take_back()
             self.take_in(data, size)
             return self.decrypt_one(begun + size)
         if end == 0:
@@ -200,27 +246,80 @@ cdef class Records:
 
     cdef bytes decrypt_several(
             self, const char *data, Py_ssize_t size, Py_ssize_t end, Py_ssize_t room):
-        """Take in and decrypt one record after the other."""
+        """Take in *size* bytes, and decrypt into *room* the records that they end."""
         cdef PyObject *piece = PyBytes_New(NULL, room)
         cdef char *start = PyBytes_AS_STRING(<bytes>piece)
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t offset = 0
         try:
-            while offset < size:
-                if end == 0 or self.peer_closed:
-                    self.take_in(data + offset, size - offset)
-                    self.unsure = self.framer.broken
+            while end and not self.peer_closed:
+                # In front of the first may be what the BIO has already.
+                if lends and (offset or room == size):
+                    end = self.last_end(data + offset, size - offset, end)
+                    filled += self.decrypt_lent(data + offset, end, start + filled, room - filled)
+                    offset += end
                     break
                 self.take_in(data + offset, end)
                 offset += end
                 filled += self.decrypt_into(start + filled, room - filled)
-                if offset < size:
-                    end = self.framer.end_of_record(data + offset, size - offset)
+                end = self.framer.end_of_record(data + offset, size - offset)
+            if offset < size:
+                self.take_in(data + offset, size - offset)
+                self.unsure = self.framer.broken
             # Nobody else has seen it yet.
             PyBytes_Resize(&piece, filled)
             return <bytes>piece if filled else None
         finally:
             Py_XDECREF(piece)
+
+    cdef Py_ssize_t last_end(self, const char *data, Py_ssize_t size, Py_ssize_t end) noexcept:
+        """Return where the last whole record ends, if the first does at *end*."""
+        cdef Py_ssize_t more = end
+        while more:
+            more = self.framer.end_of_record(data + end, size - end)
+            end += more
+        return end
+
+    cdef Py_ssize_t decrypt_lent(
+            self, const char *data, Py_ssize_t size, char *start, Py_ssize_t room) except -1:
+        """Have OpenSSL read whole records where they are; return how many bytes they were."""
+        cdef Py_ssize_t filled = 0
+        cdef Py_ssize_t before = 0
+        cdef Py_ssize_t left = size
+        self.lend(data, size)
+        try:
+            while left and left != before and not self.peer_closed:
+                filled += self.decrypt_into(start + filled, room - filled)
+                before = left
+                left = membio_pending(self.incoming)
+        finally:
+            self.take_back()
+        return filled
+
+    cdef int lend(self, const char *data, Py_ssize_t size) except -1:
+        """Give OpenSSL whole records where they are, until `take_back`."""
+        self.check_not_lent()
+        assert not membio_pending(self.incoming)
+        show(&self.lent, data, size)
+        self.own = membio_lend(self.incoming, &self.lent)
+        return 0
+
+    cdef int take_back(self) except -1:
+        cdef char *rest
+        cdef Py_ssize_t left = membio_unread(self.incoming, &rest)
+        membio_return(self.incoming, self.own)
+        self.own = NULL
+        if left:
+            # Behind the end, or behind what has failed.
+            self.take_in(rest, left)
+            self.unsure = not self.peer_closed
+        return 0
+
+    cdef int check_not_lent(self) except -1:
+        """Refuse bytes that come from within OpenSSL, which would write them to what is lent."""
+        if self.own != NULL:
+            raise RuntimeError("bytes came while OpenSSL was reading others")
+        return 0
 
     cdef bytes decrypt_pending(self):
         """Return the plaintext of everything that OpenSSL has, of which little is known."""
@@ -297,6 +396,18 @@ cdef class Records:
         Py_DECREF_owned(result)
         return count
 
+    cdef Py_ssize_t encrypt_to(
+            self, Scratch scratch, const char *data, Py_ssize_t size) except -1:
+        """As `encrypt_from`, with the records in *scratch*, of a BIO that has none."""
+        cdef membio_memory *own
+        scratch.memory.length = 0
+        own = membio_lend(self.outgoing, scratch.memory)
+        try:
+            return self.encrypt_from(data, size)
+        finally:
+            scratch.size = membio_unread(self.outgoing, &scratch.start)
+            membio_return(self.outgoing, own)
+
     cdef Py_ssize_t unsent(self) except -1:
         """Return how many bytes of records wait to be taken out."""
         return pending(self.outgoing)
@@ -345,6 +456,50 @@ cdef int forgive() except -1:
         raise_pending()
     PyErr_Clear()
     return 0
+
+
+cdef bint lending_works() except -1:
+    """Try whether BIOs are what membio.h takes them for."""
+    cdef char[4] memory
+    cdef membio_memory lent
+    cdef membio_memory *own
+    cdef char *rest
+    cdef object bio = BIO()
+    cdef object path = getattr(_ssl, "__file__", None)
+    if path is None or not membio_find(BIO, os.fsencode(path)):
+        # OpenSSL is a part of the interpreter, for instance.
+        return False
+    bio.write(b"own")
+    if membio_pending(bio) != 3:
+        return False
+    memcpy(memory, b"lent", 4)
+    show(&lent, memory, 4)
+    own = membio_lend(bio, &lent)
+    found = bio.read(1)
+    # Where it is, and not moved to the front.
+    in_place = membio_unread(bio, &rest) == 3 and rest == &memory[1]
+    found += bio.read()
+    membio_return(bio, own)
+    bio.write(b"ed")
+    return in_place and found == b"lent" and bio.read() == b"owned"
+
+
+cdef void show(membio_memory *lent, const char *data, Py_ssize_t size) noexcept:
+    """Have *lent* stand for memory to read from."""
+    lent.data = <char*>data
+    lent.length = size
+    lent.max = size
+    lent.flags = 0
+
+
+cdef bint lends = lending_works()
+
+
+def lend_memory(wanted):
+    """Have memory lent to BIOs where that works, or not; return whether it is."""
+    global lends
+    lends = bool(wanted) and lending_works()
+    return lends
 
 
 def framed(*pieces):

@@ -1,6 +1,6 @@
 """TLS: asyncio's SSLProtocol, with what happens for every message compiled."""
 
-from uringloop._core.records cimport Records
+from uringloop._core.records cimport Records, Scratch
 from uringloop._core.writer cimport WriteSource, WriteTransport
 
 
@@ -46,6 +46,9 @@ cdef class TLSCore(WriteSource):
     cdef int release(self) except -1
     cdef int write_now(self, bytes data) except -1
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
+    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1
+    cdef Py_ssize_t encrypt_lent(
+        self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1
     cdef int send_records(self) except -1
     cdef int control_writing(self) except -1
 

@@ -12,6 +12,8 @@ SHAPE: dict[Callable[..., object], set[str]]
 INNER_NAMES: set[str]
 RECORD_MAX: int
 HELD_MAX: int
+SCRATCH_MIN: int
+SCRATCH_MAX: int
 
 @disjoint_base
 class TLSCore(WriteSource):

@@ -18,7 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.math cimport INFINITY
 
 from uringloop._core.feeding cimport feed, is_fed
-from uringloop._core.records cimport Records
+from uringloop._core.records cimport Records, Scratch, give_scratch, take_scratch
 from uringloop._core.writer cimport WriteSource, WriteTransport
 
 
@@ -72,9 +72,15 @@ RECORD_MAX = 16 * 1024
 # Writes up to this size wait for the end of the turn, to share a record with others: a record
 # costs as much as encrypting 4 KiB.
 HELD_MAX = 4 * 1024
+# From this size on the transport sends at once, and so records may be sent from where they are.
+SCRATCH_MIN = 8 * 1024
+# Plaintext that becomes records there at a time: as much as asyncio reads at once.
+SCRATCH_MAX = 256 * 1024
 
 cdef Py_ssize_t RECORD = RECORD_MAX
 cdef Py_ssize_t HELD = HELD_MAX
+cdef Py_ssize_t SCRATCH_FROM = SCRATCH_MIN
+cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
 cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
 cdef str FAILED = "Fatal error on SSL protocol"
 cdef bint known = all(
@@ -374,7 +380,7 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t done = 0
         try:
-            if size <= RECORD:
+            if size < SCRATCH_FROM:
                 done = self.records.encrypt(data)
             if done < size:
                 self.write_rest(data, done)
@@ -385,20 +391,23 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
-        """Encrypt one record after the other: they pass through the same memory."""
-        cdef Records records = self.records
+        """Encrypt what is left of *data*, and send it."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t count
         cdef list pieces = []
-        while done < size:
-            count = records.encrypt_from(PyBytes_AS_STRING(data) + done, min(size - done, RECORD))
-            if count == 0:
-                self._write_backlog.append(data[done:])
-                self._write_buffer_size += size - done
-                break
-            done += count
-            if not self._ssl_writing_paused:
-                pieces.append(records.take_out())
+        cdef Scratch scratch = None
+        if (self.writer is not None and self.is_open and not self._ssl_writing_paused
+                and not self.records.unsent()):
+            scratch = take_scratch()
+        if scratch is None:
+            done = self.encrypt_each(data, done, pieces)
+        else:
+            try:
+                done = self.encrypt_lent(scratch, data, done, pieces)
+            finally:
+                give_scratch(scratch)
+        if done < size:
+            self._write_backlog.append(data[done:])
+            self._write_buffer_size += size - done
         if pieces:
             # In one go, for we are told to pause when the socket does not take all of it.
             if self.writer is not None:
@@ -406,6 +415,33 @@ cdef class TLSCore(WriteSource):
             else:
                 self.transport.write(b"".join(pieces))
         return self.control_writing()
+
+    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
+        """Encrypt one record after the other: they pass through the same memory."""
+        cdef Records records = self.records
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t count = 1
+        while done < size and count:
+            count = records.encrypt_from(PyBytes_AS_STRING(data) + done, min(size - done, RECORD))
+            done += count
+            if count and not self._ssl_writing_paused:
+                pieces.append(records.take_out())
+        return done
+
+    cdef Py_ssize_t encrypt_lent(
+            self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1:
+        """Encrypt to *scratch* and send from there; what the socket does not take are *pieces*."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t taken
+        cdef Py_ssize_t count = 1
+        while done < size and count:
+            count = self.records.encrypt_to(
+                scratch, PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_UP_TO))
+            done += count
+            taken = 0 if pieces else self.writer.send_memory(scratch.start, scratch.size)
+            if taken < scratch.size:
+                pieces.append(scratch.rest(taken))
+        return done
 
     cdef int send_records(self) except -1:
         """Do what SSLProtocol._process_outgoing does."""

@@ -26,11 +26,12 @@ cdef class WriteQueue:
     cdef Py_ssize_t size        # bytes to send, all items together
     cdef Gathered *gathered     # made at first need; the kernel copies it while submitting
     cdef bint single            # one item is prepared: `data`, not `gathered`
-    cdef const void *data       # what a send of one item sends
+    cdef const void *data       # what a send of one item, or of foreign memory, sends
     cdef size_t data_size       # bytes that are prepared, of one item or of several
 
     cdef int push(self, bytes data) except -1
     cdef int prepare(self) except -1
+    cdef void show(self, const void *data, Py_ssize_t size) noexcept
     cdef void consume(self, Py_ssize_t sent) noexcept
     cdef void clear(self) noexcept
     cdef int _grow(self) except -1

@@ -100,6 +100,12 @@ cdef class WriteQueue:
         self.single = False
         return 0
 
+    cdef void show(self, const void *data, Py_ssize_t size) noexcept:
+        """Point `data` at memory that is not the queue's, for a send that ends before it does."""
+        self.data = data
+        self.data_size = size
+        self.single = True
+
     cdef void consume(self, Py_ssize_t sent) noexcept:
         """Drop the first *sent* bytes, and every item that has no more."""
         cdef PyObject *item

@@ -304,6 +304,28 @@ cdef class WriteTransport(FlowControl):
                 self.send_failed(os_error(-error, ""))
         return 0
 
+    cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1:
+        """Return how many of *size* bytes the socket takes at once, behind all that is queued.
+
+        The others are for the caller to keep, and to write.
+        """
+        cdef Py_ssize_t res
+        self.send_now()
+        if (self.queue.count or self.send_op.in_flight or self.full or self.lost
+                or self.eof_written or self.empty_waiter is not None):
+            return 0
+        self.queue.show(data, size)
+        res = self.send_directly()
+        if res >= 0:
+            return res
+        if errno == EAGAIN:
+            self.full = True
+        elif errno != EINTR:
+            self.send_failed(os_error(-errno, ""))
+            # Nobody is to write them any more.
+            return size
+        return 0
+
     cdef int send_failed(self, object exc) except -1:
         self.queue.clear()
         return self.write_failed(exc)
