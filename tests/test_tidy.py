@@ -31,7 +31,6 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_native.membio",
             "_core.errors",
             "_core.pyapi",
-            "_version",
         ),
     ),
     (

@@ -111,5 +111,5 @@ def version(name: str) -> str:
 
 def _own_version() -> str:
     """Return this package's version where it runs from a source tree without metadata."""
-    found: object = getattr(importlib.import_module("uringloop._version"), "__version__", None)
+    found: object = getattr(importlib.import_module("uringloop"), "__version__", None)
     return found if isinstance(found, str) else "unknown version"
