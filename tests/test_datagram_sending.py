@@ -21,6 +21,7 @@ from roles import (
     complaints,
     in_thread,
     needs_ipv6,
+    noise,
     on_loop,
     released,
     turns,
@@ -33,6 +34,8 @@ LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
 SENDS_EMPTY = sys.version_info >= (3, 13)
+# The socket module does not know them.
+UDP_SEGMENT, UDP_GRO = 103, 104
 
 
 # ── sending ───────────────────────────────────────────────────────────────────────────────
@@ -170,6 +173,50 @@ async def test_strided_view_is_a_fatal_error(each_loop: Loop) -> None:
             await until(lambda: mailbox.lost != [])
             assert isinstance(mailbox.lost[0], BufferError)
     assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+
+
+# ── what the kernel cuts ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@on_loop
+async def test_the_kernel_cuts_what_is_sent_into_datagrams(
+    each_loop: Loop, connected: bool
+) -> None:
+    with udp() as peer:
+        where = peer.getsockname()
+        options: Any = {"remote_addr": where} if connected else {"local_addr": LOCAL}
+        async with endpoint(each_loop, **options) as (transport, _):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
+            address = None if connected else where
+            for data in (noise(40_500), bytearray(noise(2000)), noise(999)):
+                transport.sendto(data, address)
+                pieces = [bytes(data[at : at + 1000]) for at in range(0, len(data), 1000)]
+                assert drained(peer) == pieces
+
+
+@on_loop
+async def test_what_one_endpoint_has_cut_another_has_merged(loop: uringloop.Loop) -> None:
+    async with endpoint(loop, local_addr=LOCAL) as (receiving, mailbox):
+        where = receiving.get_extra_info("sockname")
+        receiving.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+        async with endpoint(loop, remote_addr=where) as (transport, _):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1400)
+            data = noise(40 * 1400)
+            transport.sendto(data)
+            await mailbox.received(40)
+            assert mailbox.data == [data[at : at + 1400] for at in range(0, len(data), 1400)]
+
+
+@on_loop
+async def test_what_is_cut_into_too_many_datagrams_is_an_error(each_loop: Loop) -> None:
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 10)
+            # The kernel cuts into 64 at most, or 128 in newer ones.
+            transport.sendto(noise(2000))
+            assert [error.errno for error in mailbox.errors] == [errno.EINVAL]
+            assert drained(peer) == []
 
 
 # ── flow control ──────────────────────────────────────────────────────────────────────────
