@@ -238,6 +238,26 @@ async def test_pausing_stops_between_merged_datagrams(loop: uringloop.Loop) -> N
                 transport.resume_reading()
 
 
+@pytest.mark.parametrize("method", ["close", "abort"])
+def test_what_ends_the_endpoint_ends_merged_datagrams(loop: uringloop.Loop, method: str) -> None:
+    class Ends(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            if len(self.mail) == 3:
+                getattr(self.transport, method)()
+
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        async with endpoint(loop, Ends(), local_addr=LOCAL) as (transport, mailbox):
+            merging(transport.get_extra_info("socket"))
+            with udp() as peer:
+                sent = send_merged(peer, 100, 8, transport.get_extra_info("sockname"))
+                await until(lambda: mailbox.lost)
+                assert mailbox.data == sent[:3]
+
+    check(loop=loop)
+
+
 def test_an_interrupt_loses_no_merged_datagram(loop: uringloop.Loop) -> None:
     class Interrupts(Mailbox):
         def datagram_received(self, data: bytes, addr: Any) -> None:

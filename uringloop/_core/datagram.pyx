@@ -231,13 +231,21 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1:
         """Deliver the datagrams of one sender that the kernel has merged, each for itself."""
-        cdef bint first = not self.stash
-        cdef Py_ssize_t start
-        for start in range(0, PyBytes_GET_SIZE(data), size):
-            self.keep((data[start:start + size], address))
-        if first:
+        cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t start = 0
+        cdef bytes piece
+        try:
+            while start < total and not (self.paused or self.stash or self.closing):
+                piece = data[start:start + size]
+                start += size
+                self.deliver(piece, address)
+        finally:
             # None is lost when the protocol pauses, or leaves the run, in the middle.
-            self._deliver_stash()
+            while start < total and not self.closing:
+                self.keep((data[start:start + size], address))
+                start += size
+            if self.stash and not self.paused and not self.closing:
+                self.schedule_stash()
         return 0
 
     cdef int recvfrom_all(self) except -1:
