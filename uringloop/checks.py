@@ -10,17 +10,24 @@ import ssl
 import stat
 import sys
 
-# A second in microseconds: a loop that spins or dozes longer is a mistake in the unit.
+# A second in microseconds: a loop that spins longer is a mistake in the unit.
 WAIT_MAX_US = 1_000_000
+# A minute in milliseconds: a thread of the kernel that never sleeps is asked for by no program.
+IDLE_MAX_MS = 60_000
 
 # From 3.13 on asyncio repeats the errno in the message of a failed bind().
 BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
 
 
-def check_wait(name: str, microseconds: int) -> None:
-    """Refuse what is no time to wait for a completion."""
-    if not 0 <= operator.index(microseconds) <= WAIT_MAX_US:
-        raise ValueError(f"{name} must be between 0 and {WAIT_MAX_US:,}, not {microseconds}")
+def check_range(name: str, value: int, most: int) -> None:
+    """Refuse what is no whole number from 0 to *most*."""
+    if not 0 <= operator.index(value) <= most:
+        raise ValueError(f"{name} must be between 0 and {most:,}, not {value}")
+
+
+def check_processor(name: str, number: int) -> None:
+    """Refuse what is no processor of this machine."""
+    check_range(name, number, os.sysconf("SC_NPROCESSORS_CONF") - 1)
 
 
 def check_socket(sock: socket.socket) -> None:

@@ -39,16 +39,25 @@ CLEANUP_SOCKET = sys.version_info >= (3, 13)
 class Loop(RunningLoop):
     """An asyncio event loop on io_uring.
 
+    The options are for few programs; `README.md` says what they bring and cost.
+
     *busy_poll_us*: before it sleeps, look for work this many microseconds. A sleep and the wake-up
     after it take some 10 us, which is most of the latency of few connections; the price is a core
     that is busy as long as there is less than one event in that time.
 
-    It is 0, which is right for nearly all programs. Raises ValueError for what is not between 0 and
-    1,000,000, and OSError with the cause in its message where the kernel refuses a ring.
+    *sqpoll*: have a thread of the kernel's send and receive, on another core. It is busy as long as
+    there is anything to do, and sleeps after this many milliseconds without; True is 1. Then what
+    the loop asks of the kernel comes to pass a little later, not within the same turn. *sqpoll_cpu*
+    is the processor of that thread; it may be one that this process does not run on.
+
+    Raises ValueError for a time that is out of range and a processor that is not there, and OSError
+    with the cause in its message where the kernel refuses a ring.
     """
 
-    def __init__(self, *, busy_poll_us: int = 0) -> None:
-        super().__init__(busy_poll_us=busy_poll_us)
+    def __init__(
+        self, *, busy_poll_us: int = 0, sqpoll: int = 0, sqpoll_cpu: int | None = None
+    ) -> None:
+        super().__init__(busy_poll_us=busy_poll_us, sqpoll=sqpoll, sqpoll_cpu=sqpoll_cpu)
         self._readers: dict[int, poll.PollWatcher] = {}
         self._writers: dict[int, poll.PollWatcher] = {}
         self._children: set[subprocesses.Child] = set()

@@ -116,8 +116,9 @@ cdef class BufferPool:
 
     cdef void close(self) noexcept:
         """Unmap. The ring must be closed, or every receive have ended."""
-        if self.ring.u.inherited:
-            # Not mapped in a forked child: other memory may live at these addresses.
+        if self.ring.u.inherited or self.ring.held:
+            # Not mapped in a forked child: other memory may live at these addresses. And a kernel
+            # thread that could not be ended in time may write to it still.
             self.entries = NULL
             self.memory = NULL
         if self.entries != NULL:

@@ -17,6 +17,7 @@ cdef extern from "<errno.h>" nogil:
     const int ENFILE
     const int ENOBUFS
     const int ENOMEM
+    const int ENXIO
     const int ETIME
     int errno
 

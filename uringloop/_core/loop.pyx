@@ -109,10 +109,10 @@ cdef class LoopCore:
         # Nothing is open until the constructor has made it.
         self.closed = True
 
-    def __init__(self, busy_poll_us=0):
+    def __init__(self, busy_poll_us=0, sqpoll=0, sqpoll_cpu=-1):
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
-        self.ring = Ring()
+        self.ring = Ring(sqpoll, sqpoll_cpu)
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         # Their memory comes at first need.
         self.pool = new_stream_pool(self.ring)
@@ -526,7 +526,7 @@ cdef class LoopCore:
 
     @property
     def _kernel_entries(self):
-        return self.ring.enters
+        return self.ring.u.enters
 
 
 cdef object call_soon_at_once(

@@ -26,6 +26,7 @@ cdef struct Operation:
     Operation *next
     bint in_flight             # between start and the terminal completion
     bint ends_with_run         # a send or an accept: not left in flight when a run ends
+    bint cancelled             # ends with the run only because it has been cancelled
     bint quiet                 # will post a completion only if it fails
     unsigned int sequence      # of its submission, if it is quiet
     bint background            # belongs to the loop itself: not counted as in flight
@@ -40,9 +41,9 @@ cdef class Ring:
     cdef readonly int count            # operations in flight, without the loop's own
     cdef int run_count                 # of those, the ones that end with the run
     cdef int64_t spin_ns               # look for completions this long before a sleep
+    cdef bint held                     # closed while a kernel thread works on: its memory must stay
     cdef bint running                  # a thread is in a run: no other may submit
     cdef int generation                # grows when a new ring replaces this one
-    cdef readonly uint64_t enters      # io_uring_enter calls
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
@@ -69,6 +70,7 @@ cdef class Ring:
     cdef int _link(self, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
     cdef int _take_completions_of(self, Operation *op) except -1
+    cdef int _submit_and_look(self, unsigned int expected) except -1
     cdef int _entered(self, int res) except -1
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1
     cdef int _confirm(self) except -1
@@ -84,5 +86,6 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.next = NULL
     op.in_flight = False
     op.ends_with_run = False
+    op.cancelled = False
     op.quiet = False
     op.background = False

@@ -4,14 +4,14 @@ from typing import final
 
 SQ_ENTRIES: int
 CQ_ENTRIES: int
+SQ_ENTRIES_OF_THREAD: int
 RETRIES_MAX: int
 SETTLE_MAX: int
 
 @final
 class Ring:
     count: int
-    enters: int
     submissions: int
     completions: int
 
-    def __init__(self) -> None: ...
+    def __init__(self, thread_idle_ms: int = 0, thread_cpu: int = -1) -> None: ...

@@ -22,6 +22,7 @@ from uringloop._core.errors cimport (
     ECONNABORTED,
     EEXIST,
     EINTR,
+    ENXIO,
     ETIME,
     os_error,
 )
@@ -44,12 +45,14 @@ from uringloop._native.uring cimport (
     uring_head,
     uring_leave_to_parent,
     uring_open,
+    uring_open_threaded,
     uring_pending,
     uring_prep_cancel,
     uring_sequence,
     uring_set_user_data,
     uring_spin,
     uring_submit,
+    uring_submit_and_look,
     uring_submit_only,
     uring_submitted,
     uring_tail,
@@ -64,6 +67,8 @@ SQ_ENTRIES = 128
 # the kernel keeps). Their number also sizes the hash for cancel by user_data: with 9,000 operations
 # in flight a cancel takes 2.5 us, with the largest hash, of 8192 completions, 1.2.
 CQ_ENTRIES = 2048
+# Where a kernel thread takes the submissions, it frees them only when all that it found are done.
+SQ_ENTRIES_OF_THREAD = 512
 # Enters that a full submission queue or a starved kernel is given before it is an error.
 RETRIES_MAX = 64
 # A cancel misses a send that is being retried: with busy peers hundreds of times.
@@ -98,16 +103,29 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
 
-    def __init__(self):
-        """Open a ring. Raises OSError where the kernel refuses one."""
+    def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1):
+        """Open a ring. Raises OSError where the kernel refuses one.
+
+        With *thread_idle_ms* a kernel thread takes the submissions, and sleeps after that long
+        without work; *thread_cpu* is where it runs, -1 for anywhere. Raises ValueError where that
+        is no processor.
+        """
         global live_rings, quiet_sends, quiet_sends_tried
-        cdef int res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+        cdef int res
+        if thread_idle_ms:
+            res = uring_open_threaded(
+                &self.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, thread_idle_ms, thread_cpu)
+        else:
+            res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+        if res == -ENXIO:
+            raise ValueError(f"this process may not use processor {thread_cpu}")
         if res < 0:
             raise os_error(res, "io_uring_setup")
         if not quiet_sends_tried:
             quiet_sends = uring_quiet_send_works()
             quiet_sends_tried = True
-        self.quiet_sends = quiet_sends
+        # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
+        self.quiet_sends = quiet_sends and not self.u.threaded
         self.u.next = live_rings
         live_rings = &self.u
 
@@ -183,6 +201,10 @@ cdef class Ring:
         cdef io_uring_sqe *sqe = self.submission()
         uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        if self.u.threaded and op.in_flight and not op.ends_with_run:
+            # It ends some time after the enter: settle waits for that.
+            op.cancelled = op.ends_with_run = True
+            self.run_count += 1
         return 0
 
     # ── entering the kernel ──────────────────────────────────────────────────────────────────
@@ -225,8 +247,12 @@ cdef class Ring:
             res = uring_wait(&self.u, timeout_ns)
         return self._entered(res)
 
+    cdef int _submit_and_look(self, unsigned int expected) except -1:
+        """Hand over what is prepared, and give it the time to post *expected* completions."""
+        self.check_inherited()
+        return self._entered(uring_submit_and_look(&self.u, expected))
+
     cdef int _entered(self, int res) except -1:
-        self.enters += 1
         if self.quiet.next != &self.quiet:
             self._confirm()
         if res >= 0:
@@ -235,7 +261,7 @@ cdef class Ring:
         # The turn comes round again: what was not submitted is still queued.
         if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
             return 0
-        if res == -EBADR:
+        if res == -EBADR and not self.u.threaded:
             # The kernel had no memory for a completion: nobody can tell what is in flight.
             return self._rebuild()
         if res == -EEXIST:
@@ -334,6 +360,8 @@ cdef class Ring:
             self.count -= 1
         if op.ends_with_run:
             self.run_count -= 1
+            if op.cancelled:
+                op.cancelled = op.ends_with_run = False
 
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
@@ -342,19 +370,20 @@ cdef class Ring:
         operation at once its completion comes by the ordinary way.
         """
         cdef int tries = 0
-        if not op.in_flight:
-            return 0
-        self.cancel(op)
         while op.in_flight and tries < RETRIES_MAX:
             tries += 1
-            self.submit()
+            # Each time: a cancel brings a completion, of the operation or of the cancel.
+            self.cancel(op)
+            self._submit_and_look(1)
             self._take_completions_of(op)
         return 0
 
     cdef int take(self, Operation *op) except -1:
-        """Deliver the completions of *op* that are in the queue, out of turn."""
+        """Deliver the completions of *op*, which has been cancelled, out of turn."""
         if op.in_flight and self.has_completions():
-            return self._take_completions_of(op)
+            self._take_completions_of(op)
+        if op.in_flight and self.u.threaded:
+            return self.reap(op)
         return 0
 
     cdef int _take_completions_of(self, Operation *wanted) except -1:
@@ -396,7 +425,7 @@ cdef class Ring:
                 if op.ends_with_run:
                     self.cancel(op)
                 op = op.next
-            self.submit()
+            self._submit_and_look(self.run_count)
             self._take_completions_of(NULL)
         while uring_has_overflow(&self.u) and tries < 2 * SETTLE_MAX:
             # The kernel keeps completions that found the queue full; a new ring would lose them.
@@ -454,6 +483,7 @@ cdef class Ring:
             move_first(&self.in_flight, &orphans)
         uring_close(&self.u)
         fresh.next = self.u.next
+        fresh.enters = self.u.enters
         self.u = fresh
         self.generation += 1
         # To the end: the list's head is on this stack.
@@ -489,19 +519,23 @@ cdef class Ring:
         cdef Operation *op
         cdef io_uring_cqe *cqe
         cdef unsigned int head
+        cdef unsigned int expected = 0
         cdef int idle = 0
         if not self.u.open or self.u.inherited or not self.u.enabled:
             return 0
+        self.held = self.u.threaded
         if uring_submit(&self.u) < 0:
             return 0
         self._confirm()
         op = self.in_flight.next
         while op != &self.in_flight:
             self.cancel(op)
+            expected += 1
             op = op.next
         while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
             idle += 1
-            uring_submit(&self.u)
+            uring_submit_and_look(&self.u, expected)
+            expected = 1
             head = uring_head(&self.u)
             while head != uring_tail(&self.u):
                 idle = 0
@@ -513,12 +547,14 @@ cdef class Ring:
                     owner = <object>op.owner
                     self._unlink(op)
                     Py_DECREF(owner)
+        self.held = self.u.threaded and self.in_flight.next != &self.in_flight
         return 0
 
     cdef int close(self) except -1:
         """Give the rings back. The caller has ended the operations, or can not any more."""
         self._forget()
-        self._abandon()
+        if not self.held:
+            self._abandon()
         return 0
 
 

@@ -15,6 +15,7 @@
 #include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -36,14 +37,19 @@
 #define URING_NAME_ROOM 32
 #define URING_CONTROL_ROOM 80
 
+/* How long a kernel thread is given before it is asked again. */
+#define URING_PATIENCE_NS 10000000
+
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
 
 typedef struct uring {
     struct io_uring ring;
+    uint64_t enters;      /* system calls made */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     bool open;
     bool enabled;
+    bool threaded;      /* a thread of the kernel's takes the submissions (SQPOLL) */
     bool inherited;     /* made by a parent process: no memory of it may be touched */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
@@ -56,8 +62,25 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
     memset(&params, 0, sizeof(params));
     params.flags = flags;
     params.cq_entries = cq_entries;
-    memset(&u->ring, 0, sizeof(u->ring));
+    memset(u, 0, sizeof(*u));
     return io_uring_queue_init_params(sq_entries, &u->ring, &params);
+}
+
+/* The rest of the opening, whatever kind of ring it is. */
+static inline int uring_opened(uring *u) {
+    int res;
+
+    if (u->ring.features & URING_FEATURE_NO_IOWAIT)
+        u->enter_flags |= URING_ENTER_NO_IOWAIT;
+    u->open = true;
+    /* A forked child must not see the rings: one store there would corrupt the parent's. */
+    res = io_uring_ring_dontfork(&u->ring);
+    if (res < 0) {
+        io_uring_queue_exit(&u->ring);
+        u->open = false;
+        return res;
+    }
+    return 0;
 }
 
 /* Opens a disabled ring: the thread that enables it becomes its only issuer.
@@ -68,22 +91,36 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
                      IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
     int res = uring_setup(u, sq_entries, cq_entries, flags);
 
+    return res < 0 ? res : uring_opened(u);
+}
+
+/* Opens a disabled ring whose submissions a thread of the kernel's takes as they are published. It
+ * also runs what completes, and sleeps after *idle_ms* without work. No thread of ours owns the
+ * ring. *cpu* is where the thread runs, -1 for anywhere; ENXIO if it can not run there. */
+static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq_entries,
+                                      unsigned idle_ms, int cpu) {
+    struct io_uring_params params;
+    /* The kernels that serve are the same, and refuse for the same reasons. */
+    int res = uring_open(u, sq_entries, cq_entries);
+
     if (res < 0)
         return res;
-    u->enter_flags = 0;
-    if (u->ring.features & URING_FEATURE_NO_IOWAIT)
-        u->enter_flags |= URING_ENTER_NO_IOWAIT;
-    u->open = true;
-    u->enabled = false;
-    u->inherited = false;
-    /* A forked child must not see the rings: one store there would corrupt the parent's. */
-    res = io_uring_ring_dontfork(&u->ring);
-    if (res < 0) {
-        io_uring_queue_exit(&u->ring);
-        u->open = false;
-        return res;
+    io_uring_queue_exit(&u->ring);
+    memset(u, 0, sizeof(*u));
+    memset(&params, 0, sizeof(params));
+    params.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
+                   IORING_SETUP_R_DISABLED | IORING_SETUP_SQPOLL;
+    params.cq_entries = cq_entries;
+    params.sq_thread_idle = idle_ms;
+    if (cpu >= 0) {
+        params.flags |= IORING_SETUP_SQ_AFF;
+        params.sq_thread_cpu = (unsigned)cpu;
     }
-    return 0;
+    res = io_uring_queue_init_params(sq_entries, &u->ring, &params);
+    if (res < 0)
+        return res == -EINVAL && cpu >= 0 ? -ENXIO : res;
+    u->threaded = true;
+    return uring_opened(u);
 }
 
 static inline int uring_enable(uring *u) {
@@ -131,6 +168,7 @@ static inline int64_t uring_clock_ns(void) {
 
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
+/* What is prepared, or published and not yet taken by a kernel thread. */
 static inline unsigned uring_pending(const uring *u) {
     return u->ring.sq.sqe_tail - *u->ring.sq.khead;
 }
@@ -157,18 +195,44 @@ static inline unsigned uring_publish(uring *u) {
     return sq->sqe_tail - *sq->khead;
 }
 
+/* What a kernel thread with *count* submissions before it must be told by a system call: to wake up,
+ * if it sleeps, and that we wait for room, if its queue is full. 0 if it needs no call. */
+static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
+    unsigned flags = 0;
+
+    /* It says that it will sleep and then looks at the queue; we do it the other way round. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (*(volatile unsigned *)u->ring.sq.kflags & IORING_SQ_NEED_WAKEUP)
+        flags |= IORING_ENTER_SQ_WAKEUP;
+    if (count >= *u->ring.sq.kring_entries)
+        flags |= IORING_ENTER_SQ_WAIT;
+    return flags;
+}
+
+/* Publishes what is prepared, and enters: with a kernel thread only if one of us needs that. */
+static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *arg, size_t size) {
+    unsigned count = uring_publish(u);
+
+    if (u->threaded) {
+        unsigned told = uring_thread_flags(u, count);
+
+        if (!told && !wanted && !uring_has_overflow(u))
+            return 0;
+        flags |= told;
+        count = 0;
+    }
+    u->enters++;
+    return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, arg, size);
+}
+
 /* Submits, and runs deferred completions; never sleeps. A zero timeout would: it arms a timer
  * and schedules, 15 us, where a plain GETEVENTS takes 0.2 us. */
 static inline int uring_submit(uring *u) {
-    unsigned count = uring_publish(u);
-
-    return io_uring_enter2(u->ring.ring_fd, count, 0, IORING_ENTER_GETEVENTS, NULL, 0);
+    return uring_enter(u, 0, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
 /* Submits, and leaves deferred completions to a later enter. */
-static inline int uring_submit_only(uring *u) {
-    return io_uring_enter2(u->ring.ring_fd, uring_publish(u), 0, 0, NULL, 0);
-}
+static inline int uring_submit_only(uring *u) { return uring_enter(u, 0, 0, NULL, 0); }
 
 /* Spins until something has completed or *spin_ns* have passed; makes no system call. */
 static inline bool uring_spin(const uring *u, int64_t spin_ns) {
@@ -185,23 +249,37 @@ static inline bool uring_spin(const uring *u, int64_t spin_ns) {
     return false;
 }
 
-/* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
- * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
-static inline int uring_wait(uring *u, int64_t timeout_ns) {
-    unsigned count = uring_publish(u);
+/* Submits and sleeps until *wanted* completions are there or *timeout_ns* has passed. */
+static inline int uring_wait_for(uring *u, unsigned wanted, int64_t timeout_ns) {
     unsigned flags = IORING_ENTER_GETEVENTS | u->enter_flags;
     struct __kernel_timespec ts;
     struct io_uring_getevents_arg arg;
 
     if (timeout_ns == URING_FOREVER)
-        return io_uring_enter2(u->ring.ring_fd, count, 1, flags, NULL, _NSIG / 8);
+        return uring_enter(u, wanted, flags, NULL, _NSIG / 8);
     ts.tv_sec = timeout_ns / 1000000000;
     ts.tv_nsec = timeout_ns % 1000000000;
     memset(&arg, 0, sizeof(arg));
     arg.sigmask_sz = _NSIG / 8;
     arg.ts = (uint64_t)(uintptr_t)&ts;
-    return io_uring_enter2(u->ring.ring_fd, count, 1, flags | IORING_ENTER_EXT_ARG,
-                           (void *)&arg, sizeof(arg));
+    return uring_enter(u, wanted, flags | IORING_ENTER_EXT_ARG, (void *)&arg, sizeof(arg));
+}
+
+/* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
+ * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
+static inline int uring_wait(uring *u, int64_t timeout_ns) {
+    return uring_wait_for(u, 1, timeout_ns);
+}
+
+/* Submits, for those who look for *expected* completions and can not go on before. Our own enter
+ * has brought what there is; a kernel thread is given the time. */
+static inline int uring_submit_and_look(uring *u, unsigned expected) {
+    unsigned wanted = *u->ring.cq.ktail - *u->ring.cq.khead + expected;
+    unsigned most = *u->ring.cq.kring_entries;
+
+    if (!u->threaded)
+        return uring_submit(u);
+    return uring_wait_for(u, wanted < most ? wanted : most, URING_PATIENCE_NS);
 }
 
 /* ── completions ────────────────────────────────────────────────────────────────────────────── */

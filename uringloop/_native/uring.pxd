@@ -90,12 +90,16 @@ cdef extern from "uring.h" nogil:
         pass
 
     struct uring:
+        uint64_t enters
         bint open
         bint enabled
+        bint threaded
         bint inherited
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
+    int uring_open_threaded(
+        uring *u, unsigned int sq_entries, unsigned int cq_entries, unsigned int idle_ms, int cpu)
     int uring_enable(uring *u)
     void uring_close(uring *u)
     void uring_leave_to_parent(uring *u)
@@ -107,6 +111,7 @@ cdef extern from "uring.h" nogil:
     int uring_submit(uring *u)
     bint uring_spin(const uring *u, int64_t spin_ns)
     int uring_wait(uring *u, int64_t timeout_ns)
+    int uring_submit_and_look(uring *u, unsigned int expected)
 
     unsigned int uring_head(const uring *u)
     unsigned int uring_tail(const uring *u)
