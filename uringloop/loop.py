@@ -39,11 +39,15 @@ CLEANUP_SOCKET = sys.version_info >= (3, 13)
 class Loop(RunningLoop):
     """An asyncio event loop on io_uring.
 
-    The options are for few programs; `README.md` says what they bring and cost.
+    The options are for few programs; `docs/options.md` says what each brings and costs.
 
     *busy_poll_us*: before it sleeps, look for work this many microseconds. A sleep and the wake-up
     after it take some 10 us, which is most of the latency of few connections; the price is a core
     that is busy as long as there is less than one event in that time.
+
+    *batch_wait_us*: while it sleeps, let what completes gather this many microseconds. Many quiet
+    connections cost less, because fewer turns serve them; whatever wakes the loop may be that late,
+    except a timer. Kernels before 6.12 do not know it, and it does nothing there.
 
     *sqpoll*: have a thread of the kernel's send and receive, on another core. It is busy as long as
     there is anything to do, and sleeps after this many milliseconds without; True is 1. Then what
@@ -55,9 +59,19 @@ class Loop(RunningLoop):
     """
 
     def __init__(
-        self, *, busy_poll_us: int = 0, sqpoll: int = 0, sqpoll_cpu: int | None = None
+        self,
+        *,
+        busy_poll_us: int = 0,
+        batch_wait_us: int = 0,
+        sqpoll: int = 0,
+        sqpoll_cpu: int | None = None,
     ) -> None:
-        super().__init__(busy_poll_us=busy_poll_us, sqpoll=sqpoll, sqpoll_cpu=sqpoll_cpu)
+        super().__init__(
+            busy_poll_us=busy_poll_us,
+            batch_wait_us=batch_wait_us,
+            sqpoll=sqpoll,
+            sqpoll_cpu=sqpoll_cpu,
+        )
         self._readers: dict[int, poll.PollWatcher] = {}
         self._writers: dict[int, poll.PollWatcher] = {}
         self._children: set[subprocesses.Child] = set()

@@ -41,16 +41,24 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     """
 
     def __init__(
-        self, *, busy_poll_us: int = 0, sqpoll: int = 0, sqpoll_cpu: int | None = None
+        self,
+        *,
+        busy_poll_us: int = 0,
+        batch_wait_us: int = 0,
+        sqpoll: int = 0,
+        sqpoll_cpu: int | None = None,
     ) -> None:
         checks.check_range("busy_poll_us", busy_poll_us, checks.WAIT_MAX_US)
+        checks.check_range("batch_wait_us", batch_wait_us, checks.WAIT_MAX_US)
         checks.check_range("sqpoll", sqpoll, checks.IDLE_MAX_MS)
         if sqpoll_cpu is not None:
             checks.check_processor("sqpoll_cpu", sqpoll_cpu)
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         try:
-            super().__init__(busy_poll_us, sqpoll, -1 if sqpoll_cpu is None else sqpoll_cpu)
+            super().__init__(
+                busy_poll_us, batch_wait_us, sqpoll, -1 if sqpoll_cpu is None else sqpoll_cpu
+            )
         except OSError as exc:
             raise availability.explained(exc) from None
         self._signals = signals.SignalState(self)

@@ -21,7 +21,13 @@ class Flushable: ...
 class LoopCore:
     slow_callback_duration: float
 
-    def __init__(self, busy_poll_us: int = 0, sqpoll: int = 0, sqpoll_cpu: int = -1) -> None: ...
+    def __init__(
+        self,
+        busy_poll_us: int = 0,
+        batch_wait_us: int = 0,
+        sqpoll: int = 0,
+        sqpoll_cpu: int = -1,
+    ) -> None: ...
     def call_soon(
         self,
         callback: Callable[[*_Ts], object],

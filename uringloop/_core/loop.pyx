@@ -109,11 +109,12 @@ cdef class LoopCore:
         # Nothing is open until the constructor has made it.
         self.closed = True
 
-    def __init__(self, busy_poll_us=0, sqpoll=0, sqpoll_cpu=-1):
+    def __init__(self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1):
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
         self.ring = Ring(sqpoll, sqpoll_cpu)
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
+        self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
         # Their memory comes at first need.
         self.pool = new_stream_pool(self.ring)
         self.datagram_pool = new_datagram_pool(self.ring)

@@ -41,6 +41,7 @@ cdef class Ring:
     cdef readonly int count            # operations in flight, without the loop's own
     cdef int run_count                 # of those, the ones that end with the run
     cdef int64_t spin_ns               # look for completions this long before a sleep
+    cdef int64_t batch_ns              # let completions gather this long in a sleep
     cdef bint held                     # closed while a kernel thread works on: its memory must stay
     cdef bint running                  # a thread is in a run: no other may submit
     cdef int generation                # grows when a new ring replaces this one

@@ -56,7 +56,7 @@ from uringloop._native.uring cimport (
     uring_submit_only,
     uring_submitted,
     uring_tail,
-    uring_wait,
+    uring_wait_batch,
 )
 
 
@@ -73,6 +73,10 @@ SQ_ENTRIES_OF_THREAD = 512
 RETRIES_MAX = 64
 # A cancel misses a send that is being retried: with busy peers hundreds of times.
 SETTLE_MAX = 4096
+
+cdef enum:
+    # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
+    BATCH_MAX = 64
 
 # In the user_data of a quiet operation: the address of an Operation is even.
 cdef uint64_t QUIET = 1
@@ -232,6 +236,7 @@ cdef class Ring:
         """Hand over what is prepared and sleep until a completion, a signal or the timeout."""
         cdef int res
         cdef bint found
+        cdef unsigned int wanted = 1
         self.check_inherited()
         if self.spin_ns and (timeout_ns == URING_FOREVER or timeout_ns > self.spin_ns):
             if uring_pending(&self.u):
@@ -243,8 +248,10 @@ cdef class Ring:
                 return self.submit()
             if timeout_ns != URING_FOREVER:
                 timeout_ns -= self.spin_ns
+        if self.batch_ns:
+            wanted = <unsigned int>min(self.count, <int>BATCH_MAX)
         with nogil:
-            res = uring_wait(&self.u, timeout_ns)
+            res = uring_wait_batch(&self.u, wanted, self.batch_ns, timeout_ns)
         return self._entered(res)
 
     cdef int _submit_and_look(self, unsigned int expected) except -1:

@@ -29,6 +29,7 @@
 /* Values newer than liburing 2.3; the kernel that brought each one is named beside it. */
 #define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
 #define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
+#define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
 
 /* Room in front of each datagram for an address of IPv4 or IPv6, rounded up so that what follows is
  * aligned, and for the size of the datagrams that the kernel has merged (UDP_GRO, 24 bytes), behind
@@ -42,6 +43,16 @@
 
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
+
+/* io_uring_getevents_arg, whose third member older headers call a pad. */
+typedef struct uring_wait_arg {
+    uint64_t sigmask;
+    uint32_t sigmask_sz;
+    uint32_t min_wait_usec;
+    uint64_t ts;
+} uring_wait_arg;
+_Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
+               "the kernel tells its arguments by their size");
 
 typedef struct uring {
     struct io_uring ring;
@@ -249,26 +260,41 @@ static inline bool uring_spin(const uring *u, int64_t spin_ns) {
     return false;
 }
 
-/* Submits and sleeps until *wanted* completions are there or *timeout_ns* has passed. */
-static inline int uring_wait_for(uring *u, unsigned wanted, int64_t timeout_ns) {
+/* Submits and sleeps until *wanted* completions are there, or *least_ns* have passed and there is
+ * one, or *timeout_ns* has passed. */
+static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
     unsigned flags = IORING_ENTER_GETEVENTS | u->enter_flags;
     struct __kernel_timespec ts;
-    struct io_uring_getevents_arg arg;
+    uring_wait_arg arg;
 
-    if (timeout_ns == URING_FOREVER)
+    if (timeout_ns == URING_FOREVER && !least_ns)
         return uring_enter(u, wanted, flags, NULL, _NSIG / 8);
-    ts.tv_sec = timeout_ns / 1000000000;
-    ts.tv_nsec = timeout_ns % 1000000000;
     memset(&arg, 0, sizeof(arg));
     arg.sigmask_sz = _NSIG / 8;
-    arg.ts = (uint64_t)(uintptr_t)&ts;
+    arg.min_wait_usec = (uint32_t)(least_ns / 1000);
+    if (timeout_ns != URING_FOREVER) {
+        ts.tv_sec = timeout_ns / 1000000000;
+        ts.tv_nsec = timeout_ns % 1000000000;
+        arg.ts = (uint64_t)(uintptr_t)&ts;
+    }
     return uring_enter(u, wanted, flags | IORING_ENTER_EXT_ARG, (void *)&arg, sizeof(arg));
 }
 
 /* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
  * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
 static inline int uring_wait(uring *u, int64_t timeout_ns) {
-    return uring_wait_for(u, 1, timeout_ns);
+    return uring_wait_for(u, 1, 0, timeout_ns);
+}
+
+/* The same, but gives what completes *least_ns* to become *wanted*; the timeout may be nearer. */
+static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
+                                   int64_t timeout_ns) {
+    if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
+        return uring_wait(u, timeout_ns);
+    /* The kernel looks at the timeout only after that time. */
+    if (timeout_ns != URING_FOREVER && timeout_ns <= least_ns)
+        least_ns = 0;
+    return uring_wait_for(u, wanted, least_ns, timeout_ns);
 }
 
 /* Submits, for those who look for *expected* completions and can not go on before. Our own enter
@@ -279,7 +305,7 @@ static inline int uring_submit_and_look(uring *u, unsigned expected) {
 
     if (!u->threaded)
         return uring_submit(u);
-    return uring_wait_for(u, wanted < most ? wanted : most, URING_PATIENCE_NS);
+    return uring_wait_for(u, wanted < most ? wanted : most, 0, URING_PATIENCE_NS);
 }
 
 /* ── completions ────────────────────────────────────────────────────────────────────────────── */

@@ -111,6 +111,7 @@ cdef extern from "uring.h" nogil:
     int uring_submit(uring *u)
     bint uring_spin(const uring *u, int64_t spin_ns)
     int uring_wait(uring *u, int64_t timeout_ns)
+    int uring_wait_batch(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
     int uring_submit_and_look(uring *u, unsigned int expected)
 
     unsigned int uring_head(const uring *u)
