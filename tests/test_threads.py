@@ -118,6 +118,49 @@ def test_threadsafe_call_from_the_loop_itself_runs_in_the_next_turn(
     assert ran == ["next"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="a promise of Python 3.14")
+@pytest.mark.parametrize("question", ["cancel", "cancelled"])
+def test_who_cancels_what_is_being_called_waits_for_its_end(
+    each_loop: AbstractEventLoop, question: str
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        began.set()
+        # The other thread has this long to be wrong.
+        ended.wait(0.1)
+        ended.set()
+
+    def ask() -> bool:
+        handle = each_loop.call_soon_threadsafe(callback)
+        assert type(handle).__name__.endswith("ThreadSafeHandle")
+        assert isinstance(handle, asyncio.events._ThreadSafeHandle)  # type: ignore[attr-defined]
+        assert began.wait(PATIENCE)
+        getattr(handle, question)()
+        found = ended.is_set()
+        each_loop.call_soon_threadsafe(each_loop.stop)
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask)
+        each_loop.run_forever()
+        assert asked.result(PATIENCE)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="a promise of Python 3.14")
+def test_what_is_being_called_may_cancel_itself(each_loop: AbstractEventLoop) -> None:
+    asked: list[bool] = []
+
+    def callback() -> None:
+        handle.cancel()
+        asked.append(handle.cancelled())
+
+    handle = each_loop.call_soon_threadsafe(callback)
+    run_turns(each_loop, 2)
+    assert asked == [True]
+    assert "cancelled" in repr(handle)
+
+
 def test_threadsafe_call_may_be_cancelled_by_its_handle(each_loop: AbstractEventLoop) -> None:
     ran: list[str] = []
     handle = in_thread(lambda: each_loop.call_soon_threadsafe(ran.append, "cancelled"))

@@ -25,6 +25,10 @@ cdef class Handle:
     cdef int _failed(self, object callback, object args, bint entered) except -1
 
 
+cdef class ThreadSafeHandle(Handle):
+    cdef object lock                # held while the callback is called: whoever cancels it waits
+
+
 cdef class TimerHandle(Handle):
     cdef double deadline            # seconds on the loop's clock
     cdef object given               # the deadline as the caller gave it, if that is no float
@@ -34,6 +38,8 @@ cdef class TimerHandle(Handle):
 
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context)
+cdef Handle new_handle_for_threads(
+    object loop, object callback, tuple args, object context)
 cdef Handle new_handle_of(
     object loop, PyObject *const *call, Py_ssize_t size, PyObject *context)
 cdef TimerHandle new_timer(

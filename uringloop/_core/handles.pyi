@@ -27,6 +27,9 @@ class Handle:
     def _source_traceback(self) -> StackSummary | None: ...
 
 @disjoint_base
+class ThreadSafeHandle(Handle): ...
+
+@disjoint_base
 class TimerHandle(Handle):
     def when(self) -> float: ...
     @property

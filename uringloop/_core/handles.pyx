@@ -7,7 +7,8 @@ thread that runs the loop runs it; any thread that holds the GIL may cancel it.
 import asyncio
 import contextvars
 import inspect
-from asyncio import Task, format_helpers
+import threading
+from asyncio import Task, events, format_helpers
 
 cimport cython
 from cpython.object cimport PyObject
@@ -31,6 +32,8 @@ from uringloop._core.pyapi cimport (
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
+cdef object THREAD_SAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
+cdef object NEW_LOCK = threading.RLock
 cdef tuple NO_ARGS = ()
 # Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
@@ -170,6 +173,39 @@ cdef class Handle:
         return 0
 
 
+cdef class ThreadSafeHandle(Handle):
+
+    def cancel(self):
+        """Cancel the callback; one that is being called comes to its end first."""
+        self.lock.acquire()
+        try:
+            self.drop()
+        finally:
+            self.lock.release()
+
+    def cancelled(self):
+        """Return True if the callback was cancelled; one that is being called ends first."""
+        self.lock.acquire()
+        try:
+            return self.is_cancelled
+        finally:
+            self.lock.release()
+
+    cdef int run(self) except -1:
+        self.lock.acquire()
+        try:
+            return Handle.run(self)
+        finally:
+            self.lock.release()
+
+    cdef object twin(self):
+        return THREAD_SAFE_HANDLE(self.callback, self.all_args(), self.loop, self.context)
+
+    @property
+    def __class__(self):
+        return THREAD_SAFE_HANDLE
+
+
 cdef class TimerHandle(Handle):
 
     def when(self):
@@ -238,11 +274,28 @@ cdef bint is_timer(object other) except -1:
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context):
     cdef Handle handle = Handle.__new__(Handle)
+    fill(handle, loop, callback, args, context)
+    return handle
+
+
+cdef Handle new_handle_for_threads(object loop, object callback, tuple args, object context):
+    """Make what asyncio's call_soon_threadsafe returns: a class of its own since Python 3.14."""
+    cdef ThreadSafeHandle handle
+    if THREAD_SAFE_HANDLE is None:
+        return new_handle(loop, callback, args, context)
+    handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
+    handle.lock = NEW_LOCK()
+    fill(handle, loop, callback, args, context)
+    return handle
+
+
+cdef inline int fill(
+        Handle handle, object loop, object callback, tuple args, object context) except -1:
     handle.callback = callback
     handle.args = args
     handle.context = PyContext_CopyCurrent() if context is None else context
     handle.loop = loop
-    return handle
+    return 0
 
 
 cdef Handle new_handle_of(

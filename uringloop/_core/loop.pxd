@@ -54,6 +54,7 @@ cdef class LoopCore:
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1
     cdef Handle schedule(self, object callback, tuple args, object context)
+    cdef Handle schedule_handle(self, Handle handle)
     cdef int run_turn(self) except -1
     cdef int collect(self) except -1
     cdef int feed_starved(self, BufferPool pool) except -1

@@ -21,7 +21,7 @@ import asyncio
 import inspect
 import sys
 import threading
-from asyncio import coroutines, events, format_helpers
+from asyncio import coroutines, format_helpers
 from asyncio.log import logger
 
 cimport cython
@@ -37,6 +37,7 @@ from uringloop._core.handles cimport (
     format_handle,
     nanoseconds,
     new_handle,
+    new_handle_for_threads,
     new_handle_of,
     new_timer,
 )
@@ -74,8 +75,6 @@ COLLECT_ROUNDS_MAX = 16
 # Longest sleep, as asyncio's: a deadline further away than this is looked at again then.
 SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
-# From 3.14 on another thread may cancel such a handle while it runs, and waits for its end.
-cdef object THREADSAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
 cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
@@ -148,14 +147,7 @@ cdef class LoopCore:
         self.check_closed()
         if self.debug:
             self.check_call(callback, "call_soon_threadsafe")
-        if THREADSAFE_HANDLE is None:
-            handle = self.schedule(callback, args, context)
-        else:
-            handle = THREADSAFE_HANDLE(callback, args, self, context)
-            if self.debug:
-                # Its own constructor is not where it was scheduled.
-                handle._source_traceback.pop()
-            self.schedule(handle._run, (), None)
+        handle = self.schedule_handle(new_handle_for_threads(self, callback, args, context))
         self.wake()
         return handle
 
@@ -211,7 +203,9 @@ cdef class LoopCore:
         self.stopping = True
 
     cdef Handle schedule(self, object callback, tuple args, object context):
-        cdef Handle handle = new_handle(self, callback, args, context)
+        return self.schedule_handle(new_handle(self, callback, args, context))
+
+    cdef Handle schedule_handle(self, Handle handle):
         if self.debug:
             handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
         self.ready.push(handle)
