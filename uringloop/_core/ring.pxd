@@ -29,6 +29,7 @@ cdef struct Operation:
     bint cancelled             # ends with the run only because it has been cancelled
     bint quiet                 # will post a completion only if it fails
     unsigned int sequence      # of its submission, if it is quiet
+    bint lingers               # a worker may use its memory even if the ring is closed
     bint background            # belongs to the loop itself: not counted as in flight
 
 
@@ -40,6 +41,8 @@ cdef class Ring:
     cdef bint quiet_sends              # the kernel can do them
     cdef readonly int count            # operations in flight, without the loop's own
     cdef int run_count                 # of those, the ones that end with the run
+    cdef int lingering                 # of those, the ones that may outlive a ring
+    cdef bint workers_limited          # this ring's workers have been bounded
     cdef int64_t spin_ns               # look for completions this long before a sleep
     cdef int64_t batch_ns              # let completions gather this long in a sleep
     cdef bint held                     # closed while a kernel thread works on: its memory must stay
@@ -63,6 +66,8 @@ cdef class Ring:
     cdef int take(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
     cdef int settle(self) except -1
+    cdef int limit_workers(self) except -1
+    cdef int _await_workers(self) except -1
     cdef bint take_over(self) except -1
     cdef int drain(self) except -1
     cdef int close(self) except -1
@@ -89,4 +94,5 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.ends_with_run = False
     op.cancelled = False
     op.quiet = False
+    op.lingers = False
     op.background = False

@@ -7,6 +7,8 @@ CQ_ENTRIES: int
 SQ_ENTRIES_OF_THREAD: int
 RETRIES_MAX: int
 SETTLE_MAX: int
+LINGER_NS: int
+UNBOUNDED_WORKERS_MAX: int
 
 @final
 class Ring:

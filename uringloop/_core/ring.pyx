@@ -10,6 +10,8 @@ the GIL while the loop does not run; only the kernel's answer (EEXIST) says whic
 belongs to, see `take_over`.
 """
 
+import os
+
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -44,6 +46,7 @@ from uringloop._native.uring cimport (
     uring_has_task_work,
     uring_head,
     uring_leave_to_parent,
+    uring_limit_workers,
     uring_open,
     uring_open_threaded,
     uring_pending,
@@ -56,6 +59,7 @@ from uringloop._native.uring cimport (
     uring_submit_only,
     uring_submitted,
     uring_tail,
+    uring_wait,
     uring_wait_batch,
 )
 
@@ -73,6 +77,11 @@ SQ_ENTRIES_OF_THREAD = 512
 RETRIES_MAX = 64
 # A cancel misses a send that is being retried: with busy peers hundreds of times.
 SETTLE_MAX = 4096
+# A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
+# what it still uses afterwards is never freed.
+LINGER_NS = 2_000_000_000 // RETRIES_MAX
+# Threads of the kernel for files that are no regular ones, of which there is no limit otherwise.
+UNBOUNDED_WORKERS_MAX = 64
 
 cdef enum:
     # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
@@ -80,6 +89,9 @@ cdef enum:
 
 # In the user_data of a quiet operation: the address of an Operation is even.
 cdef uint64_t QUIET = 1
+cdef int64_t LINGER = LINGER_NS
+cdef unsigned int CPU_COUNT = os.cpu_count() or 1
+cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
 # Whether the kernel does what a quiet send relies on; tried once.
 cdef bint quiet_sends = False
 cdef bint quiet_sends_tried = False
@@ -188,6 +200,8 @@ cdef class Ring:
             self.count += 1
         if op.ends_with_run:
             self.run_count += 1
+        if op.lingers:
+            self.lingering += 1
         return 0
 
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1:
@@ -369,6 +383,8 @@ cdef class Ring:
             self.run_count -= 1
             if op.cancelled:
                 op.cancelled = op.ends_with_run = False
+        if op.lingers:
+            self.lingering -= 1
 
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
@@ -407,7 +423,8 @@ cdef class Ring:
             cqe = uring_completion(&self.u, index)
             op = operation_of(cqe.user_data)
             index += 1
-            if op != NULL and (op == wanted or (wanted == NULL and op.ends_with_run)):
+            if op != NULL and (op == wanted or (
+                    wanted == NULL and (op.ends_with_run or op.lingers))):
                 # The queue is ours to write: a completion for nobody is skipped later.
                 cqe.user_data = 0
                 flags = cqe.flags
@@ -434,11 +451,32 @@ cdef class Ring:
                 op = op.next
             self._submit_and_look(self.run_count)
             self._take_completions_of(NULL)
+        if self.lingering:
+            self._await_workers()
         while uring_has_overflow(&self.u) and tries < 2 * SETTLE_MAX:
             # The kernel keeps completions that found the queue full; a new ring would lose them.
             tries += 1
             self.dispatch()
             self.submit()
+        return 0
+
+    cdef int _await_workers(self) except -1:
+        """Wait for the reads and writes of files, not for long: only this thread hears of them."""
+        cdef int waits = 0
+        cdef int before
+        while self.lingering and waits < RETRIES_MAX:
+            before = self.lingering
+            with nogil:
+                uring_wait(&self.u, LINGER)
+            self._take_completions_of(NULL)
+            waits = 0 if self.lingering < before else waits + 1
+        return 0
+
+    cdef int limit_workers(self) except -1:
+        """Bound the threads that the kernel starts for this ring's files."""
+        self.workers_limited = True
+        # An old kernel has no limits; that is no reason not to go on.
+        uring_limit_workers(&self.u, 4 * CPU_COUNT, UNBOUNDED_WORKERS)
         return 0
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────
@@ -492,12 +530,16 @@ cdef class Ring:
         fresh.next = self.u.next
         fresh.enters = self.u.enters
         self.u = fresh
+        self.workers_limited = False
         self.generation += 1
         # To the end: the list's head is on this stack.
         while orphans.next != &orphans:
             try:
                 # How much of a send has gone nobody knows: sending it again may double bytes.
                 unknown = orphans.next.ends_with_run and not orphans.next.quiet
+                if orphans.next.lingers:
+                    # Its memory is the worker's for good.
+                    Py_INCREF(<object>orphans.next.owner)
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
                 failure = failure or exc
@@ -513,7 +555,8 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
             self._unlink(op)
-            Py_DECREF(<object>op.owner)
+            if not op.lingers:
+                Py_DECREF(<object>op.owner)
         return 0
 
     cdef int drain(self) except -1:
@@ -541,8 +584,12 @@ cdef class Ring:
             op = op.next
         while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
             idle += 1
-            uring_submit_and_look(&self.u, expected)
-            expected = 1
+            if self.lingering:
+                with nogil:
+                    uring_wait(&self.u, LINGER)
+            else:
+                uring_submit_and_look(&self.u, expected)
+                expected = 1
             head = uring_head(&self.u)
             while head != uring_tail(&self.u):
                 idle = 0

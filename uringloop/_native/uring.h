@@ -143,6 +143,14 @@ static inline int uring_enable(uring *u) {
     return 0;
 }
 
+/* Bounds the threads of the kernel that wait for files: *bounded* for regular ones and devices,
+ * *unbounded* for the rest, whose number has no limit otherwise. */
+static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbounded) {
+    unsigned limits[2] = {bounded, unbounded};
+
+    return io_uring_register_iowq_max_workers(&u->ring, limits);
+}
+
 /* Unmaps and closes. In a forked child the fork handler has closed the descriptor and the maps
  * were never there (other memory may live at their addresses): nothing is left to do. */
 static inline void uring_close(uring *u) {

@@ -149,6 +149,7 @@ cdef extern from "uring.h" nogil:
     size_t uring_merged_size(const char *buffer)
     void *uring_map(size_t size)
 
+    int uring_limit_workers(uring *u, unsigned int bounded, unsigned int unbounded)
     int64_t uring_clock_ns()
 
 
