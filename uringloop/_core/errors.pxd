@@ -13,11 +13,14 @@ cdef extern from "<errno.h>" nogil:
     const int EEXIST
     const int EINTR
     const int EINVAL
+    const int EISDIR
     const int EMFILE
     const int ENFILE
     const int ENOBUFS
     const int ENOMEM
+    const int ENOSPC
     const int ENXIO
+    const int ESPIPE
     const int ETIME
     int errno
 

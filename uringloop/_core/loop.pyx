@@ -242,6 +242,7 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_turn(self) except -1:
+        self.inline_bytes = INLINE_BYTES_MAX
         if self.timers.count:
             self.expire_timers()
         if self.ready.count:

@@ -1,0 +1,41 @@
+"""One request of a file, in flight on the loop's ring or in a thread of its executor."""
+
+from cpython.object cimport PyObject
+
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.ring cimport Operation
+from uringloop._native.uring cimport io_uring_sqe
+
+
+cdef class InFlight:
+    # Counts the operations that use a descriptor: it is not closed before they have ended.
+    cdef readonly int operations_in_flight
+    cdef object idle                # a Future of who waits for them, or None
+
+    cdef int ended(self) except -1
+
+
+cdef class FileOperation:
+    cdef Operation op
+    cdef io_uring_sqe request       # what is asked for: submitted, again if its ring is lost
+    cdef LoopCore loop              # whose ring has it; None for a thread of the executor
+    cdef InFlight file              # what it counts for; None for one without a descriptor
+    cdef object held                # bytes, views, paths: what the kernel reads or fills
+    cdef object future              # of who waits
+    cdef int res                    # a count, a descriptor or -errno, once it has ended
+    cdef bint counted               # in operations_in_flight
+    cdef bint has_ended
+    cdef bint cancelled             # by who waits; an ECANCELED else means that the ring is lost
+    cdef bint opens                 # its result is a descriptor that nobody has taken yet
+    cdef bint repeatable            # doing it twice is doing it once
+    cdef bint detachable            # who waits need not wait for the end of what he cancels
+    cdef Py_ssize_t filled          # bytes that were there without waiting
+
+    cdef int submit(self) except -1
+    cdef int cancel(self) except -1
+    cdef int on_end(self, int res) except -1
+    cdef int tell(self) except -1
+
+
+cdef FileOperation new_operation(InFlight file, object held)
+cdef LoopCore ring_loop()

@@ -1,0 +1,18 @@
+"""One request of a file, in flight on the loop's ring or in a thread of its executor."""
+
+import asyncio
+from typing import Final
+
+from typing_extensions import disjoint_base
+
+@disjoint_base
+class InFlight:
+    operations_in_flight: Final[int]
+
+    async def _become_idle(self) -> None: ...
+
+@disjoint_base
+class FileOperation:
+    async def run(self) -> None: ...
+    def _perform(self) -> int: ...
+    def _performed(self, performed: asyncio.Future[int]) -> None: ...

@@ -1,0 +1,144 @@
+"""One request of a file, in flight on the loop's ring or in a thread of its executor.
+
+A FileOperation owns all that the kernel reads or fills on its behalf, until the kernel has
+answered: the ring, or the thread, holds the operation. The request is a submission of its own,
+copied into the ring's queue; under another loop than ours the same request is performed by a
+thread. Who awaits it comes back after its end, and so do those who cancel it, except where all
+memory is the operation's own and nothing is changed by it (`detachable`).
+
+A ring that is lost, with a thread that has ended, ends its operations with an ECANCELED that nobody
+asked for: what can be done twice is submitted again.
+"""
+
+from asyncio import CancelledError, Future, get_running_loop
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._core.errors cimport ECANCELED, EINTR
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.ring cimport Operation, operation_init
+from uringloop._native.filecalls cimport uring_copy_submission, uring_perform
+from uringloop._native.uring cimport close, io_uring_sqe
+
+
+cdef class InFlight:
+
+    cdef int ended(self) except -1:
+        self.operations_in_flight -= 1
+        if self.idle is not None and not self.operations_in_flight:
+            if not self.idle.done():
+                self.idle.set_result(None)
+            self.idle = None
+        return 0
+
+    async def _become_idle(self):
+        """Wait until no operation uses the descriptor."""
+        while self.operations_in_flight:
+            if self.idle is None or self.idle.done():
+                self.idle = Future(loop=get_running_loop())
+            await self.idle
+
+
+@cython.freelist(64)
+@cython.no_gc_clear
+cdef class FileOperation:
+
+    def __dealloc__(self):
+        if self.opens and self.has_ended and self.res >= 0:
+            close(self.res)
+        if self.counted:
+            # Its loop was closed before it could be told of the end.
+            self.file.ended()
+
+    async def run(self):
+        """Have it done, and wait for its end. The result is in `res`."""
+        self.loop = ring_loop()
+        self.future = Future(loop=get_running_loop())
+        if self.loop is not None:
+            self.submit()
+        else:
+            performed = get_running_loop().run_in_executor(None, self._perform)
+            performed.add_done_callback(self._performed)
+        if self.file is not None:
+            self.counted = True
+            self.file.operations_in_flight += 1
+        try:
+            await self.future
+        except CancelledError:
+            self.cancel()
+            if self.detachable:
+                raise
+            while not self.has_ended:
+                self.future = Future(loop=get_running_loop())
+                try:
+                    await self.future
+                except CancelledError:
+                    # The first one is raised when the kernel has let go of the memory.
+                    continue
+            raise
+        except BaseException:
+            # Whoever awaits it is thrown away: it ends alone.
+            self.cancel()
+            raise
+
+    cdef int submit(self) except -1:
+        cdef io_uring_sqe *sqe
+        if not self.loop.ring.workers_limited:
+            self.loop.ring.limit_workers()
+        sqe = self.loop.ring.submission()
+        uring_copy_submission(sqe, &self.request)
+        return self.loop.ring.start(sqe, &self.op)
+
+    cdef int cancel(self) except -1:
+        """Ask for an early end. A thread can not be stopped."""
+        self.cancelled = True
+        if self.op.in_flight:
+            self.loop.ring.cancel(&self.op)
+        return 0
+
+    def _perform(self):
+        """Do it here and now: a thread of the executor calls this."""
+        cdef int res
+        with nogil:
+            res = uring_perform(&self.request)
+            while res == -EINTR:
+                res = uring_perform(&self.request)
+        return res
+
+    def _performed(self, performed):
+        self.on_end(-ECANCELED if performed.cancelled() else performed.result())
+
+    cdef int on_end(self, int res) except -1:
+        if res == -EINTR or (res == -ECANCELED and self.repeatable):
+            if not self.cancelled and self.loop is not None:
+                return self.submit()
+        self.res = res
+        self.has_ended = True
+        if self.counted:
+            self.counted = False
+            self.file.ended()
+        return self.tell()
+
+    cdef int tell(self) except -1:
+        if not self.future.done() and not self.future.get_loop().is_closed():
+            self.future.set_result(None)
+        return 0
+
+
+cdef FileOperation new_operation(InFlight file, object held):
+    cdef FileOperation operation = FileOperation.__new__(FileOperation)
+    operation.file = file
+    operation.held = held
+    operation_init(&operation.op, file_operation_on_completion, <PyObject*>operation)
+    return operation
+
+
+cdef LoopCore ring_loop():
+    """Return the running loop if it is one of ours, else None."""
+    loop = get_running_loop()
+    return <LoopCore>loop if isinstance(loop, LoopCore) else None
+
+
+cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:
+    return (<FileOperation>op.owner).on_end(res)

@@ -1,0 +1,559 @@
+"""An open file: its descriptor, and what is done with it at an offset or where it stands.
+
+Calls with an offset run beside each other; those without are made by one caller at a time, which
+is for the classes in Python to see to. Where the descriptor stands is the kernel's to know, as for
+plain files: it is shared with children and copies. It is moved when the bytes are there, so that
+what is cancelled has not moved it.
+
+A read first takes what is in the page cache, without waiting and without a ring, as long as the
+turn may still copy that much; the rest goes to the ring. Where the file system can write without
+waiting the same holds for writes.
+"""
+
+import asyncio
+import io
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport strerror
+
+from uringloop._core.errors cimport EAGAIN, EINVAL, EISDIR, ENOSPC, ESPIPE, errno
+from uringloop._core.fileops cimport FileOperation, InFlight, new_operation, ring_loop
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._native.filecalls cimport (
+    AT_FDCWD,
+    IORING_FSYNC_DATASYNC,
+    S_ISDIR,
+    S_ISREG,
+    SEEK_CUR,
+    SEEK_END,
+    SEEK_SET,
+    io_uring_prep_close,
+    io_uring_prep_fallocate,
+    io_uring_prep_fsync,
+    io_uring_prep_openat,
+    io_uring_prep_read,
+    io_uring_prep_readv,
+    io_uring_prep_write,
+    io_uring_prep_writev,
+    lseek,
+    statx,
+    uring_file_facts,
+    uring_leave_to_worker,
+    uring_prep_ftruncate,
+    uring_prep_size,
+    uring_read_cached,
+    uring_size_in,
+    uring_write_cached,
+)
+from uringloop._native.uring cimport close, iovec
+
+
+# The kernel moves 2 GiB less a page at once, and its answer is an int.
+REQUEST_MAX = 1 << 30
+# What a read counts besides its bytes against what a turn may copy: half a microsecond.
+CALL_BYTES = 4096
+# Reads from this size on are copied by a worker of the kernel once the turn has had its share: in
+# the ring they would be copied by the loop's own thread while they are submitted.
+WORKER_BYTES = 128 * 1024
+
+cdef Py_ssize_t REQUEST = REQUEST_MAX
+cdef Py_ssize_t CALL = CALL_BYTES
+cdef Py_ssize_t WORKER = WORKER_BYTES
+cdef object UnsupportedOperation = io.UnsupportedOperation
+
+
+async def open_descriptor(path, int flags):
+    """Open *path* and return the descriptor. Raises OSError with *path* as it was given."""
+    cdef bytes name = os.fsencode(path)
+    cdef FileOperation operation = new_operation(None, name)
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, 0o666)
+    # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
+    uring_leave_to_worker(&operation.request)
+    operation.opens = True
+    await operation.run()
+    if operation.res < 0:
+        raise OSError(-operation.res, strerror(-operation.res).decode(), path)
+    operation.opens = False
+    return operation.res
+
+
+cdef class OpenFile(InFlight):
+
+    def __cinit__(self, *args, **options):
+        self.fd = -1
+
+    def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
+                 appending=False):
+        """Take over the descriptor *fd*; without *closefd* only borrow it."""
+        cdef unsigned int mode = 0
+        cdef int64_t size = 0
+        cdef int res = uring_file_facts(fd, &mode, &size, &self._block_size)
+        if res < 0:
+            raise OSError(-res, strerror(-res).decode())
+        if S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, strerror(EISDIR).decode(), name)
+        self._regular = S_ISREG(mode)
+        self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
+        self.reads_cached = self.writes_cached = self._regular
+        self.fd = fd
+        self.name = name
+        self.closefd = closefd
+        self._readable = readable
+        self._writable = writable
+        self._appending = appending
+        if appending and self._regular:
+            # Where plain files stand too; what is written goes to the end wherever that is.
+            lseek(fd, size, SEEK_SET)
+
+    @property
+    def closed(self):
+        return self.fd < 0
+
+    def fileno(self):
+        self.check_open()
+        return self.fd
+
+    cdef int check_open(self) except -1:
+        if self.fd < 0:
+            raise ValueError("I/O operation on closed file.")
+        return 0
+
+    cdef int check(self, bint able, str message) except -1:
+        self.check_open()
+        if not able:
+            raise UnsupportedOperation(message)
+        return 0
+
+    cdef object failure(self, int res):
+        """Build the OSError for *res*, with the name of the file where it has one."""
+        reason = strerror(-res).decode("utf-8", "replace")
+        if isinstance(self.name, int):
+            return OSError(-res, reason)
+        return OSError(-res, reason, self.name)
+
+    async def flush(self):
+        """Hand over what is kept here: nothing, where there is no buffer."""
+        self.check_open()
+
+    # ── at an offset ─────────────────────────────────────────────────────────────────────────
+
+    async def pread(self, Py_ssize_t n, int64_t offset):
+        """Read up to *n* bytes at *offset*; less only at the end of the file."""
+        cdef FileOperation operation
+        self.check_at(self._readable, "not readable", offset)
+        if n < 0:
+            raise ValueError("negative size")
+        operation = self.reading(None, n, offset)
+        operation.detachable = self._regular
+        if not operation.has_ended:
+            await operation.run()
+        return self.result_of(operation)
+
+    async def pread_into(self, buffer, int64_t offset):
+        """Read at *offset* into *buffer*; return how many bytes there were.
+
+        The buffer must not change meanwhile. Who is cancelled comes back when the kernel has
+        let go of it.
+        """
+        cdef FileOperation operation
+        self.check_at(self._readable, "not readable", offset)
+        view = room_in(buffer)
+        operation = self.reading(view, len(view), offset)
+        if not operation.has_ended:
+            await operation.run()
+        return self.count_of(operation)
+
+    async def pwrite(self, data, int64_t offset):
+        """Write all of *data* at *offset*; return how many bytes that were.
+
+        After an OSError its `characters_written` tells how many have been written. A file that was
+        opened for appending is appended to, as by os.pwrite.
+        """
+        cdef Py_ssize_t written = 0
+        cdef FileOperation operation
+        self.check_at(self._writable, "not writable", offset)
+        view = bytes_of(data)
+        size = len(view)
+        while written < size:
+            operation = self.writing(view, written, offset + written)
+            if not operation.has_ended:
+                await operation.run()
+            written += self.written_of(operation, written)
+        return written
+
+    async def preadv(self, buffers, int64_t offset):
+        """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
+        cdef FileOperation operation
+        self.check_at(self._readable, "not readable", offset)
+        views = [room_in(buffer) for buffer in buffers]
+        vectors = vectors_of(views, 0)
+        operation = new_operation(self, (views, vectors))
+        operation.op.lingers = operation.repeatable = True
+        io_uring_prep_readv(
+            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), offset)
+        await operation.run()
+        return self.count_of(operation)
+
+    async def pwritev(self, buffers, int64_t offset):
+        """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
+        cdef Py_ssize_t written = 0
+        cdef FileOperation operation
+        self.check_at(self._writable, "not writable", offset)
+        views = [bytes_of(buffer) for buffer in buffers]
+        size = sum(map(len, views))
+        while written < size:
+            vectors = vectors_of(views, written)
+            operation = new_operation(self, (views, vectors))
+            operation.op.lingers = True
+            operation.repeatable = not self._appending
+            io_uring_prep_writev(
+                &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
+                PyBytes_GET_SIZE(vectors) // sizeof(iovec), offset + written)
+            await operation.run()
+            written += self.written_of(operation, written)
+        return written
+
+    cdef int check_at(self, bint able, str message, int64_t offset) except -1:
+        self.check(able, message)
+        if offset < 0:
+            raise ValueError("negative offset")
+        if not self._seekable:
+            raise self.failure(-ESPIPE)
+        return 0
+
+    # ── where the descriptor stands ──────────────────────────────────────────────────────────
+
+    async def _fill(self, Py_ssize_t n, buffer=None):
+        """Read up to *n* bytes, into *buffer* if there is one; return them, or how many they were.
+
+        Of a regular file less than that only at its end, of a stream what is there.
+        """
+        cdef FileOperation operation
+        cdef int64_t position = -1
+        self.check_open()
+        if self.stray is not None:
+            data = self.stray[:n]
+            self.stray = self.stray[n:] or None
+            if buffer is None:
+                return data
+            buffer[:len(data)] = data
+            return len(data)
+        if self._seekable:
+            position = self.position()
+        operation = self.reading(buffer, n, position)
+        operation.detachable = self._regular and buffer is None
+        if not operation.has_ended:
+            try:
+                await operation.run()
+            except BaseException:
+                if not self._seekable and operation.has_ended and operation.res > 0:
+                    taken = operation.held if buffer is None else bytes(buffer)
+                    self.stray = taken[:operation.res]
+                raise
+        if buffer is None:
+            data = self.result_of(operation)
+            count = len(data)
+        else:
+            data = count = self.count_of(operation)
+        if self._seekable and count:
+            self.move_to(position + count)
+        return data
+
+    async def _drain(self, view):
+        """Write all of *view*, bytes or a memoryview; `_moved` has gone, also after errors."""
+        cdef FileOperation operation
+        cdef int64_t position = -1
+        self.check_open()
+        self._moved = 0
+        size = len(view)
+        while self._moved < size:
+            if self._seekable and not self._appending:
+                position = self.position()
+            operation = self.writing(view, self._moved, position)
+            if not operation.has_ended:
+                try:
+                    await operation.run()
+                except BaseException:
+                    if operation.has_ended and operation.res > 0:
+                        self.note_written(operation.res, position)
+                    raise
+            self.note_written(self.written_of(operation, self._moved), position)
+
+    cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
+        self._moved += count
+        if position >= 0:
+            self.move_to(position + count)
+        return 0
+
+    cdef int64_t position(self) except? -1:
+        cdef int64_t position = lseek(self.fd, 0, SEEK_CUR)
+        if position < 0:
+            raise self.failure(-errno)
+        return position
+
+    cdef int move_to(self, int64_t position) except -1:
+        if lseek(self.fd, position, SEEK_SET) < 0:
+            raise self.failure(-errno)
+        return 0
+
+    async def _seek(self, int64_t offset, int whence):
+        """Move the descriptor; return where it then stands."""
+        cdef FileOperation operation
+        cdef int64_t position
+        self.check_open()
+        if whence == SEEK_END and self._regular:
+            # The size may be a server's to tell: lseek would wait for it here.
+            operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
+            uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
+            operation.op.lingers = operation.repeatable = True
+            await operation.run()
+            self.count_of(operation)
+            offset += uring_size_in(PyBytes_AS_STRING(operation.held))
+            whence = SEEK_SET
+        position = lseek(self.fd, offset, whence)
+        if position < 0:
+            raise self.failure(-errno)
+        return position
+
+    def _tell(self):
+        self.check_open()
+        return self.position()
+
+    def _size(self):
+        """Return the size of the file as far as it is known here."""
+        cdef unsigned int mode, block_size
+        cdef int64_t size = 0
+        if uring_file_facts(self.fd, &mode, &size, &block_size) < 0:
+            return 0
+        return size
+
+    # ── the file as a whole ──────────────────────────────────────────────────────────────────
+
+    async def fsync(self):
+        """Have the kernel write the file to its disk; what is still buffered here is flushed."""
+        await self.flush()
+        await self._sync(0)
+
+    async def fdatasync(self):
+        """Like `fsync`, but of what is known about the file only what it takes to read it."""
+        await self.flush()
+        await self._sync(IORING_FSYNC_DATASYNC)
+
+    async def _sync(self, unsigned int flags):
+        cdef FileOperation operation
+        self.check_open()
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        io_uring_prep_fsync(&operation.request, self.fd, flags)
+        await operation.run()
+        self.count_of(operation)
+
+    async def fallocate(self, int64_t offset, int64_t size, *, int mode=0):
+        """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
+        cdef FileOperation operation
+        self.check(self._writable, "not writable")
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        io_uring_prep_fallocate(&operation.request, self.fd, mode, offset, size)
+        await operation.run()
+        self.count_of(operation)
+
+    async def _resize(self, int64_t size):
+        cdef FileOperation operation
+        self.check_open()
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        uring_prep_ftruncate(&operation.request, self.fd, size)
+        await operation.run()
+        if operation.res == -EINVAL and operation.loop is not None:
+            # Before kernel 6.9 the ring has no such operation; a thread finds out.
+            return await self._elsewhere(os.ftruncate, self.fd, size)
+        self.count_of(operation)
+
+    async def _close_descriptor(self):
+        """Close it when what is in flight has ended. It is closed even if that tells an error."""
+        cdef FileOperation operation
+        cdef int fd = self.fd
+        if fd < 0:
+            return
+        if self.operations_in_flight:
+            await self._become_idle()
+        self.fd = -1
+        if not self.closefd:
+            return
+        if not self._writable and self._regular and self.reads_cached:
+            # Local, and nothing to write back.
+            close(fd)
+            return
+        operation = new_operation(None, self)
+        io_uring_prep_close(&operation.request, fd)
+        if self._writable:
+            uring_leave_to_worker(&operation.request)
+        await operation.run()
+        self.count_of(operation)
+
+    def _close_now(self):
+        """Close the descriptor of a file that nobody refers to any more."""
+        cdef int fd = self.fd
+        self.fd = -1
+        if fd >= 0 and self.closefd:
+            close(fd)
+
+    def _give_up_descriptor(self):
+        """Return the descriptor, which somebody else closes from now on."""
+        cdef int fd = self.fd
+        self.check_open()
+        self.fd = -1
+        return fd
+
+    async def _elsewhere(self, function, *args):
+        """Call what may block in a thread of the executor."""
+        self.operations_in_flight += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+        finally:
+            self.ended()
+
+    # ── requests and their results ───────────────────────────────────────────────────────────
+
+    cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset):
+        """Take what is cached into *target*, or into new bytes; ask for the rest of it."""
+        cdef FileOperation operation = new_operation(self, target)
+        cdef LoopCore loop
+        cdef int rest = 0
+        cdef char *data
+        size = min(size, REQUEST)
+        if target is None:
+            operation.held = take_bytes(PyBytes_New(NULL, size))
+            data = PyBytes_AS_STRING(operation.held)
+        else:
+            data = view_data(target)
+        if size == 0:
+            operation.has_ended = True
+            return operation
+        if self.reads_cached:
+            loop = ring_loop()
+            if loop is not None and loop.inline_bytes > 0 and size <= loop.inline_bytes:
+                operation.filled = uring_read_cached(self.fd, data, size, offset, &rest)
+                loop.inline_bytes -= CALL + operation.filled
+                if rest == 0:
+                    operation.has_ended = True
+                    return operation
+                if rest != -EAGAIN:
+                    self.reads_cached = False
+        io_uring_prep_read(
+            &operation.request, self.fd, data + operation.filled,
+            <unsigned int>(size - operation.filled),
+            <uint64_t>-1 if offset < 0 else offset + operation.filled)
+        operation.op.lingers = self._regular
+        operation.repeatable = True
+        if self.reads_cached and rest == 0 and size >= WORKER:
+            uring_leave_to_worker(&operation.request)
+        return operation
+
+    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
+        """Write what the file system takes without waiting, or ask for all to be written."""
+        cdef FileOperation operation = new_operation(self, data)
+        cdef const char *start
+        cdef LoopCore loop
+        cdef Py_ssize_t size
+        cdef int res
+        if type(data) is bytes:
+            start = PyBytes_AS_STRING(data) + skip
+        else:
+            start = view_data(data) + skip
+        size = min(len(data) - skip, REQUEST)
+        if self.writes_cached:
+            loop = ring_loop()
+            if loop is not None and size <= loop.inline_bytes:
+                res = uring_write_cached(self.fd, start, size, -1 if offset < 0 else offset)
+                if res > 0:
+                    loop.inline_bytes -= CALL + res
+                    operation.res = res
+                    operation.has_ended = True
+                    return operation
+                if res != -EAGAIN:
+                    self.writes_cached = False
+        io_uring_prep_write(
+            &operation.request, self.fd, start, <unsigned int>size,
+            <uint64_t>-1 if offset < 0 else offset)
+        operation.op.lingers = self._regular
+        operation.repeatable = self._regular and not self._appending
+        return operation
+
+    cdef object result_of(self, FileOperation operation):
+        """Return the bytes that a read has brought, without the room that they left."""
+        cdef Py_ssize_t count = self.count_of(operation)
+        cdef PyObject *data = <PyObject*>operation.held
+        if count == PyBytes_GET_SIZE(operation.held):
+            return operation.held
+        Py_INCREF(operation.held)
+        operation.held = None
+        PyBytes_Resize(&data, count)
+        return take_bytes(data)
+
+    cdef Py_ssize_t count_of(self, FileOperation operation) except -1:
+        """Return how many bytes were moved; an error is raised unless some were."""
+        if operation.res < 0 and not operation.filled:
+            raise self.failure(operation.res)
+        return operation.filled + max(operation.res, 0)
+
+    cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1:
+        if operation.res <= 0:
+            # Nothing written and no error: there is no room, and trying on would not end.
+            exc = self.failure(operation.res or -ENOSPC)
+            exc.characters_written = before
+            raise exc
+        return operation.res
+
+
+# ── buffers ──────────────────────────────────────────────────────────────────────────────────
+
+
+cdef char *view_data(object view) noexcept:
+    return <char*>PyMemoryView_GET_BUFFER(view).buf
+
+
+def room_in(buffer):
+    """Return a view of the bytes of *buffer*, to be filled."""
+    view = memoryview(buffer)
+    if view.readonly:
+        raise TypeError(
+            "readinto() argument must be read-write bytes-like object, "
+            f"not {type(buffer).__name__}")
+    return view.cast("B")
+
+
+def bytes_of(data):
+    """Return *data* in a form whose length is its number of bytes."""
+    if type(data) is bytes:
+        return data
+    if isinstance(data, str):
+        raise TypeError("a bytes-like object is required, not 'str'")
+    return memoryview(data).cast("B")
+
+
+cdef bytes vectors_of(list views, Py_ssize_t skip):
+    """Return an array of iovec for *views* without their first *skip* bytes."""
+    cdef bytes vectors = take_bytes(PyBytes_New(NULL, len(views) * sizeof(iovec)))
+    cdef iovec *vector = <iovec*>PyBytes_AS_STRING(vectors)
+    cdef Py_ssize_t count = 0
+    for view in views:
+        size = len(view)
+        if size <= skip:
+            skip -= size
+            continue
+        vector[count].iov_base = (
+            PyBytes_AS_STRING(view) if type(view) is bytes else view_data(view)) + skip
+        vector[count].iov_len = size - skip
+        skip = 0
+        count += 1
+    return vectors[:count * sizeof(iovec)]

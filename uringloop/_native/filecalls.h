@@ -1,0 +1,133 @@
+/* What files need from the kernel beside the ring: attempts that never wait, and the same requests
+ * as plain system calls, for a thread of an executor where there is no ring.
+ *
+ * Every function returns a count or 0, or -errno; none needs the GIL.
+ */
+#ifndef URINGLOOP_FILECALLS_H
+#define URINGLOOP_FILECALLS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "uring.h"
+
+#define URING_OP_FTRUNCATE 55 /* 6.9 */
+
+/* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
+ * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
+ * *size* bytes or the end of the file, otherwise the -errno that stopped it: EAGAIN where a page is
+ * not in the cache, EOPNOTSUPP where the file system can not tell. */
+static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset, int *rest) {
+    size_t filled = 0;
+    struct iovec part;
+    ssize_t res;
+
+    *rest = 0;
+    while (filled < size) {
+        part.iov_base = data + filled;
+        part.iov_len = size - filled;
+        res = preadv2(fd, &part, 1, offset < 0 ? -1 : offset + (int64_t)filled, RWF_NOWAIT);
+        if (res < 0)
+            *rest = -errno;
+        if (res <= 0)
+            break;
+        filled += (size_t)res;
+    }
+    return (ssize_t)filled;
+}
+
+/* Writes what the file system takes without waiting; the same result. ext4 has no such thing. */
+static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset) {
+    struct iovec part = {.iov_base = (char *)(uintptr_t)data, .iov_len = size};
+    ssize_t res = pwritev2(fd, &part, 1, offset, RWF_NOWAIT);
+
+    return res < 0 ? -errno : res;
+}
+
+/* Mode, size and block size of an open file, as far as they are known without asking a server. */
+static inline int uring_file_facts(int fd, unsigned *mode, int64_t *size, unsigned *block_size) {
+    struct statx facts;
+
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &facts) < 0)
+        return -errno;
+    *mode = facts.stx_mode;
+    *size = (int64_t)facts.stx_size;
+    *block_size = facts.stx_blksize;
+    return 0;
+}
+
+/* Asks for the size of an open file; *facts* has room for sizeof(struct statx). */
+static inline void uring_prep_size(struct io_uring_sqe *sqe, int fd, void *facts) {
+    io_uring_prep_statx(sqe, fd, "", AT_EMPTY_PATH, STATX_SIZE, facts);
+}
+
+static inline int64_t uring_size_in(const void *facts) {
+    return (int64_t)((const struct statx *)facts)->stx_size;
+}
+
+static inline void uring_prep_ftruncate(struct io_uring_sqe *sqe, int fd, int64_t size) {
+    io_uring_prep_nop(sqe);
+    sqe->opcode = URING_OP_FTRUNCATE;
+    sqe->fd = fd;
+    sqe->off = (uint64_t)size;
+}
+
+static inline void uring_copy_submission(struct io_uring_sqe *sqe,
+                                         const struct io_uring_sqe *source) {
+    *sqe = *source;
+}
+
+/* A worker of the kernel takes it at once: it would wait, or copy for long. */
+static inline void uring_leave_to_worker(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_ASYNC; }
+
+/* Does what a submission asks for in the calling thread, waiting as long as that takes. */
+static inline int uring_perform(const struct io_uring_sqe *sqe) {
+    void *address = (void *)(uintptr_t)sqe->addr;
+    bool here = sqe->off == (uint64_t)-1;
+    off_t offset = (off_t)sqe->off;
+    ssize_t res;
+
+    switch (sqe->opcode) {
+    case IORING_OP_READ:
+        res = here ? read(sqe->fd, address, sqe->len) : pread(sqe->fd, address, sqe->len, offset);
+        break;
+    case IORING_OP_WRITE:
+        res = here ? write(sqe->fd, address, sqe->len) : pwrite(sqe->fd, address, sqe->len, offset);
+        break;
+    case IORING_OP_READV:
+        res = preadv2(sqe->fd, address, (int)sqe->len, offset, 0);
+        break;
+    case IORING_OP_WRITEV:
+        res = pwritev2(sqe->fd, address, (int)sqe->len, offset, 0);
+        break;
+    case IORING_OP_FSYNC:
+        res = sqe->fsync_flags & IORING_FSYNC_DATASYNC ? fdatasync(sqe->fd) : fsync(sqe->fd);
+        break;
+    case IORING_OP_FALLOCATE:
+        res = fallocate(sqe->fd, (int)sqe->len, offset, (off_t)sqe->addr);
+        break;
+    case IORING_OP_OPENAT:
+        res = openat(sqe->fd, address, (int)sqe->open_flags, sqe->len);
+        break;
+    case IORING_OP_CLOSE:
+        res = close(sqe->fd);
+        break;
+    case IORING_OP_STATX:
+        res = statx(sqe->fd, address, (int)sqe->statx_flags, sqe->len,
+                    (struct statx *)(uintptr_t)sqe->off);
+        break;
+    case URING_OP_FTRUNCATE:
+        res = ftruncate(sqe->fd, offset);
+        break;
+    default:
+        return -EINVAL;
+    }
+    return res < 0 ? -errno : (int)res;
+}
+
+#endif

@@ -1,0 +1,149 @@
+"""What files of every kind share: their turns, their iteration, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
+Line = TypeVar("Line", bytes, str)
+
+
+class Turns:
+    """Who comes first goes first: a lock that belongs to no loop."""
+
+    def __init__(self) -> None:
+        self.taken = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait until nobody before us needs the file."""
+        if not self.taken:
+            self.taken = True
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                # It had become our turn already.
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Let the next one have its turn."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done() and not waiter.get_loop().is_closed():
+                waiter.set_result(None)
+                return
+        self.taken = False
+
+
+def in_turn(method: M) -> M:
+    """Have calls of one file wait for each other, in the order in which they were begun."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
+        turns = self._turns
+        if turns.taken:
+            await turns.take()
+        else:
+            turns.taken = True
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            turns.give()
+
+    return call  # type: ignore[return-value]
+
+
+class Fact(int):
+    """A truth that may be awaited too, as aiofiles would have it."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, bool]:
+        return bool(self)
+        yield
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+class AsyncFile(Generic[Line]):
+    """The methods that need only those of the file itself."""
+
+    _turns: Turns
+    _detached = False
+    _DETACHED = "raw stream has been detached"
+
+    @property
+    def closed(self) -> bool:
+        raise NotImplementedError
+
+    async def readline(self, size: int = -1) -> Line:
+        raise NotImplementedError
+
+    async def write(self, data: Line) -> int | None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self._detached:
+            raise ValueError(self._DETACHED)
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+
+    def __aiter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __anext__(self) -> Line:
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def readlines(self, hint: int | None = -1) -> list[Line]:
+        """Read to the end, or until the lines have more than *hint* characters."""
+        lines = []
+        length = 0
+        while line := await self.readline():
+            lines.append(line)
+            length += len(line)
+            if hint is not None and 0 < hint < length:
+                break
+        return lines
+
+    async def writelines(self, lines: Iterable[Line]) -> None:
+        self._check_open()
+        for line in lines:
+            await self.write(line)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def warn_unclosed(file: object) -> None:
+    """Say that a file was forgotten, as plain files do."""
+    if not sys.is_finalizing():
+        warnings.warn(f"unclosed file {file!r}", ResourceWarning, stacklevel=3, source=file)
