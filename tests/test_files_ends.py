@@ -7,6 +7,8 @@ import errno
 import gc
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +250,71 @@ def test_close_waits_for_what_is_in_flight(
         assert await asyncio.gather(*tasks) == [1_000_000] * 9
 
     each_loop.run_until_complete(main())
+
+
+# ── written and synced at once ───────────────────────────────────────────────────────────────
+
+
+def test_a_sync_writes_first_what_is_kept(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+
+    async def main() -> None:
+        async with uringloop.open(path, "wb", 1 << 20) as file:
+            await file.write(b"one")
+            await file.fsync()
+            assert path.read_bytes() == b"one"
+            await file.write(b"two")
+            await file.fdatasync()
+            assert path.read_bytes() == b"onetwo"
+            await file.fsync()
+            assert await file.tell() == 6
+            await file.write(b"three")
+        assert path.read_bytes() == b"onetwothree"
+        async with uringloop.open(path, "ab", 1 << 20) as file:
+            await file.write(b"four")
+            await asyncio.gather(file.fsync(), file.fsync(), file.write(b"five"))
+        assert path.read_bytes() == b"onetwothreefourfive"
+
+    each_loop.run_until_complete(main())
+
+
+def test_a_sync_takes_one_submission_for_both(loop: uringloop.Loop, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(tmp_path / "file", "wb", 1 << 20) as file:
+            for _ in range(300):
+                # Each is a kernel entry that submits two, wherever in the queue they are.
+                await file.write(b"some")
+                await file.fsync()
+        assert (tmp_path / "file").read_bytes() == b"some" * 300
+
+    loop.run_until_complete(main())
+
+
+def test_a_short_write_before_a_sync_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    script = """
+import resource, signal, sys, uringloop
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+async def main():
+    async with uringloop.open(sys.argv[1], "wb", 1 << 20) as file:
+        await file.write(bytes(range(250)) * 600)
+        for call in file.fsync, file.fdatasync:
+            try:
+                await call()
+            except OSError as exc:
+                print(exc.errno)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        await file.fsync()
+uringloop.run(main())
+"""
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [str(errno.EFBIG)] * 2
+    assert path.read_bytes() == bytes(range(250)) * 600
 
 
 # ── loops that end ───────────────────────────────────────────────────────────────────────────

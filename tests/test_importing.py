@@ -41,10 +41,22 @@ print(uringloop.run(main()))
 def test_an_import_loads_every_module_of_a_loop() -> None:
     done = run_script(LOADED)
     assert done.returncode == 0, done.stderr
-    python = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    # What `uringloop.fs` needs takes longer than all of a loop: imported when it is asked for.
+    python = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "fs"}
     stubs = {f"_core.{path.stem}" for path in (PACKAGE / "_core").glob("*.pyi")}
     loaded = {name.removeprefix("uringloop.") for name in done.stdout.split()}
     assert loaded == python | stubs | {"_core"}
+
+
+def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
+    done = run_script(
+        "import sys, uringloop\n"
+        "assert 'uringloop.fs' not in sys.modules\n"
+        "print(uringloop.fs.stat.__name__, uringloop.fs is sys.modules['uringloop.fs'])\n"
+        "uringloop.nothing"
+    )
+    assert done.stdout.split() == ["stat", "True"]
+    assert "AttributeError: module 'uringloop' has no attribute 'nothing'" in done.stderr
 
 
 @pytest.mark.parametrize("name", _core.MODULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import socket
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from roles import (
 )
 
 import uringloop
+from uringloop._core import fileops
 
 SIZE = 200_000
 NARROW = 16 * 1024
@@ -156,3 +158,36 @@ def test_an_end_of_the_transport_ends_it(
         await until(lambda: loop._operations_in_flight == 0)
 
     check(loop=loop)
+
+
+def test_what_is_not_in_the_cache_is_read_by_a_worker(
+    loop: uringloop.Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = noise(3 * 1024 * 1024 + 5)
+    path = tmp_path / "cold"
+    path.write_bytes(data)
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    cold = not fileops.is_cached(fd, 0, len(data))
+    ahead: list[int] = []
+    read_ahead = fileops.read_ahead
+
+    async def counted(fd: int, offset: int, size: int) -> None:
+        ahead.append(offset)
+        await read_ahead(fd, offset, size)
+
+    monkeypatch.setattr(fileops, "read_ahead", counted)
+
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        with pair() as (left, right), open(path, "rb") as file:  # noqa: ASYNC230
+            sending = loop.create_task(loop.sock_sendfile(left, file))
+            assert await read_exactly(loop, right, len(data)) == data
+            assert await sending == len(data)
+
+    with contextlib.closing(os.fdopen(fd, "rb")):
+        check(loop=loop)
+        assert fileops.is_cached(fd, 0, len(data))
+    # A file system in memory is never cold.
+    assert bool(ahead) == cold

@@ -33,6 +33,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.pyapi",
         ),
     ),
+    ("calls built on them", ("_native.forks", "_native.filecalls", "_native.pathcalls")),
     (
         "requests, callbacks, bytes",
         (
@@ -41,7 +42,6 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.addresses",
             "_core.feeding",
             "_core.spares",
-            "_native.filecalls",
         ),
     ),
     (
@@ -58,7 +58,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("the turn", ("_core.loop",)),
     ("what a loop drives", ("_core.transport", "_core.poll", "_core.fileops")),
-    ("pausing in; open files", ("_core.reader", "_core.openfile")),
+    ("pausing in; open files", ("_core.reader", "_core.openfile", "_core.pathops")),
     ("pausing out", ("_core.flow",)),
     ("bytes out", ("_core.writer",)),
     ("TLS", ("_core.secure",)),
@@ -79,11 +79,12 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "pipes",
             "subprocesses",
             "filebinary",
+            "filestream",
         ),
     ),
     ("running; text files", ("running", "filetext")),
     ("class Loop, open()", ("loop", "files")),
-    ("the policy, run()", ("policy",)),
+    ("the policy, run(); paths", ("policy", "fs")),
     ("the public names", ("__init__",)),
 )
 

@@ -375,6 +375,19 @@ class BufferedFile(BinaryFile):
         if self._writable and self._ahead:
             await self._forget_ahead()
 
+    @in_turn
+    async def _write_and_sync(self, flags: int) -> None:
+        self._check_open()
+        synced = False
+        if self._pending:
+            try:
+                synced = await self._drain_and_sync(bytes(self._pending), flags)
+            finally:
+                del self._pending[: self._moved]
+        await self._flush()
+        if not synced:
+            await self._sync(flags)
+
     # ── position, end ────────────────────────────────────────────────────────────────────────
 
     @in_turn

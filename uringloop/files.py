@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from uringloop._core.openfile import open_descriptor
+from uringloop._core.pathops import open_descriptor
 from uringloop.filebase import AsyncFile
 from uringloop.filebinary import BufferedFile, RawFile
 from uringloop.filetext import TextFile

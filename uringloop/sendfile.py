@@ -16,7 +16,7 @@ from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from uringloop._core import socketops
+from uringloop._core import fileops, socketops
 from uringloop._core.stream import StreamTransport
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ async def to_descriptor(
     try:
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
+            if not fileops.is_cached(number, offset + total, wanted):
+                # The disk is waited for by a worker of the kernel, not by the loop.
+                await fileops.read_ahead(number, offset + total, wanted)
             try:
                 sent = _sendfile(sock.fileno(), number, offset + total, wanted)
             except (BlockingIOError, InterruptedError):

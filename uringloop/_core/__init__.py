@@ -26,6 +26,7 @@ MODULES = (
     "transport",
     "poll",
     "fileops",
+    "pathops",
     "reader",
     "openfile",
     "flow",

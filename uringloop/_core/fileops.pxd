@@ -6,6 +6,10 @@ from uringloop._core.loop cimport LoopCore
 from uringloop._core.ring cimport Operation
 from uringloop._native.uring cimport io_uring_sqe
 
+cdef enum:
+    # What a call that is answered at once counts, besides its bytes, against what a turn may copy.
+    CALL_BYTES = 4096
+
 
 cdef class InFlight:
     # Counts the operations that use a descriptor: it is not closed before they have ended.
@@ -27,10 +31,13 @@ cdef class FileOperation:
     cdef bint has_ended
     cdef bint cancelled             # by who waits; an ECANCELED else means that the ring is lost
     cdef bint opens                 # its result is a descriptor that nobody has taken yet
+    cdef bint closes                # a descriptor, which would else be lost
     cdef bint repeatable            # doing it twice is doing it once
     cdef bint detachable            # who waits need not wait for the end of what he cancels
     cdef Py_ssize_t filled          # bytes that were there without waiting
 
+    cdef object run(self)
+    cdef int begin(self) except -1
     cdef int submit(self) except -1
     cdef int cancel(self) except -1
     cdef int on_end(self, int res) except -1
@@ -38,4 +45,5 @@ cdef class FileOperation:
 
 
 cdef FileOperation new_operation(InFlight file, object held)
+cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()

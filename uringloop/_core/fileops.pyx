@@ -13,12 +13,23 @@ asked for: what can be done twice is submitted again.
 from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 
 from uringloop._core.errors cimport ECANCELED, EINTR
 from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._core.ring cimport Operation, operation_init
-from uringloop._native.filecalls cimport uring_copy_submission, uring_perform
+from uringloop._native.filecalls cimport (
+    io_uring_prep_read,
+    uring_copy_submission,
+    uring_is_cached,
+    uring_leave_to_worker,
+    uring_link,
+    uring_perform,
+    uring_unlink,
+)
 from uringloop._native.uring cimport close, io_uring_sqe
 
 
@@ -51,8 +62,12 @@ cdef class FileOperation:
             # Its loop was closed before it could be told of the end.
             self.file.ended()
 
-    async def run(self):
-        """Have it done, and wait for its end. The result is in `res`."""
+    cdef object run(self):
+        """Have it done, and return what waits for its end. The result is then in `res`."""
+        self.begin()
+        return self.end()
+
+    cdef int begin(self) except -1:
         self.loop = ring_loop()
         self.future = Future(loop=get_running_loop())
         if self.loop is not None:
@@ -63,6 +78,10 @@ cdef class FileOperation:
         if self.file is not None:
             self.counted = True
             self.file.operations_in_flight += 1
+        return 0
+
+    async def end(self):
+        """Wait for its end."""
         try:
             await self.future
         except CancelledError:
@@ -88,10 +107,14 @@ cdef class FileOperation:
             self.loop.ring.limit_workers()
         sqe = self.loop.ring.submission()
         uring_copy_submission(sqe, &self.request)
+        # Submitted again it stands alone.
+        uring_unlink(&self.request)
         return self.loop.ring.start(sqe, &self.op)
 
     cdef int cancel(self) except -1:
-        """Ask for an early end. A thread can not be stopped."""
+        """Ask for an early end. A thread can not be stopped, and what closes must not be."""
+        if self.closes:
+            return 0
         self.cancelled = True
         if self.op.in_flight:
             self.loop.ring.cancel(&self.op)
@@ -132,6 +155,33 @@ cdef FileOperation new_operation(InFlight file, object held):
     operation.held = held
     operation_init(&operation.op, file_operation_on_completion, <PyObject*>operation)
     return operation
+
+
+def is_cached(int fd, int64_t offset, int64_t size):
+    """Whether reading that much of a file there would not wait for its disk."""
+    return uring_is_cached(fd, offset, size)
+
+
+async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
+    """Have that much of a file be read into the page cache, if it can be."""
+    cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
+    operation.op.lingers = operation.repeatable = operation.detachable = True
+    io_uring_prep_read(
+        &operation.request, fd, PyBytes_AS_STRING(operation.held), <unsigned int>size, offset)
+    uring_leave_to_worker(&operation.request)
+    await operation.run()
+
+
+cdef int begin_linked(FileOperation first, FileOperation second) except -1:
+    """Begin both on the ring, *second* when *first* has been done, and only if that was all of it.
+
+    Otherwise *second* ends with ECANCELED; so it must not be `repeatable`.
+    """
+    ring_loop().ring.make_room(2)
+    uring_link(&first.request)
+    first.begin()
+    second.begin()
+    return 0
 
 
 cdef LoopCore ring_loop():

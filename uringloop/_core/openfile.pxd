@@ -27,6 +27,7 @@ cdef class OpenFile(InFlight):
     cdef object failure(self, int res)
     cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset)
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)
+    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset)
     cdef int64_t position(self) except? -1
     cdef int move_to(self, int64_t position) except -1
     cdef int note_written(self, Py_ssize_t count, int64_t position) except -1

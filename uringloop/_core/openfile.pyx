@@ -21,12 +21,18 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport strerror
 
-from uringloop._core.errors cimport EAGAIN, EINVAL, EISDIR, ENOSPC, ESPIPE, errno
-from uringloop._core.fileops cimport FileOperation, InFlight, new_operation, ring_loop
+from uringloop._core.errors cimport EAGAIN, ECANCELED, EINVAL, EISDIR, ENOSPC, ESPIPE, errno
+from uringloop._core.fileops cimport (
+    CALL_BYTES,
+    FileOperation,
+    InFlight,
+    begin_linked,
+    new_operation,
+    ring_loop,
+)
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
 from uringloop._native.filecalls cimport (
-    AT_FDCWD,
     IORING_FSYNC_DATASYNC,
     S_ISDIR,
     S_ISREG,
@@ -36,7 +42,6 @@ from uringloop._native.filecalls cimport (
     io_uring_prep_close,
     io_uring_prep_fallocate,
     io_uring_prep_fsync,
-    io_uring_prep_openat,
     io_uring_prep_read,
     io_uring_prep_readv,
     io_uring_prep_write,
@@ -56,33 +61,13 @@ from uringloop._native.uring cimport close, iovec
 
 # The kernel moves 2 GiB less a page at once, and its answer is an int.
 REQUEST_MAX = 1 << 30
-# What a read counts besides its bytes against what a turn may copy: half a microsecond.
-CALL_BYTES = 4096
 # Reads from this size on are copied by a worker of the kernel once the turn has had its share: in
 # the ring they would be copied by the loop's own thread while they are submitted.
 WORKER_BYTES = 128 * 1024
 
 cdef Py_ssize_t REQUEST = REQUEST_MAX
-cdef Py_ssize_t CALL = CALL_BYTES
 cdef Py_ssize_t WORKER = WORKER_BYTES
 cdef object UnsupportedOperation = io.UnsupportedOperation
-
-
-async def open_descriptor(path, int flags):
-    """Open *path* and return the descriptor. Raises OSError with *path* as it was given."""
-    cdef bytes name = os.fsencode(path)
-    cdef FileOperation operation = new_operation(None, name)
-    if b"\0" in name:
-        raise ValueError("embedded null byte")
-    io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, 0o666)
-    # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
-    uring_leave_to_worker(&operation.request)
-    operation.opens = True
-    await operation.run()
-    if operation.res < 0:
-        raise OSError(-operation.res, strerror(-operation.res).decode(), path)
-    operation.opens = False
-    return operation.res
 
 
 cdef class OpenFile(InFlight):
@@ -287,6 +272,36 @@ cdef class OpenFile(InFlight):
                     raise
             self.note_written(self.written_of(operation, self._moved), position)
 
+    async def _drain_and_sync(self, data, unsigned int flags):
+        """Write *data* and sync the file, in one submission; return whether both were done.
+
+        What has gone is `_moved`, also after errors; the rest is for the caller to do.
+        """
+        cdef FileOperation writing, syncing
+        cdef int64_t position = -1
+        self.check_open()
+        self._moved = 0
+        if ring_loop() is None or not self._regular:
+            return False
+        if not self._appending:
+            position = self.position()
+        writing = self.request_to_write(data, 0, position)
+        writing.repeatable = False
+        syncing = new_operation(self, None)
+        io_uring_prep_fsync(&syncing.request, self.fd, flags)
+        begin_linked(writing, syncing)
+        try:
+            await syncing.end()
+        finally:
+            if writing.has_ended and writing.res > 0:
+                self.note_written(writing.res, position)
+        if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
+            # A short write, or a ring that was lost.
+            return False
+        self.written_of(writing, 0)
+        self.count_of(syncing)
+        return True
+
     cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
         self._moved += count
         if position >= 0:
@@ -338,14 +353,15 @@ cdef class OpenFile(InFlight):
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 
     async def fsync(self):
-        """Have the kernel write the file to its disk; what is still buffered here is flushed."""
-        await self.flush()
-        await self._sync(0)
+        """Have the kernel write the file to its disk; what is still kept here is written first."""
+        await self._write_and_sync(0)
 
     async def fdatasync(self):
         """Like `fsync`, but of what is known about the file only what it takes to read it."""
-        await self.flush()
-        await self._sync(IORING_FSYNC_DATASYNC)
+        await self._write_and_sync(IORING_FSYNC_DATASYNC)
+
+    async def _write_and_sync(self, unsigned int flags):
+        await self._sync(flags)
 
     async def _sync(self, unsigned int flags):
         cdef FileOperation operation
@@ -395,6 +411,7 @@ cdef class OpenFile(InFlight):
             return
         operation = new_operation(None, self)
         io_uring_prep_close(&operation.request, fd)
+        operation.closes = True
         if self._writable:
             uring_leave_to_worker(&operation.request)
         await operation.run()
@@ -443,7 +460,7 @@ cdef class OpenFile(InFlight):
             loop = ring_loop()
             if loop is not None and loop.inline_bytes > 0 and size <= loop.inline_bytes:
                 operation.filled = uring_read_cached(self.fd, data, size, offset, &rest)
-                loop.inline_bytes -= CALL + operation.filled
+                loop.inline_bytes -= CALL_BYTES + operation.filled
                 if rest == 0:
                     operation.has_ended = True
                     return operation
@@ -461,29 +478,30 @@ cdef class OpenFile(InFlight):
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or ask for all to be written."""
-        cdef FileOperation operation = new_operation(self, data)
-        cdef const char *start
+        cdef FileOperation operation
         cdef LoopCore loop
-        cdef Py_ssize_t size
+        cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
         cdef int res
-        if type(data) is bytes:
-            start = PyBytes_AS_STRING(data) + skip
-        else:
-            start = view_data(data) + skip
-        size = min(len(data) - skip, REQUEST)
         if self.writes_cached:
             loop = ring_loop()
             if loop is not None and size <= loop.inline_bytes:
-                res = uring_write_cached(self.fd, start, size, -1 if offset < 0 else offset)
+                res = uring_write_cached(
+                    self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset)
                 if res > 0:
-                    loop.inline_bytes -= CALL + res
+                    loop.inline_bytes -= CALL_BYTES + res
+                    operation = new_operation(self, None)
                     operation.res = res
                     operation.has_ended = True
                     return operation
                 if res != -EAGAIN:
                     self.writes_cached = False
+        return self.request_to_write(data, skip, offset)
+
+    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset):
+        cdef FileOperation operation = new_operation(self, data)
         io_uring_prep_write(
-            &operation.request, self.fd, start, <unsigned int>size,
+            &operation.request, self.fd, start_of(data) + skip,
+            <unsigned int>min(len(data) - skip, REQUEST),
             <uint64_t>-1 if offset < 0 else offset)
         operation.op.lingers = self._regular
         operation.repeatable = self._regular and not self._appending
@@ -516,6 +534,11 @@ cdef class OpenFile(InFlight):
 
 
 # ── buffers ──────────────────────────────────────────────────────────────────────────────────
+
+
+cdef const char *start_of(object data) noexcept:
+    """Return where *data* is, bytes or a memoryview."""
+    return PyBytes_AS_STRING(data) if type(data) is bytes else view_data(data)
 
 
 cdef char *view_data(object view) noexcept:

@@ -2,7 +2,7 @@
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._native.uring cimport io_uring_sqe, uring
 
@@ -15,6 +15,8 @@ ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
 # must not call Python code then. The kernel's flags are never this.
 cdef enum:
     CONFIRMED = 0x80000000
+    # In the user_data of a quiet operation: the address of an Operation is even.
+    QUIET = 1
 
 
 cdef struct Operation:
@@ -66,6 +68,7 @@ cdef class Ring:
     cdef int take(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
     cdef int settle(self) except -1
+    cdef int make_room(self, unsigned int count) except -1
     cdef int limit_workers(self) except -1
     cdef int _await_workers(self) except -1
     cdef bint take_over(self) except -1
@@ -96,3 +99,25 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.quiet = False
     op.lingers = False
     op.background = False
+
+
+cdef inline Operation *operation_of(uint64_t user_data) noexcept:
+    return <Operation*><uintptr_t>(user_data & ~<uint64_t>QUIET)
+
+
+cdef inline void append(Operation *head, Operation *op) noexcept:
+    op.next = head
+    op.previous = head.previous
+    op.previous.next = op
+    head.previous = op
+
+
+cdef inline void remove(Operation *op) noexcept:
+    op.previous.next = op.next
+    op.next.previous = op.previous
+
+
+cdef inline void move_first(Operation *source, Operation *target) noexcept:
+    cdef Operation *op = source.next
+    remove(op)
+    append(target, op)

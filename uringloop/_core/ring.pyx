@@ -28,6 +28,7 @@ from uringloop._core.errors cimport (
     ETIME,
     os_error,
 )
+from uringloop._native.forks cimport uring_forget, uring_remember, uring_watch_forks
 from uringloop._native.probes cimport uring_quiet_send_works
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
@@ -35,7 +36,6 @@ from uringloop._native.uring cimport (
     URING_FOREVER,
     io_uring_cqe,
     io_uring_sqe,
-    pthread_atfork,
     uring,
     uring_close,
     uring_completion,
@@ -45,12 +45,12 @@ from uringloop._native.uring cimport (
     uring_has_overflow,
     uring_has_task_work,
     uring_head,
-    uring_leave_to_parent,
     uring_limit_workers,
     uring_open,
     uring_open_threaded,
     uring_pending,
     uring_prep_cancel,
+    uring_room,
     uring_sequence,
     uring_set_user_data,
     uring_spin,
@@ -59,8 +59,8 @@ from uringloop._native.uring cimport (
     uring_submit_only,
     uring_submitted,
     uring_tail,
-    uring_wait,
     uring_wait_batch,
+    uring_wait_more,
 )
 
 
@@ -87,8 +87,6 @@ cdef enum:
     # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
     BATCH_MAX = 64
 
-# In the user_data of a quiet operation: the address of an Operation is even.
-cdef uint64_t QUIET = 1
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int CPU_COUNT = os.cpu_count() or 1
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
@@ -96,18 +94,7 @@ cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
 cdef bint quiet_sends = False
 cdef bint quiet_sends_tried = False
 
-# The rings of this process, for the fork handler. Changed under the GIL only.
-cdef uring *live_rings = NULL
-
-
-cdef void leave_rings_to_parent() noexcept nogil:
-    cdef uring *u = live_rings
-    while u != NULL:
-        uring_leave_to_parent(u)
-        u = u.next
-
-
-pthread_atfork(NULL, NULL, leave_rings_to_parent)
+uring_watch_forks()
 
 
 @cython.final
@@ -126,7 +113,7 @@ cdef class Ring:
         without work; *thread_cpu* is where it runs, -1 for anywhere. Raises ValueError where that
         is no processor.
         """
-        global live_rings, quiet_sends, quiet_sends_tried
+        global quiet_sends, quiet_sends_tried
         cdef int res
         if thread_idle_ms:
             res = uring_open_threaded(
@@ -142,8 +129,7 @@ cdef class Ring:
             quiet_sends_tried = True
         # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
         self.quiet_sends = quiet_sends and not self.u.threaded
-        self.u.next = live_rings
-        live_rings = &self.u
+        uring_remember(&self.u)
 
     def __dealloc__(self):
         self._abandon()
@@ -151,13 +137,7 @@ cdef class Ring:
 
     cdef void _forget(self) noexcept:
         """Close, and take the ring out of the fork handler's list."""
-        global live_rings
-        cdef uring **link = &live_rings
-        while link[0] != NULL:
-            if link[0] == &self.u:
-                link[0] = self.u.next
-                break
-            link = &link[0].next
+        uring_forget(&self.u)
         uring_close(&self.u)
 
     cdef int check_inherited(self) except -1:
@@ -185,6 +165,16 @@ cdef class Ring:
             self.submit()
             sqe = uring_get_submission(&self.u)
         return sqe
+
+    cdef int make_room(self, unsigned int count) except -1:
+        """Have *count* submissions be free, which then go to the kernel together."""
+        cdef int tries = 0
+        while uring_room(&self.u) < count:
+            tries += 1
+            if tries > RETRIES_MAX:
+                raise os_error(-EAGAIN, "io_uring_enter")
+            self.submit()
+        return 0
 
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
         """Put a prepared submission in flight for *op*, and hold its owner."""
@@ -462,12 +452,11 @@ cdef class Ring:
 
     cdef int _await_workers(self) except -1:
         """Wait for the reads and writes of files, not for long: only this thread hears of them."""
-        cdef int waits = 0
-        cdef int before
+        cdef int before, waits = 0
         while self.lingering and waits < RETRIES_MAX:
             before = self.lingering
             with nogil:
-                uring_wait(&self.u, LINGER)
+                uring_wait_more(&self.u, 1, LINGER)
             self._take_completions_of(NULL)
             waits = 0 if self.lingering < before else waits + 1
         return 0
@@ -568,8 +557,7 @@ cdef class Ring:
         """
         cdef Operation *op
         cdef io_uring_cqe *cqe
-        cdef unsigned int head
-        cdef unsigned int expected = 0
+        cdef unsigned int head, expected = 0
         cdef int idle = 0
         if not self.u.open or self.u.inherited or not self.u.enabled:
             return 0
@@ -586,7 +574,7 @@ cdef class Ring:
             idle += 1
             if self.lingering:
                 with nogil:
-                    uring_wait(&self.u, LINGER)
+                    uring_wait_more(&self.u, 1, LINGER)
             else:
                 uring_submit_and_look(&self.u, expected)
                 expected = 1
@@ -610,25 +598,3 @@ cdef class Ring:
         if not self.held:
             self._abandon()
         return 0
-
-
-cdef inline Operation *operation_of(uint64_t user_data) noexcept:
-    return <Operation*><uintptr_t>(user_data & ~QUIET)
-
-
-cdef inline void append(Operation *head, Operation *op) noexcept:
-    op.next = head
-    op.previous = head.previous
-    op.previous.next = op
-    head.previous = op
-
-
-cdef inline void remove(Operation *op) noexcept:
-    op.previous.next = op.next
-    op.next.previous = op.previous
-
-
-cdef inline void move_first(Operation *source, Operation *target) noexcept:
-    cdef Operation *op = source.next
-    remove(op)
-    append(target, op)

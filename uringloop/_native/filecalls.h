@@ -13,10 +13,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "uring.h"
 
 #define URING_OP_FTRUNCATE 55 /* 6.9 */
+
+/* What the kernel reads at once is at least so much. */
+#define URING_SAMPLE_BYTES (64 * 1024)
 
 /* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
  * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
@@ -47,6 +51,18 @@ static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, 
     ssize_t res = pwritev2(fd, &part, 1, offset, RWF_NOWAIT);
 
     return res < 0 ? -errno : res;
+}
+
+/* Whether *size* bytes from *offset* on are in the page cache, as far as samples tell; a file system
+ * that can not tell is taken at its word. */
+static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
+    char byte;
+    struct iovec part = {.iov_base = &byte, .iov_len = 1};
+
+    for (int64_t at = 0; at < size; at += URING_SAMPLE_BYTES)
+        if (preadv2(fd, &part, 1, offset + at, RWF_NOWAIT) < 0)
+            return errno != EAGAIN;
+    return true;
 }
 
 /* Mode, size and block size of an open file, as far as they are known without asking a server. */
@@ -80,6 +96,13 @@ static inline void uring_prep_ftruncate(struct io_uring_sqe *sqe, int fd, int64_
 static inline void uring_copy_submission(struct io_uring_sqe *sqe,
                                          const struct io_uring_sqe *source) {
     *sqe = *source;
+}
+
+/* The next submission begins when this one has been done, all of it. */
+static inline void uring_link(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_IO_LINK; }
+
+static inline void uring_unlink(struct io_uring_sqe *sqe) {
+    sqe->flags &= (uint8_t)~IOSQE_IO_LINK;
 }
 
 /* A worker of the kernel takes it at once: it would wait, or copy for long. */
@@ -120,6 +143,22 @@ static inline int uring_perform(const struct io_uring_sqe *sqe) {
     case IORING_OP_STATX:
         res = statx(sqe->fd, address, (int)sqe->statx_flags, sqe->len,
                     (struct statx *)(uintptr_t)sqe->off);
+        break;
+    case IORING_OP_MKDIRAT:
+        res = mkdirat(sqe->fd, address, sqe->len);
+        break;
+    case IORING_OP_UNLINKAT:
+        res = unlinkat(sqe->fd, address, (int)sqe->unlink_flags);
+        break;
+    case IORING_OP_RENAMEAT:
+        res = renameat(sqe->fd, address, (int)sqe->len, (char *)(uintptr_t)sqe->addr2);
+        break;
+    case IORING_OP_SYMLINKAT:
+        res = symlinkat(address, sqe->fd, (char *)(uintptr_t)sqe->addr2);
+        break;
+    case IORING_OP_LINKAT:
+        res = linkat(sqe->fd, address, (int)sqe->len, (char *)(uintptr_t)sqe->addr2,
+                     (int)sqe->hardlink_flags);
         break;
     case URING_OP_FTRUNCATE:
         res = ftruncate(sqe->fd, offset);

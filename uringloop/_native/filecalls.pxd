@@ -19,24 +19,21 @@ cdef extern from "filecalls.h" nogil:
     void io_uring_prep_fsync(io_uring_sqe *sqe, int fd, unsigned int flags)
     void io_uring_prep_fallocate(
         io_uring_sqe *sqe, int fd, int mode, int64_t offset, int64_t size)
-    void io_uring_prep_openat(
-        io_uring_sqe *sqe, int folder, const char *path, int flags, unsigned int mode)
     void io_uring_prep_close(io_uring_sqe *sqe, int fd)
     void uring_prep_size(io_uring_sqe *sqe, int fd, void *facts)
     int64_t uring_size_in(const void *facts)
     void uring_prep_ftruncate(io_uring_sqe *sqe, int fd, int64_t size)
     void uring_copy_submission(io_uring_sqe *sqe, const io_uring_sqe *source)
+    void uring_link(io_uring_sqe *sqe)
+    void uring_unlink(io_uring_sqe *sqe)
     void uring_leave_to_worker(io_uring_sqe *sqe)
 
     ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset, int *rest)
     ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset)
+    bint uring_is_cached(int fd, int64_t offset, int64_t size)
     int uring_file_facts(
         int fd, unsigned int *mode, int64_t *size, unsigned int *block_size)
     int uring_perform(const io_uring_sqe *sqe)
-
-
-cdef extern from "<fcntl.h>" nogil:
-    int AT_FDCWD
 
 
 cdef extern from "<sys/stat.h>" nogil:

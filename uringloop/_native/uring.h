@@ -185,6 +185,10 @@ static inline int64_t uring_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
+static inline unsigned uring_room(const uring *u) {
+    return *u->ring.sq.kring_entries - (u->ring.sq.sqe_tail - *u->ring.sq.khead);
+}
+
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
 /* What is prepared, or published and not yet taken by a kernel thread. */
@@ -305,15 +309,18 @@ static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
     return uring_wait_for(u, wanted, least_ns, timeout_ns);
 }
 
+/* Submits and sleeps until *more* completions are there than now, or *timeout_ns* has passed. */
+static inline int uring_wait_more(uring *u, unsigned more, int64_t timeout_ns) {
+    unsigned wanted = *u->ring.cq.ktail - *u->ring.cq.khead + more;
+    unsigned most = *u->ring.cq.kring_entries;
+
+    return uring_wait_for(u, wanted < most ? wanted : most, 0, timeout_ns);
+}
+
 /* Submits, for those who look for *expected* completions and can not go on before. Our own enter
  * has brought what there is; a kernel thread is given the time. */
 static inline int uring_submit_and_look(uring *u, unsigned expected) {
-    unsigned wanted = *u->ring.cq.ktail - *u->ring.cq.khead + expected;
-    unsigned most = *u->ring.cq.kring_entries;
-
-    if (!u->threaded)
-        return uring_submit(u);
-    return uring_wait_for(u, wanted < most ? wanted : most, 0, URING_PATIENCE_NS);
+    return u->threaded ? uring_wait_more(u, expected, URING_PATIENCE_NS) : uring_submit(u);
 }
 
 /* ── completions ────────────────────────────────────────────────────────────────────────────── */

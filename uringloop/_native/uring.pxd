@@ -102,16 +102,16 @@ cdef extern from "uring.h" nogil:
         uring *u, unsigned int sq_entries, unsigned int cq_entries, unsigned int idle_ms, int cpu)
     int uring_enable(uring *u)
     void uring_close(uring *u)
-    void uring_leave_to_parent(uring *u)
 
     unsigned int uring_pending(const uring *u)
     bint uring_has_task_work(const uring *u)
     bint uring_has_overflow(const uring *u)
     int uring_submit_only(uring *u)
+    unsigned int uring_room(const uring *u)
     int uring_submit(uring *u)
     bint uring_spin(const uring *u, int64_t spin_ns)
-    int uring_wait(uring *u, int64_t timeout_ns)
     int uring_wait_batch(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
+    int uring_wait_more(uring *u, unsigned int more, int64_t timeout_ns)
     int uring_submit_and_look(uring *u, unsigned int expected)
 
     unsigned int uring_head(const uring *u)
@@ -168,10 +168,6 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     ssize_t read(int fd, void *data, size_t size)
     ssize_t write(int fd, const void *data, size_t size)
-
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)(), void (*parent)(), void (*child)())
 
 
 cdef extern from "<poll.h>" nogil:

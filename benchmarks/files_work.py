@@ -1,0 +1,343 @@
+"""What benchmarks/files.py measures: one contender doing one kind of work, in a process of its own.
+
+`python benchmarks/files_work.py CONTENDER WORK FOLDER SECONDS` prints one line of JSON: operations,
+seconds, seconds of processor time of all threads, and how late a timer was, in ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+BLOCK = 4096
+BIG_BLOCK = 1024 * 1024
+CACHED_BYTES = 64 * BIG_BLOCK
+BIG_BYTES = 1024 * BIG_BLOCK
+SMALL_FILES = 1000
+SMALL_BYTES = 4096
+TIMER_S = 0.005
+# Beside an echo server: so often, so much is read, and every so many of these written and synced.
+BESIDE_EVERY_S = 0.002
+BESIDE_BYTES = 256 * 1024
+BESIDE_WRITES = 10
+
+Reader = Callable[[int], Awaitable[bytes]]
+
+
+class Plain:
+    """Python's own files, in the loop's thread: what a program without a loop does."""
+
+    loop = "asyncio"
+
+    async def reader(self, path: Path) -> Reader:
+        fd = os.open(path, os.O_RDONLY)
+
+        async def read(offset: int) -> bytes:
+            return os.pread(fd, BLOCK, offset)
+
+        return read
+
+    async def read_whole(self, path: Path) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    async def write_synced(self, path: Path, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    async def read_blocks(self, path: Path) -> None:
+        with open(path, "rb", buffering=0) as file:
+            while file.read(BIG_BLOCK):
+                pass
+
+    async def write_blocks(self, path: Path, block: bytes, count: int) -> None:
+        with open(path, "wb", buffering=0) as file:
+            for _ in range(count):
+                file.write(block)
+
+
+class Ours(Plain):
+    loop = "uringloop"
+
+    def __init__(self) -> None:
+        import uringloop.fs
+
+        self.open: Any = uringloop.open
+        self.fs = uringloop.fs
+
+    async def reader(self, path: Path) -> Reader:
+        file = await self.open(path, "rb", buffering=0)
+
+        async def read(offset: int) -> bytes:
+            data: bytes = await file.pread(BLOCK, offset)
+            return data
+
+        read.file = file  # type: ignore[attr-defined]
+        return read
+
+    async def read_whole(self, path: Path) -> bytes:
+        return await self.fs.read_bytes(path)
+
+    async def write_synced(self, path: Path, data: bytes) -> None:
+        async with self.open(path, "wb") as file:
+            await file.write(data)
+            await file.fsync()
+
+    async def read_blocks(self, path: Path) -> None:
+        async with self.open(path, "rb", buffering=0) as file:
+            while await file.read(BIG_BLOCK):
+                pass
+
+    async def write_blocks(self, path: Path, block: bytes, count: int) -> None:
+        async with self.open(path, "wb", buffering=0) as file:
+            for _ in range(count):
+                await file.write(block)
+
+
+class Aiofiles(Plain):
+    loop = "uvloop"
+
+    def __init__(self) -> None:
+        self.open: Any = importlib.import_module("aiofiles").open
+
+    async def reader(self, path: Path) -> Reader:
+        file = await self.open(path, "rb", buffering=0)
+
+        async def read(offset: int) -> bytes:
+            await file.seek(offset)
+            data: bytes = await file.read(BLOCK)
+            return data
+
+        read.file = file  # type: ignore[attr-defined]
+        return read
+
+    async def read_whole(self, path: Path) -> bytes:
+        async with self.open(path, "rb") as file:
+            data: bytes = await file.read()
+            return data
+
+    async def write_synced(self, path: Path, data: bytes) -> None:
+        async with self.open(path, "wb") as file:
+            await file.write(data)
+            await file.flush()
+            await asyncio.get_running_loop().run_in_executor(None, os.fsync, file.fileno())
+
+    async def read_blocks(self, path: Path) -> None:
+        async with self.open(path, "rb", buffering=0) as file:
+            while await file.read(BIG_BLOCK):
+                pass
+
+    async def write_blocks(self, path: Path, block: bytes, count: int) -> None:
+        async with self.open(path, "wb", buffering=0) as file:
+            for _ in range(count):
+                await file.write(block)
+
+
+class Executor(Plain):
+    """The same calls as Plain, each whole one in a thread."""
+
+    loop = "uvloop"
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+    async def reader(self, path: Path) -> Reader:
+        fd = os.open(path, os.O_RDONLY)
+
+        async def read(offset: int) -> bytes:
+            data: bytes = await self._call(os.pread, fd, BLOCK, offset)
+            return data
+
+        return read
+
+    async def read_whole(self, path: Path) -> bytes:
+        data: bytes = await self._call(path.read_bytes)
+        return data
+
+    async def write_synced(self, path: Path, data: bytes) -> None:
+        def write() -> None:
+            with open(path, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+        await self._call(write)
+
+    async def read_blocks(self, path: Path) -> None:
+        file = await self._call(lambda: open(path, "rb", buffering=0))
+        while await self._call(file.read, BIG_BLOCK):
+            pass
+        file.close()
+
+    async def write_blocks(self, path: Path, block: bytes, count: int) -> None:
+        file = await self._call(lambda: open(path, "wb", buffering=0))
+        for _ in range(count):
+            await self._call(file.write, block)
+        file.close()
+
+
+CONTENDERS: dict[str, type[Plain]] = {
+    "plain": Plain,
+    "uringloop": Ours,
+    "aiofiles": Aiofiles,
+    "executor": Executor,
+}
+
+
+# ── kinds of work: each returns how many operations it did ───────────────────────────────────
+
+Work = Callable[[Plain, Path, float], Awaitable[int]]
+
+
+def random_reads(concurrency: int) -> Work:
+    async def work(contender: Plain, folder: Path, seconds: float) -> int:
+        async def one(seed: int) -> int:
+            read = await contender.reader(folder / "cached")
+            chance = random.Random(seed)
+            offsets = [chance.randrange(CACHED_BYTES // BLOCK) * BLOCK for _ in range(1000)]
+            done = 0
+            while loop.time() < until:
+                for offset in offsets[:100]:
+                    if len(await read(offset)) != BLOCK:
+                        raise RuntimeError("a short read")
+                done += 100
+                # A read that is there already does not suspend: let the others have their turn.
+                await asyncio.sleep(0)
+            if hasattr(read, "file"):
+                await read.file.close()
+            return done
+
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        return sum(await asyncio.gather(*(one(seed) for seed in range(concurrency))))
+
+    return work
+
+
+def small_files(concurrency: int, *, write: bool) -> Work:
+    async def work(contender: Plain, folder: Path, seconds: float) -> int:
+        names = [folder / ("written" if write else "small") / str(n) for n in range(SMALL_FILES)]
+        data = bytes(SMALL_BYTES)
+
+        async def some(part: list[Path]) -> None:
+            for path in part:
+                if write:
+                    await contender.write_synced(path, data)
+                elif len(await contender.read_whole(path)) != SMALL_BYTES:
+                    raise RuntimeError("a short read")
+
+        await asyncio.gather(*(some(names[n::concurrency]) for n in range(concurrency)))
+        return SMALL_FILES
+
+    return work
+
+
+async def read_big(contender: Plain, folder: Path, seconds: float) -> int:
+    await contender.read_blocks(folder / "big")
+    return BIG_BYTES // BIG_BLOCK
+
+
+async def write_big(contender: Plain, folder: Path, seconds: float) -> int:
+    await contender.write_blocks(folder / "out", bytes(BIG_BLOCK), BIG_BYTES // BIG_BLOCK)
+    return BIG_BYTES // BIG_BLOCK
+
+
+async def beside_echo(contender: Plain, folder: Path, seconds: float) -> int:
+    """Serve echoes, and read and write files at a fixed rate until standard input ends."""
+    loop = asyncio.get_running_loop()
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.write = transport.write
+
+        def data_received(self, data: bytes) -> None:
+            self.write(data)
+
+    server = await loop.create_server(Echo, "127.0.0.1", 0)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    ended = loop.create_future()
+    loop.add_reader(sys.stdin.fileno(), lambda: None if ended.done() else ended.set_result(None))
+    done = 0
+    if seconds:
+        read = await contender.reader(folder / "cached")
+        chance = random.Random(0)
+        blocks = range(0, BESIDE_BYTES, BLOCK)
+        at = loop.time()
+        while not ended.done():
+            start = chance.randrange((CACHED_BYTES - BESIDE_BYTES) // BLOCK) * BLOCK
+            for offset in blocks:
+                await read(start + offset)
+            done += 1
+            if done % BESIDE_WRITES == 0:
+                await contender.write_synced(folder / "beside", bytes(BESIDE_BYTES))
+            at = max(at + BESIDE_EVERY_S, loop.time())
+            await asyncio.sleep(at - loop.time())
+    await ended
+    server.close()
+    return done
+
+
+WORKS: dict[str, Work] = {
+    "read-4k-1": random_reads(1),
+    "read-4k-64": random_reads(64),
+    "small-read-1": small_files(1, write=False),
+    "small-read-64": small_files(64, write=False),
+    "small-sync-1": small_files(1, write=True),
+    "small-sync-64": small_files(64, write=True),
+    "big-read": read_big,
+    "big-write": write_big,
+    "echo": beside_echo,
+}
+
+
+class Ticker:
+    """A timer every 5 ms, and how late the latest was."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.late = 0.0
+        self.due = loop.time() + TIMER_S
+        self.handle = loop.call_at(self.due, self.tick)
+
+    def tick(self) -> None:
+        now = self.loop.time()
+        self.late = max(self.late, now - self.due)
+        self.due = now + TIMER_S
+        self.handle = self.loop.call_at(self.due, self.tick)
+
+
+def new_loop(name: str) -> asyncio.AbstractEventLoop:
+    if name == "asyncio":
+        return asyncio.new_event_loop()
+    made: asyncio.AbstractEventLoop = importlib.import_module(name).new_event_loop()
+    return made
+
+
+def main() -> None:
+    name, work, folder, seconds = sys.argv[1:]
+    contender = CONTENDERS[name]()
+    loop = new_loop(contender.loop)
+    ticker = Ticker(loop) if work.startswith("big") else None
+    began, cpu = time.perf_counter(), time.process_time()
+    count = loop.run_until_complete(WORKS[work](contender, Path(folder), float(seconds)))
+    result = {
+        "operations": count,
+        "seconds": time.perf_counter() - began,
+        "cpu": time.process_time() - cpu,
+        "late_ms": 1000 * ticker.late if ticker else 0.0,
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

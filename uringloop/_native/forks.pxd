@@ -1,0 +1,9 @@
+"""Declarations of forks.h: the rings that a forked child must not touch."""
+
+from uringloop._native.uring cimport uring
+
+
+cdef extern from "forks.h" nogil:
+    int uring_watch_forks()
+    void uring_remember(uring *u)
+    void uring_forget(uring *u)

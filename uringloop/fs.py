@@ -1,0 +1,473 @@
+"""Files by their paths: the functions of `os`, `shutil` and `pathlib`, awaited.
+
+Names, arguments, results and errors are those of the functions of the same name. What the kernel's
+ring can do is done there (open, stat, mkdir, rename, unlink, rmdir, symlink, link, read, write,
+fsync); what it knows of a local file is answered at once. The rest is done by a thread of the
+loop's executor, and the docstring says so. Under another loop than this package's all of it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import mmap
+import os
+import shutil
+import stat as modes
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, AnyStr, Generic, Self, TypeVar
+
+from uringloop._core import pathops
+from uringloop.files import open
+
+if TYPE_CHECKING:
+    from _typeshed import (
+        FileDescriptorOrPath,
+        GenericPath,
+        ReadableBuffer,
+        StrOrBytesPath,
+        StrPath,
+    )
+
+T = TypeVar("T")
+
+# os.link follows a link in its first argument since Python 3.14, as it always said.
+LINK_FOLLOWS = "follow_symlinks=True" not in str(getattr(os.link, "__text_signature__", ""))
+# Entries of a directory that are fetched by one call of a thread.
+ENTRIES = 256
+COPY_BYTES = 1024 * 1024
+# What the temporary file of write_atomic adds to the name, and how often a name is tried.
+SUFFIX = ".tmp"
+TRIES = 100
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+# ── what is there ────────────────────────────────────────────────────────────────────────────
+
+
+async def stat(
+    path: FileDescriptorOrPath, *, dir_fd: int | None = None, follow_symlinks: bool = True
+) -> os.stat_result:
+    """os.stat, on the ring."""
+    return await pathops.stat(path, dir_fd, follow_symlinks)
+
+
+async def lstat(path: StrOrBytesPath, *, dir_fd: int | None = None) -> os.stat_result:
+    """os.lstat, on the ring."""
+    return await pathops.stat(path, dir_fd, False, judge=_judge_of_lstat)
+
+
+def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
+    return os.lstat(path, dir_fd=dir_fd)
+
+
+async def _mode(path: FileDescriptorOrPath, follow_symlinks: bool = True) -> int:
+    """Return the mode, 0 if there is nothing or the path is none."""
+    try:
+        return (await stat(path, follow_symlinks=follow_symlinks)).st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+async def exists(path: FileDescriptorOrPath) -> bool:
+    """os.path.exists, on the ring."""
+    return bool(await _mode(path))
+
+
+async def lexists(path: StrOrBytesPath) -> bool:
+    """os.path.lexists, on the ring."""
+    return bool(await _mode(path, False))
+
+
+async def isfile(path: FileDescriptorOrPath) -> bool:
+    """os.path.isfile, on the ring."""
+    return modes.S_ISREG(await _mode(path))
+
+
+async def isdir(path: FileDescriptorOrPath) -> bool:
+    """os.path.isdir, on the ring."""
+    return modes.S_ISDIR(await _mode(path))
+
+
+async def islink(path: StrOrBytesPath) -> bool:
+    """os.path.islink, on the ring."""
+    return modes.S_ISLNK(await _mode(path, False))
+
+
+async def getsize(path: FileDescriptorOrPath) -> int:
+    """os.path.getsize, on the ring."""
+    return (await stat(path)).st_size
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def mkdir(path: StrOrBytesPath, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    """os.mkdir, on the ring."""
+    await pathops.mkdir(path, mode, dir_fd)
+
+
+async def makedirs(name: StrOrBytesPath, mode: int = 0o777, exist_ok: bool = False) -> None:
+    """os.makedirs, on the ring."""
+    parent, last = os.path.split(name)
+    if not last:
+        parent, last = os.path.split(parent)
+    if parent and last and not await exists(parent):
+        # Somebody else may have made it meanwhile.
+        with contextlib.suppress(FileExistsError):
+            await makedirs(parent, exist_ok=exist_ok)
+        if last in (os.curdir, os.fsencode(os.curdir)):
+            return
+    try:
+        await mkdir(name, mode)
+    except OSError:
+        # Whatever the error: the folder may be on a file system that can only be read.
+        if not exist_ok or not await isdir(name):
+            raise
+
+
+async def rename(
+    src: StrOrBytesPath,
+    dst: StrOrBytesPath,
+    *,
+    src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None,
+) -> None:
+    """os.rename, on the ring."""
+    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd)
+
+
+async def replace(
+    src: StrOrBytesPath,
+    dst: StrOrBytesPath,
+    *,
+    src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None,
+) -> None:
+    """os.replace, on the ring."""
+    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd)
+
+
+async def remove(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
+    """os.remove, on the ring."""
+    await pathops.unlink(path, dir_fd)
+
+
+async def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
+    """os.unlink, on the ring."""
+    await pathops.unlink(path, dir_fd)
+
+
+async def rmdir(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
+    """os.rmdir, on the ring."""
+    await pathops.rmdir(path, dir_fd)
+
+
+async def symlink(
+    src: StrOrBytesPath,
+    dst: StrOrBytesPath,
+    target_is_directory: bool = False,
+    *,
+    dir_fd: int | None = None,
+) -> None:
+    """os.symlink, on the ring."""
+    await pathops.symlink(src, dst, dir_fd)
+
+
+async def link(
+    src: StrOrBytesPath,
+    dst: StrOrBytesPath,
+    *,
+    src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None,
+    follow_symlinks: bool = True,
+) -> None:
+    """os.link, on the ring."""
+    plain = src_dir_fd is None and dst_dir_fd is None
+    follow = follow_symlinks and (LINK_FOLLOWS or not plain)
+    await pathops.link(src, dst, src_dir_fd, dst_dir_fd, follow)
+
+
+async def truncate(path: FileDescriptorOrPath, length: int) -> None:
+    """os.truncate, in a thread: the ring knows it for open files only."""
+    await _in_thread(os.truncate, path, length)
+
+
+# ── whole files ──────────────────────────────────────────────────────────────────────────────
+
+
+async def read_bytes(path: StrOrBytesPath) -> bytes:
+    """pathlib.Path.read_bytes, on the ring."""
+    data = pathops.read_now(path)
+    if data is not None:
+        return data
+    async with open(path, "rb", buffering=0) as file:
+        return await file.read()
+
+
+async def read_text(
+    path: StrOrBytesPath,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> str:
+    """pathlib.Path.read_text, on the ring."""
+    # What is wrong with these is said before the file is opened.
+    layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
+    data = await read_bytes(path)
+    return io.TextIOWrapper(io.BytesIO(data), layer.encoding, layer.errors, newline).read()
+
+
+async def write_bytes(path: StrOrBytesPath, data: ReadableBuffer) -> int:
+    """pathlib.Path.write_bytes, on the ring."""
+    view = memoryview(data)
+    async with open(path, "wb", buffering=0) as file:
+        return await file.write(view)
+
+
+async def write_text(
+    path: StrOrBytesPath,
+    data: str,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> int:
+    """pathlib.Path.write_text, on the ring; what can not be encoded leaves the file as it was."""
+    if not isinstance(data, str):
+        raise TypeError(f"data must be str, not {type(data).__name__}")
+    encoded = io.BytesIO()
+    layer = io.TextIOWrapper(encoded, encoding, errors, newline)
+    layer.write(data)
+    layer.flush()
+    await write_bytes(path, encoded.getbuffer())
+    return len(data)
+
+
+async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
+    """Have *path* hold *data*, durably, or what it held before: whatever happens meanwhile.
+
+    A temporary file beside it is written, synced to the disk and renamed, and then the folder is
+    synced. A file that is there keeps its permissions; a link is replaced, not followed. Raises
+    OSError, and leaves nothing behind, unless the machine itself stops.
+    """
+    name: Any = os.fspath(path)
+    temporary, file = await _temporary_beside(name)
+    try:
+        async with file:
+            await file.write(data)
+            before = await _mode(name, False)
+            if modes.S_ISREG(before):
+                await _in_thread(os.fchmod, file.fileno(), modes.S_IMODE(before))
+            await file.fsync()
+        await replace(temporary, name)
+    except BaseException:
+        # The rename may have been done; then there is nothing to remove.
+        await _discard(temporary)
+        raise
+    await _sync_folder(os.path.dirname(name) or os.curdir)
+
+
+async def _temporary_beside(name: AnyStr) -> tuple[AnyStr, Any]:
+    folder, last = os.path.split(name)
+    for _ in range(TRIES):
+        unique = _like(last, f".{os.urandom(8).hex()}{SUFFIX}")
+        # The name may be as long as names can be.
+        temporary = os.path.join(folder, unique)
+        try:
+            return temporary, await open(temporary, "xb", buffering=0)
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, name) from None
+        except BaseException:
+            # It may have been made all the same.
+            await _discard(temporary)
+            raise
+    raise FileExistsError(errno.EEXIST, "no name for a temporary file is free", name)
+
+
+async def _discard(path: StrOrBytesPath) -> None:
+    with contextlib.suppress(OSError):
+        await asyncio.shield(unlink(path))
+
+
+def _like(name: AnyStr, text: str) -> AnyStr:
+    return os.fsencode(text) if isinstance(name, bytes) else text
+
+
+async def _sync_folder(folder: StrOrBytesPath) -> None:
+    fd = await pathops.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await pathops.sync(fd, folder)
+    finally:
+        os.close(fd)
+
+
+# ── past the page cache ──────────────────────────────────────────────────────────────────────
+
+
+def direct(path: str, flags: int) -> int:
+    """An `opener` for open(): what is read and written goes past the page cache (O_DIRECT).
+
+    Where, how much and from which memory is then for the file system to allow; multiples of 4096
+    and `aligned_buffer` always are. Others raise OSError with EINVAL, and so does a file system
+    that has no such way.
+    """
+    return os.open(path, flags | os.O_DIRECT, 0o666)
+
+
+def aligned_buffer(size: int) -> memoryview:
+    """Return *size* bytes of memory that begins at a page, to read into and write from."""
+    return memoryview(mmap.mmap(-1, size))
+
+
+# ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def copyfile(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) -> StrPath:
+    """shutil.copyfile, on the ring."""
+    source, target = await _stat_or_none(src), await _stat_or_none(dst)
+    if source and target and os.path.samestat(source, target):
+        raise shutil.SameFileError(f"{src!r} and {dst!r} are the same file")
+    for path, facts in ((src, source), (dst, target)):
+        if facts and modes.S_ISFIFO(facts.st_mode):
+            raise shutil.SpecialFileError(f"`{os.fspath(path)}` is a named pipe")
+    if not follow_symlinks and await islink(src):
+        await symlink(await _in_thread(os.readlink, src), dst)
+        return dst
+    async with open(src, "rb", buffering=0) as reader:
+        try:
+            async with open(dst, "wb", buffering=0) as writer:
+                block = memoryview(bytearray(COPY_BYTES))
+                while count := await reader.readinto(block):
+                    await writer.write(block[:count])
+        except IsADirectoryError as exc:
+            if await exists(dst):
+                raise
+            raise FileNotFoundError(f"Directory does not exist: {dst}") from exc
+    return dst
+
+
+async def copy(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) -> StrPath:
+    """shutil.copy: the bytes on the ring, the permissions by a thread."""
+    if await isdir(dst):
+        dst = os.path.join(dst, os.path.basename(src))
+    await copyfile(src, dst, follow_symlinks=follow_symlinks)
+    await _in_thread(lambda: shutil.copymode(src, dst, follow_symlinks=follow_symlinks))
+    return dst
+
+
+async def _stat_or_none(path: StrPath) -> os.stat_result | None:
+    try:
+        return await stat(path)
+    except OSError:
+        return None
+
+
+# ── folders ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Scan(Generic[AnyStr]):
+    """The entries of a folder: `async for`, and better within `async with`, which closes it."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = path
+        self._entries: Any = None
+        self._fetched: deque[os.DirEntry[AnyStr]] = deque()
+        self._ended = False
+        # A thread may still be in there when its caller has been cancelled.
+        self._lock = threading.Lock()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> os.DirEntry[AnyStr]:
+        if not self._fetched and not self._ended:
+            await _in_thread(self._fetch)
+        if not self._fetched:
+            raise StopAsyncIteration
+        return self._fetched.popleft()
+
+    def _fetch(self) -> None:
+        """Fetch some more; a thread calls this."""
+        with self._lock:
+            if self._ended:
+                return
+            if self._entries is None:
+                self._entries = os.scandir(self._path)
+            for entry in self._entries:
+                self._fetched.append(entry)
+                if len(self._fetched) >= ENTRIES:
+                    return
+            self._ended = True
+
+    async def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock.locked():
+            await _in_thread(self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._fetched.clear()
+            if self._entries is not None:
+                self._entries.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def scandir(path: Any = ".") -> Scan[Any]:
+    """os.scandir, in threads: what is iterated over by `async for` is `os.DirEntry`.
+
+    Their `stat()` waits for the disk; `is_dir()`, `is_file()` and `is_symlink()` mostly do not.
+    """
+    return Scan(path)
+
+
+async def listdir(path: Any = ".") -> list[Any]:
+    """os.listdir, in a thread."""
+    return await _in_thread(os.listdir, path)
+
+
+async def walk(
+    top: GenericPath[AnyStr],
+    topdown: bool = True,
+    onerror: Callable[[OSError], object] | None = None,
+    followlinks: bool = False,
+) -> AsyncIterator[tuple[AnyStr, list[AnyStr], list[AnyStr]]]:
+    """os.walk, a folder at a time in a thread; *onerror* is called where the loop runs."""
+    errors: list[OSError] = []
+    folders: Any = os.walk(top, topdown, errors.append, followlinks)
+    try:
+        while True:
+            found = await _in_thread(next, folders, None)
+            for error in errors:
+                if onerror is not None:
+                    onerror(error)
+            errors.clear()
+            if found is None:
+                return
+            yield found
+    finally:
+        with contextlib.suppress(ValueError):
+            # A thread may still be in it, if the caller has been cancelled.
+            folders.close()
