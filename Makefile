@@ -48,7 +48,7 @@ RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
+.PHONY: help bench compare bench-peers bench-files test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,12 @@ bench-peers: $(VENV)/compare  ## Compare with every loop, each under a Python th
 	done
 	$(RUN) benchmarks/compare.py --merge $(PEER_REPORTS) \
 	  --json build/compare.json --markdown build/compare.md --plot build/compare.png
+
+# The folder is on a disk: one in memory has nothing to sync.
+bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of threads; ARGS="--quick"
+	@mkdir -p build
+	$(RUN) benchmarks/files.py --folder build --json build/files.json \
+	  --markdown build/files.md --plot build/files.png $(ARGS)
 
 test: $(VENV)/installed  ## Install, and run the tests against the installed package
 	$(RUN) -m pytest $(ARGS)

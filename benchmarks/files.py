@@ -32,10 +32,10 @@ ROUNDS = 5
 SECONDS = 1.0
 ECHO_CLIENTS = 50
 ECHO_BYTES = 128
-ECHO_RATE = 5000.0
+ECHO_RATE = 10_000.0
 ECHO_SECONDS = 5.0
-# Beside the echo the plain calls would only show that they block.
-ECHO_CONTENDERS = ("none", "uringloop", "aiofiles", "executor")
+# Beside the echo the plain calls would only show that they block. Each loop without any besides.
+ECHO_CONTENDERS = ("none, uringloop", "uringloop", "none, uvloop", "aiofiles", "executor")
 
 Result = dict[str, float]
 
@@ -84,9 +84,9 @@ def measured(contender: str, work: str, folder: Path, seconds: float) -> Result:
 
 def echoed(contender: str, folder: Path, seconds: float) -> Result:
     """Ask an echo server that has file work to do beside; latencies from the scheduled time."""
-    nothing = contender == "none"
+    nothing, _, loop = contender.rpartition(", ")
     server = subprocess.Popen(
-        command("uringloop" if nothing else contender, "echo", folder, 0 if nothing else 1),
+        command("executor" if loop == "uvloop" else loop, "echo", folder, 0 if nothing else 1),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -197,11 +197,15 @@ def main() -> int:
     add("--rounds", type=int, default=ROUNDS)
     add("--seconds", type=float, default=SECONDS, help="of a round of reads")
     add("--quick", action="store_true", help="one short round: no figures to quote")
+    add("--core", type=int, default=None, help="the only one that is used, but for echoes")
     add("--folder", type=Path, default=None, help="where the files are made")
     add("--json", type=Path)
     add("--markdown", type=Path)
     add("--plot", type=Path, help="needs matplotlib")
     options = parser.parse_args()
+    if options.core is not None:
+        # For the measurements to inherit.
+        os.sched_setaffinity(0, {options.core})
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
     folder = Path(tempfile.mkdtemp(prefix="uringloop-files-", dir=options.folder))
     works: dict[str, dict[str, Result]] = {}
@@ -209,6 +213,8 @@ def main() -> int:
         prepare(folder)
         for work in options.works.split(","):
             echo = work == "echo"
+            if echo and options.core is not None:
+                continue
             contenders = list(ECHO_CONTENDERS if echo else files_work.CONTENDERS)
             length = ECHO_SECONDS if echo and not options.quick else seconds
             works[work] = compare(work, contenders, folder, rounds, length)
@@ -218,7 +224,10 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report = {
-        "environment": environment.describe(["asyncio", "uvloop", "uringloop"], "not pinned"),
+        "environment": environment.describe(
+            ["asyncio", "uvloop", "uringloop"],
+            "not pinned" if options.core is None else f"all on core {options.core}",
+        ),
         "works": works,
     }
     if options.json:

@@ -12,8 +12,10 @@ import gc
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from contexts import Contexts, client_context, server_context
@@ -100,6 +102,18 @@ def loop() -> Iterator[uringloop.Loop]:
     for created in _guarded(uringloop.new_event_loop):
         assert isinstance(created, uringloop.Loop)
         yield created
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """An empty folder where other temporary files are, and one in memory."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no file system in memory")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

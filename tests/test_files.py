@@ -282,12 +282,12 @@ def test_reads_at_offsets_run_beside_each_other(
 
 
 def test_large_files_are_read_and_written_whole(
-    each_loop: asyncio.AbstractEventLoop, tmp_path: Path
+    each_loop: asyncio.AbstractEventLoop, folder: Path
 ) -> None:
     content = os.urandom(5 << 20)
 
     async def main() -> None:
-        async with uringloop.open(tmp_path / "file", "w+b") as file:
+        async with uringloop.open(folder / "file", "w+b") as file:
             assert await file.write(content) == len(content)
             await file.seek(0)
             assert await file.read() == content

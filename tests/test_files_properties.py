@@ -81,13 +81,13 @@ def settled(mode: str, calls: list[Call]) -> list[Call]:
 )
 def test_binary_files_do_what_plain_ones_do(
     each_loop: asyncio.AbstractEventLoop,
-    tmp_path: Path,
+    folder: Path,
     content: str,
     mode: str,
     buffering: int,
     calls: list[Call],
 ) -> None:
-    compare(each_loop, tmp_path, content.encode(), mode, settled(mode, calls), buffering=buffering)
+    compare(each_loop, folder, content.encode(), mode, settled(mode, calls), buffering=buffering)
 
 
 @SETTINGS
@@ -100,7 +100,7 @@ def test_binary_files_do_what_plain_ones_do(
 )
 def test_text_files_do_what_plain_ones_do(
     each_loop: asyncio.AbstractEventLoop,
-    tmp_path: Path,
+    folder: Path,
     content: str,
     mode: str,
     encoding: str,
@@ -108,7 +108,7 @@ def test_text_files_do_what_plain_ones_do(
     calls: list[Call],
 ) -> None:
     raw, calls = content.encode(encoding), settled(mode, calls)
-    compare(each_loop, tmp_path, raw, mode, calls, encoding=encoding, newline=newline)
+    compare(each_loop, folder, raw, mode, calls, encoding=encoding, newline=newline)
 
 
 @SETTINGS
@@ -120,13 +120,13 @@ def test_text_files_do_what_plain_ones_do(
 )
 def test_a_text_file_goes_back_to_where_it_was_told_to_be(
     loop: asyncio.AbstractEventLoop,
-    tmp_path: Path,
+    folder: Path,
     text: str,
     encoding: str,
     newline: str | None,
     sizes: list[int],
 ) -> None:
-    path = tmp_path / "text"
+    path = folder / "text"
     path.write_bytes((("x" * 8190) + text).encode(encoding, "ignore"))
     with open(path, encoding=encoding, newline=newline) as plain:
         whole = plain.read()

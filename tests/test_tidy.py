@@ -41,6 +41,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.handles",
             "_core.addresses",
             "_core.feeding",
+            "_core.fileviews",
             "_core.spares",
         ),
     ),

@@ -14,6 +14,7 @@ MODULES = (
     "handles",
     "addresses",
     "feeding",
+    "fileviews",
     "spares",
     "buffers",
     "timers",

@@ -34,6 +34,7 @@ cdef class FileOperation:
     cdef bint closes                # a descriptor, which would else be lost
     cdef bint repeatable            # doing it twice is doing it once
     cdef bint detachable            # who waits need not wait for the end of what he cancels
+    cdef bint postponed             # the turn had no share for it, and it may be cached
     cdef Py_ssize_t filled          # bytes that were there without waiting
 
     cdef object run(self)

@@ -18,6 +18,7 @@ cdef class OpenFile(InFlight):
     cdef readonly unsigned int _block_size
     cdef bint reads_cached          # the file system reads its page cache without waiting
     cdef bint writes_cached         # the same for writes
+    cdef bint in_memory             # there is no disk to wait for
     cdef readonly Py_ssize_t _moved  # bytes that the last _fill or _drain has moved
     cdef bytes stray                # what a cancelled read has taken from a stream
 
@@ -26,6 +27,8 @@ cdef class OpenFile(InFlight):
     cdef int check_at(self, bint able, str message, int64_t offset) except -1
     cdef object failure(self, int res)
     cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset)
+    cdef bint has_to_wait(self, Py_ssize_t size) except -1
+    cdef int take_cached(self, FileOperation operation) except -1
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)
     cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset)
     cdef int64_t position(self) except? -1

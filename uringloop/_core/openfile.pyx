@@ -15,7 +15,6 @@ import io
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
@@ -30,7 +29,8 @@ from uringloop._core.fileops cimport (
     new_operation,
     ring_loop,
 )
-from uringloop._core.loop cimport LoopCore
+from uringloop._core.fileviews cimport start_of, vectors_of, view_data
+from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
 from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
 from uringloop._native.filecalls cimport (
     IORING_FSYNC_DATASYNC,
@@ -49,14 +49,17 @@ from uringloop._native.filecalls cimport (
     lseek,
     statx,
     uring_file_facts,
+    uring_find_facts,
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
-    uring_read_cached,
+    uring_take_cached,
     uring_size_in,
     uring_write_cached,
 )
 from uringloop._native.uring cimport close, iovec
+
+from uringloop._core.fileviews import bytes_of, room_in
 
 
 # The kernel moves 2 GiB less a page at once, and its answer is an int.
@@ -78,14 +81,15 @@ cdef class OpenFile(InFlight):
     def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
                  appending=False):
         """Take over the descriptor *fd*; without *closefd* only borrow it."""
-        cdef unsigned int mode = 0
-        cdef int64_t size = 0
-        cdef int res = uring_file_facts(fd, &mode, &size, &self._block_size)
+        cdef uring_file_facts facts
+        cdef int res = uring_find_facts(fd, &facts)
         if res < 0:
             raise OSError(-res, strerror(-res).decode())
-        if S_ISDIR(mode):
+        if S_ISDIR(facts.mode):
             raise IsADirectoryError(EISDIR, strerror(EISDIR).decode(), name)
-        self._regular = S_ISREG(mode)
+        self._regular = S_ISREG(facts.mode)
+        self._block_size = facts.block_size
+        self.in_memory = facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
         self.reads_cached = self.writes_cached = self._regular
         self.fd = fd
@@ -96,7 +100,7 @@ cdef class OpenFile(InFlight):
         self._appending = appending
         if appending and self._regular:
             # Where plain files stand too; what is written goes to the end wherever that is.
-            lseek(fd, size, SEEK_SET)
+            lseek(fd, facts.size, SEEK_SET)
 
     @property
     def closed(self):
@@ -139,7 +143,7 @@ cdef class OpenFile(InFlight):
         operation = self.reading(None, n, offset)
         operation.detachable = self._regular
         if not operation.has_ended:
-            await operation.run()
+            await self._ask(operation)
         return self.result_of(operation)
 
     async def pread_into(self, buffer, int64_t offset):
@@ -153,7 +157,7 @@ cdef class OpenFile(InFlight):
         view = room_in(buffer)
         operation = self.reading(view, len(view), offset)
         if not operation.has_ended:
-            await operation.run()
+            await self._ask(operation)
         return self.count_of(operation)
 
     async def pwrite(self, data, int64_t offset):
@@ -167,6 +171,8 @@ cdef class OpenFile(InFlight):
         self.check_at(self._writable, "not writable", offset)
         view = bytes_of(data)
         size = len(view)
+        if self.has_to_wait(size):
+            await self._next_turn()
         while written < size:
             operation = self.writing(view, written, offset + written)
             if not operation.has_ended:
@@ -237,7 +243,7 @@ cdef class OpenFile(InFlight):
         operation.detachable = self._regular and buffer is None
         if not operation.has_ended:
             try:
-                await operation.run()
+                await self._ask(operation)
             except BaseException:
                 if not self._seekable and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
@@ -259,6 +265,8 @@ cdef class OpenFile(InFlight):
         self.check_open()
         self._moved = 0
         size = len(view)
+        if self.has_to_wait(size):
+            await self._next_turn()
         while self._moved < size:
             if self._seekable and not self._appending:
                 position = self.position()
@@ -281,7 +289,7 @@ cdef class OpenFile(InFlight):
         cdef int64_t position = -1
         self.check_open()
         self._moved = 0
-        if ring_loop() is None or not self._regular:
+        if ring_loop() is None or not self._regular or self.in_memory:
             return False
         if not self._appending:
             position = self.position()
@@ -344,11 +352,8 @@ cdef class OpenFile(InFlight):
 
     def _size(self):
         """Return the size of the file as far as it is known here."""
-        cdef unsigned int mode, block_size
-        cdef int64_t size = 0
-        if uring_file_facts(self.fd, &mode, &size, &block_size) < 0:
-            return 0
-        return size
+        cdef uring_file_facts facts
+        return facts.size if uring_find_facts(self.fd, &facts) == 0 else 0
 
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 
@@ -366,6 +371,9 @@ cdef class OpenFile(InFlight):
     async def _sync(self, unsigned int flags):
         cdef FileOperation operation
         self.check_open()
+        if self.in_memory:
+            # There is nothing that it could be synced to.
+            return
         operation = new_operation(self, None)
         operation.repeatable = True
         io_uring_prep_fsync(&operation.request, self.fd, flags)
@@ -405,7 +413,7 @@ cdef class OpenFile(InFlight):
         self.fd = -1
         if not self.closefd:
             return
-        if not self._writable and self._regular and self.reads_cached:
+        if self.in_memory or not self._writable and self._regular and self.reads_cached:
             # Local, and nothing to write back.
             close(fd)
             return
@@ -444,8 +452,6 @@ cdef class OpenFile(InFlight):
     cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset):
         """Take what is cached into *target*, or into new bytes; ask for the rest of it."""
         cdef FileOperation operation = new_operation(self, target)
-        cdef LoopCore loop
-        cdef int rest = 0
         cdef char *data
         size = min(size, REQUEST)
         if target is None:
@@ -456,25 +462,66 @@ cdef class OpenFile(InFlight):
         if size == 0:
             operation.has_ended = True
             return operation
-        if self.reads_cached:
-            loop = ring_loop()
-            if loop is not None and loop.inline_bytes > 0 and size <= loop.inline_bytes:
-                operation.filled = uring_read_cached(self.fd, data, size, offset, &rest)
-                loop.inline_bytes -= CALL_BYTES + operation.filled
-                if rest == 0:
-                    operation.has_ended = True
-                    return operation
-                if rest != -EAGAIN:
-                    self.reads_cached = False
         io_uring_prep_read(
-            &operation.request, self.fd, data + operation.filled,
-            <unsigned int>(size - operation.filled),
-            <uint64_t>-1 if offset < 0 else offset + operation.filled)
+            &operation.request, self.fd, data, <unsigned int>size,
+            <uint64_t>-1 if offset < 0 else offset)
         operation.op.lingers = self._regular
         operation.repeatable = True
-        if self.reads_cached and rest == 0 and size >= WORKER:
-            uring_leave_to_worker(&operation.request)
+        self.take_cached(operation)
         return operation
+
+    cdef int take_cached(self, FileOperation operation) except -1:
+        """Read what is in the page cache, as far as the turn may copy; the rest stays asked for."""
+        cdef LoopCore loop
+        cdef Py_ssize_t share
+        cdef ssize_t count
+        cdef int rest = 0
+        operation.postponed = False
+        if not self.reads_cached:
+            return 0
+        loop = ring_loop()
+        if loop is None:
+            return 0
+        if loop.inline_bytes > 0:
+            share = min(<Py_ssize_t>operation.request.len, loop.inline_bytes)
+            count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
+            loop.inline_bytes -= CALL_BYTES + count
+            operation.filled += count
+            if rest == 0 and (count < share or operation.request.len == 0):
+                operation.has_ended = True
+            if rest not in (0, -EAGAIN):
+                self.reads_cached = False
+        operation.postponed = rest == 0 and operation.request.len >= WORKER
+        return 0
+
+    async def _ask(self, FileOperation operation):
+        """Have what is left of a read be done: in later turns as long as it is cached."""
+        cdef Py_ssize_t before = -1
+        while operation.postponed and operation.filled != before:
+            before = operation.filled
+            await self._next_turn()
+            self.take_cached(operation)
+        if operation.has_ended:
+            return
+        if operation.postponed:
+            uring_leave_to_worker(&operation.request)
+        await operation.run()
+
+    async def _next_turn(self):
+        """Let the loop go round once, with the file kept open."""
+        self.operations_in_flight += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.ended()
+
+    cdef bint has_to_wait(self, Py_ssize_t size) except -1:
+        """Whether this turn has no share for a write that the next one may have."""
+        cdef LoopCore loop
+        if not self.writes_cached or size > INLINE_BYTES_MAX:
+            return False
+        loop = ring_loop()
+        return loop is not None and loop.inline_bytes < size
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or ask for all to be written."""
@@ -486,7 +533,8 @@ cdef class OpenFile(InFlight):
             loop = ring_loop()
             if loop is not None and size <= loop.inline_bytes:
                 res = uring_write_cached(
-                    self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset)
+                    self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
+                    self.in_memory)
                 if res > 0:
                     loop.inline_bytes -= CALL_BYTES + res
                     operation = new_operation(self, None)
@@ -531,52 +579,3 @@ cdef class OpenFile(InFlight):
             exc.characters_written = before
             raise exc
         return operation.res
-
-
-# ── buffers ──────────────────────────────────────────────────────────────────────────────────
-
-
-cdef const char *start_of(object data) noexcept:
-    """Return where *data* is, bytes or a memoryview."""
-    return PyBytes_AS_STRING(data) if type(data) is bytes else view_data(data)
-
-
-cdef char *view_data(object view) noexcept:
-    return <char*>PyMemoryView_GET_BUFFER(view).buf
-
-
-def room_in(buffer):
-    """Return a view of the bytes of *buffer*, to be filled."""
-    view = memoryview(buffer)
-    if view.readonly:
-        raise TypeError(
-            "readinto() argument must be read-write bytes-like object, "
-            f"not {type(buffer).__name__}")
-    return view.cast("B")
-
-
-def bytes_of(data):
-    """Return *data* in a form whose length is its number of bytes."""
-    if type(data) is bytes:
-        return data
-    if isinstance(data, str):
-        raise TypeError("a bytes-like object is required, not 'str'")
-    return memoryview(data).cast("B")
-
-
-cdef bytes vectors_of(list views, Py_ssize_t skip):
-    """Return an array of iovec for *views* without their first *skip* bytes."""
-    cdef bytes vectors = take_bytes(PyBytes_New(NULL, len(views) * sizeof(iovec)))
-    cdef iovec *vector = <iovec*>PyBytes_AS_STRING(vectors)
-    cdef Py_ssize_t count = 0
-    for view in views:
-        size = len(view)
-        if size <= skip:
-            skip -= size
-            continue
-        vector[count].iov_base = (
-            PyBytes_AS_STRING(view) if type(view) is bytes else view_data(view)) + skip
-        vector[count].iov_len = size - skip
-        skip = 0
-        count += 1
-    return vectors[:count * sizeof(iovec)]

@@ -10,7 +10,6 @@ import sys
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t
 from libc.string cimport strerror
 
 from uringloop._core.errors cimport EAGAIN
@@ -25,6 +24,7 @@ from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
 from uringloop._native.filecalls cimport (
     io_uring_prep_fsync,
     uring_file_facts,
+    uring_find_facts,
     uring_leave_to_worker,
     uring_read_cached,
 )
@@ -112,8 +112,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
 def read_now(path):
     """Return what a regular file holds if it is all in the cache, else None."""
     cdef LoopCore loop = ring_loop()
-    cdef unsigned int mode, block_size
-    cdef int64_t size
+    cdef uring_file_facts facts
     cdef Py_ssize_t count
     cdef int rest = 0
     cdef int fd
@@ -125,15 +124,16 @@ def read_now(path):
     if fd < 0:
         return None
     try:
-        if uring_file_facts(fd, &mode, &size, &block_size) < 0 or size >= loop.inline_bytes:
+        if uring_find_facts(fd, &facts) < 0 or facts.size >= loop.inline_bytes:
             return None
         # One byte more than there should be: whether that was all.
-        held = take_bytes(PyBytes_New(NULL, size + 1))
-        count = uring_read_cached(fd, PyBytes_AS_STRING(held), size + 1, 0, &rest)
+        held = take_bytes(PyBytes_New(NULL, facts.size + 1))
+        count = uring_read_cached(
+            fd, PyBytes_AS_STRING(held), facts.size + 1, 0, facts.in_memory, &rest)
         loop.inline_bytes -= CALL_BYTES + count
     finally:
         close(fd)
-    if rest != 0 or count > size:
+    if rest != 0 or count > facts.size:
         return None
     data = <PyObject*>held
     Py_INCREF(held)

@@ -10,8 +10,6 @@ the GIL while the loop does not run; only the kernel's answer (EEXIST) says whic
 belongs to, see `take_over`.
 """
 
-import os
-
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -80,7 +78,9 @@ SETTLE_MAX = 4096
 # A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
 # what it still uses afterwards is never freed.
 LINGER_NS = 2_000_000_000 // RETRIES_MAX
-# Threads of the kernel for files that are no regular ones, of which there is no limit otherwise.
+# Threads of the kernel for regular files, which wait for a disk rather than work: 32 sync 1.3 times
+# as many files per second as 8, and more bring nothing. And for other files, else without a limit.
+BOUNDED_WORKERS_MAX = 32
 UNBOUNDED_WORKERS_MAX = 64
 
 cdef enum:
@@ -88,7 +88,7 @@ cdef enum:
     BATCH_MAX = 64
 
 cdef int64_t LINGER = LINGER_NS
-cdef unsigned int CPU_COUNT = os.cpu_count() or 1
+cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
 # Whether the kernel does what a quiet send relies on; tried once.
 cdef bint quiet_sends = False
@@ -465,7 +465,7 @@ cdef class Ring:
         """Bound the threads that the kernel starts for this ring's files."""
         self.workers_limited = True
         # An old kernel has no limits; that is no reason not to go on.
-        uring_limit_workers(&self.u, 4 * CPU_COUNT, UNBOUNDED_WORKERS)
+        uring_limit_workers(&self.u, BOUNDED_WORKERS, UNBOUNDED_WORKERS)
         return 0
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────

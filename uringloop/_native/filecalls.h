@@ -11,8 +11,10 @@
 #endif
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "uring.h"
@@ -22,11 +24,38 @@
 /* What the kernel reads at once is at least so much. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 
+/* What is known of an open file without asking a server. */
+typedef struct uring_file_facts {
+    int64_t size;
+    unsigned mode;
+    unsigned block_size;
+    bool in_memory; /* there is no disk behind the page cache: tmpfs, ramfs */
+} uring_file_facts;
+
+static inline int uring_find_facts(int fd, uring_file_facts *facts) {
+    struct statx found;
+    struct statfs system;
+
+    *facts = (uring_file_facts){0};
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &found) < 0)
+        return -errno;
+    facts->mode = found.stx_mode;
+    facts->size = (int64_t)found.stx_size;
+    facts->block_size = found.stx_blksize;
+    /* These have no device, and then no number for one. */
+    facts->in_memory = found.stx_dev_major == 0 && S_ISREG(found.stx_mode) &&
+                       fstatfs(fd, &system) == 0 &&
+                       (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+    return 0;
+}
+
 /* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
  * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
  * *size* bytes or the end of the file, otherwise the -errno that stopped it: EAGAIN where a page is
- * not in the cache, EOPNOTSUPP where the file system can not tell. */
-static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset, int *rest) {
+ * not in the cache, EOPNOTSUPP where the file system can not tell. Files in memory can not tell and
+ * need not. */
+static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset,
+                                        bool in_memory, int *rest) {
     size_t filled = 0;
     struct iovec part;
     ssize_t res;
@@ -35,7 +64,8 @@ static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t
     while (filled < size) {
         part.iov_base = data + filled;
         part.iov_len = size - filled;
-        res = preadv2(fd, &part, 1, offset < 0 ? -1 : offset + (int64_t)filled, RWF_NOWAIT);
+        res = preadv2(fd, &part, 1, offset < 0 ? -1 : offset + (int64_t)filled,
+                      in_memory ? 0 : RWF_NOWAIT);
         if (res < 0)
             *rest = -errno;
         if (res <= 0)
@@ -45,10 +75,25 @@ static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t
     return (ssize_t)filled;
 }
 
+/* The same of at most *share* bytes of what a submission asks for; it then asks for what is left. */
+static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, bool in_memory,
+                                        int *rest) {
+    bool here = sqe->off == (uint64_t)-1;
+    ssize_t count = uring_read_cached(sqe->fd, (char *)(uintptr_t)sqe->addr, share,
+                                      here ? -1 : (int64_t)sqe->off, in_memory, rest);
+
+    sqe->addr += (uint64_t)count;
+    sqe->len -= (uint32_t)count;
+    if (!here)
+        sqe->off += (uint64_t)count;
+    return count;
+}
+
 /* Writes what the file system takes without waiting; the same result. ext4 has no such thing. */
-static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset) {
+static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset,
+                                         bool in_memory) {
     struct iovec part = {.iov_base = (char *)(uintptr_t)data, .iov_len = size};
-    ssize_t res = pwritev2(fd, &part, 1, offset, RWF_NOWAIT);
+    ssize_t res = pwritev2(fd, &part, 1, offset, in_memory ? 0 : RWF_NOWAIT);
 
     return res < 0 ? -errno : res;
 }
@@ -63,18 +108,6 @@ static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
         if (preadv2(fd, &part, 1, offset + at, RWF_NOWAIT) < 0)
             return errno != EAGAIN;
     return true;
-}
-
-/* Mode, size and block size of an open file, as far as they are known without asking a server. */
-static inline int uring_file_facts(int fd, unsigned *mode, int64_t *size, unsigned *block_size) {
-    struct statx facts;
-
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &facts) < 0)
-        return -errno;
-    *mode = facts.stx_mode;
-    *size = (int64_t)facts.stx_size;
-    *block_size = facts.stx_blksize;
-    return 0;
 }
 
 /* Asks for the size of an open file; *facts* has room for sizeof(struct statx). */

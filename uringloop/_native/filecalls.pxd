@@ -28,11 +28,19 @@ cdef extern from "filecalls.h" nogil:
     void uring_unlink(io_uring_sqe *sqe)
     void uring_leave_to_worker(io_uring_sqe *sqe)
 
-    ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset, int *rest)
-    ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset)
+    struct uring_file_facts:
+        int64_t size
+        unsigned int mode
+        unsigned int block_size
+        bint in_memory
+
+    int uring_find_facts(int fd, uring_file_facts *facts)
+    ssize_t uring_read_cached(
+        int fd, char *data, size_t size, int64_t offset, bint in_memory, int *rest)
+    ssize_t uring_take_cached(io_uring_sqe *sqe, size_t share, bint in_memory, int *rest)
+    ssize_t uring_write_cached(
+        int fd, const char *data, size_t size, int64_t offset, bint in_memory)
     bint uring_is_cached(int fd, int64_t offset, int64_t size)
-    int uring_file_facts(
-        int fd, unsigned int *mode, int64_t *size, unsigned int *block_size)
     int uring_perform(const io_uring_sqe *sqe)
 
 

@@ -79,7 +79,7 @@ cdef extern from "uring.h" nogil:
     int IORING_CQE_BUFFER_SHIFT
 
     struct io_uring_sqe:
-        pass
+        unsigned int len
 
     struct io_uring_cqe:
         uint64_t user_data

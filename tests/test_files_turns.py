@@ -1,0 +1,163 @@
+"""Files that are in memory: what does not suspend, and what waits for a turn to copy in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filing import opened
+
+import uringloop
+
+SHARE = 1 << 20
+CONTENT = os.urandom(SHARE) * 5 + b"the end"
+
+
+def at_once(call: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a call that does not suspend; fail if it does."""
+    try:
+        call.send(None)
+    except StopIteration as ended:
+        return ended.value
+    call.close()
+    raise AssertionError("it suspends")
+
+
+@pytest.fixture
+def large(folder: Path) -> Path:
+    path = folder / "large"
+    path.write_bytes(CONTENT)
+    return path
+
+
+async def turns_during(call: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
+    """Return the result of *call*, and how often the loop went round meanwhile."""
+    task = asyncio.ensure_future(call)
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return task.result(), turns
+
+
+def test_cached_bytes_are_there_at_once(loop: uringloop.Loop, large: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            await asyncio.sleep(0)
+            assert at_once(file.pread(100, SHARE)) == CONTENT[SHARE : SHARE + 100]
+            assert at_once(file.read(10)) == CONTENT[:10]
+            assert at_once(file.pread(100, len(CONTENT) - 3)) == b"end"
+            assert at_once(file.pread(100, len(CONTENT))) == b""
+
+    loop.run_until_complete(main())
+
+
+def test_a_large_cached_read_leaves_others_their_turns(loop: uringloop.Loop, large: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            data, turns = await turns_during(file.pread(len(CONTENT) + 1, 0))
+            assert data == CONTENT
+            assert turns >= 5
+            buffer = bytearray(len(CONTENT))
+            assert await file.readinto(buffer) == len(CONTENT)
+            assert buffer == CONTENT
+            assert await file.tell() == len(CONTENT)
+
+    loop.run_until_complete(main())
+
+
+def test_many_large_reads_at_once_have_all_their_bytes(loop: uringloop.Loop, large: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            calls = [file.pread(2 * SHARE, number * SHARE // 5) for number in range(20)]
+            for number, data in enumerate(await asyncio.gather(*calls)):
+                start = number * SHARE // 5
+                assert data == CONTENT[start : start + 2 * SHARE]
+
+    loop.run_until_complete(main())
+
+
+def test_a_file_stays_open_for_a_read_that_waits_for_its_turn(
+    loop: uringloop.Loop, large: Path
+) -> None:
+    async def main() -> None:
+        file = await opened(large, "rb")
+        read = asyncio.ensure_future(file.pread(len(CONTENT), 0))
+        await asyncio.sleep(0)
+        assert not read.done()
+        await file.close()
+        assert await read == CONTENT
+
+    loop.run_until_complete(main())
+
+
+def test_a_read_is_cancelled_between_its_turns(loop: uringloop.Loop, large: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            read = asyncio.ensure_future(file.read(len(CONTENT)))
+            await asyncio.sleep(0)
+            read.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await read
+            assert await file.tell() == 0
+            assert file.operations_in_flight == 0
+            assert await file.read(10) == CONTENT[:10]
+
+    loop.run_until_complete(main())
+
+
+def test_a_file_that_shrinks_between_the_turns_of_a_read_ends_there(
+    loop: uringloop.Loop, large: Path
+) -> None:
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            read = asyncio.ensure_future(file.pread(len(CONTENT), 0))
+            await asyncio.sleep(0)
+            os.truncate(large, SHARE + 10)
+            assert await read == CONTENT[: SHARE + 10]
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("folder", ["memory"], indirect=True)
+def test_a_file_in_memory_is_written_and_synced_at_once(loop: uringloop.Loop, folder: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(folder / "file", "w+b", buffering=0) as file:
+            await asyncio.sleep(0)
+            assert at_once(file.write(b"0123456789")) == 10
+            assert at_once(file.pwrite(b"x", 3)) == 1
+            at_once(file.fsync())
+            at_once(file.fdatasync())
+            assert at_once(file.pread(20, 0)) == b"012x456789"
+        async with uringloop.open(folder / "file", "ab") as file:
+            at_once(file.write(b"end"))
+            at_once(file.fsync())
+            assert (folder / "file").read_bytes() == b"012x456789end"
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("folder", ["memory"], indirect=True)
+def test_large_writes_to_memory_leave_others_their_turns(
+    loop: uringloop.Loop, folder: Path
+) -> None:
+    async def main() -> None:
+        async with uringloop.open(folder / "file", "wb", buffering=0) as file:
+            block = CONTENT[:SHARE]
+
+            async def write() -> None:
+                for _ in range(5):
+                    assert await file.write(block) == SHARE
+
+            _, turns = await turns_during(write())
+            assert turns >= 4
+            parts = [file.pwrite(block, (5 + number) * SHARE) for number in range(5)]
+            assert await asyncio.gather(*parts) == [SHARE] * 5
+            assert await file.write(CONTENT) == len(CONTENT)
+        assert (folder / "file").read_bytes() == block * 5 + CONTENT
+
+    loop.run_until_complete(main())

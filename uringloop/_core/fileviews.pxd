@@ -1,0 +1,5 @@
+"""The memory that a file is read into or written from."""
+
+cdef const char *start_of(object data) noexcept
+cdef char *view_data(object view) noexcept
+cdef bytes vectors_of(list views, Py_ssize_t skip)

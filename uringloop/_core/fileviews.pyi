@@ -1,0 +1,6 @@
+"""The memory that a file is read into or written from."""
+
+from typing_extensions import Buffer
+
+def room_in(buffer: Buffer) -> memoryview: ...
+def bytes_of(data: Buffer) -> bytes | memoryview: ...
