@@ -161,3 +161,55 @@ def test_large_writes_to_memory_leave_others_their_turns(
         assert (folder / "file").read_bytes() == block * 5 + CONTENT
 
     loop.run_until_complete(main())
+
+
+def test_a_close_that_has_nothing_to_write_is_done_at_once(
+    loop: uringloop.Loop, folder: Path
+) -> None:
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 8):
+        pytest.skip("this kernel does not tell what is local")
+
+    async def main() -> None:
+        file = await opened(folder / "file", "wb")
+        await file.write(b"some")
+        await file.fsync()
+        at_once(file.close())
+        file = await opened(folder / "file", "r+b")
+        at_once(file.close())
+        file = await opened(folder / "file", "rb")
+        assert await file.read() == b"some"
+        at_once(file.close())
+
+    loop.run_until_complete(main())
+
+
+def test_a_close_that_may_write_is_left_to_a_worker(loop: uringloop.Loop, tmp_path: Path) -> None:
+    if os.major(os.stat(tmp_path).st_dev) == 0:
+        pytest.skip("these files are in memory")
+
+    async def written(file: Any) -> None:
+        await file.write(b"some")
+
+    async def synced_before(file: Any) -> None:
+        await written(file)
+        await file.fsync()
+        await written(file)
+
+    async def synced_beside(file: Any) -> None:
+        # What the sync did not wait for.
+        await asyncio.gather(file.pwrite(b"x" * SHARE, 0), file.fsync())
+
+    async def cut(file: Any) -> None:
+        await file.truncate(2 * SHARE)
+
+    async def main() -> None:
+        for number, change in enumerate((written, synced_before, synced_beside, cut)):
+            file = await uringloop.open(tmp_path / str(number), "wb", buffering=0)
+            await change(file)
+            close = file.close()
+            waiter = close.send(None)
+            assert waiter is not None
+            close.close()
+            assert file.closed
+
+    loop.run_until_complete(main())

@@ -465,5 +465,10 @@ class BufferedFile(BinaryFile):
             return
         try:
             await self._flush()
-        finally:
+        except GeneratorExit:
+            # Thrown away, and maybe its loop is too: the rest is done when the file is.
+            raise
+        except BaseException:
             await self._close_descriptor()
+            raise
+        await self._close_descriptor()

@@ -11,6 +11,7 @@ import asyncio
 import builtins
 import io
 import os
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -169,14 +170,38 @@ async def _open(
 
 async def _open_by(opener: Opener, path: Any, flags: int) -> int:
     """Have *opener* open it, in a thread: it may wait."""
-    future = asyncio.get_running_loop().run_in_executor(None, opener, path, flags)
-    fd = await future
+    lock = threading.Lock()
+    opened: list[Any] = []
+    wanted = True
+
+    def call() -> None:
+        fd = opener(path, flags)
+        with lock:
+            if wanted:
+                opened.append(fd)
+                return
+        _close_unwanted(fd)
+
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, call)
+    except BaseException:
+        with lock:
+            wanted = False
+        for fd in opened:
+            _close_unwanted(fd)
+        raise
+    (fd,) = opened
     if not isinstance(fd, int):
         raise TypeError("expected integer from opener")
     if fd < 0:
         raise ValueError(f"opener returned {fd}")
     os.set_inheritable(fd, False)
     return fd
+
+
+def _close_unwanted(fd: Any) -> None:
+    if isinstance(fd, int) and fd >= 0:
+        os.close(fd)
 
 
 def _layered(

@@ -30,8 +30,6 @@ cdef class FileOperation:
     cdef bint counted               # in operations_in_flight
     cdef bint has_ended
     cdef bint cancelled             # by who waits; an ECANCELED else means that the ring is lost
-    cdef bint opens                 # its result is a descriptor that nobody has taken yet
-    cdef bint closes                # a descriptor, which would else be lost
     cdef bint repeatable            # doing it twice is doing it once
     cdef bint detachable            # who waits need not wait for the end of what he cancels
     cdef bint postponed             # the turn had no share for it, and it may be cached

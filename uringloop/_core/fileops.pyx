@@ -56,7 +56,8 @@ cdef class InFlight:
 cdef class FileOperation:
 
     def __dealloc__(self):
-        if self.opens and self.has_ended and self.res >= 0:
+        if self.op.opens and self.res >= 0:
+            # Nobody has taken it.
             close(self.res)
         if self.counted:
             # Its loop was closed before it could be told of the end.
@@ -113,7 +114,7 @@ cdef class FileOperation:
 
     cdef int cancel(self) except -1:
         """Ask for an early end. A thread can not be stopped, and what closes must not be."""
-        if self.closes:
+        if self.op.closes:
             return 0
         self.cancelled = True
         if self.op.in_flight:
@@ -127,6 +128,8 @@ cdef class FileOperation:
             res = uring_perform(&self.request)
             while res == -EINTR:
                 res = uring_perform(&self.request)
+        # The loop may be closed before it is told.
+        self.res = res
         return res
 
     def _performed(self, performed):
@@ -134,7 +137,7 @@ cdef class FileOperation:
 
     cdef int on_end(self, int res) except -1:
         if res == -EINTR or (res == -ECANCELED and self.repeatable):
-            if not self.cancelled and self.loop is not None:
+            if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res
         self.has_ended = True

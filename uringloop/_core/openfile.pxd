@@ -18,7 +18,10 @@ cdef class OpenFile(InFlight):
     cdef readonly unsigned int _block_size
     cdef bint reads_cached          # the file system reads its page cache without waiting
     cdef bint writes_cached         # the same for writes
-    cdef bint in_memory             # there is no disk to wait for
+    cdef bint local                 # no server and no process is asked about it
+    cdef bint in_memory             # and there is no disk to wait for
+    cdef unsigned int writes        # that have been begun, and how many of them
+    cdef unsigned int synced        # were known to be done when it was last synced
     cdef readonly Py_ssize_t _moved  # bytes that the last _fill or _drain has moved
     cdef bytes stray                # what a cancelled read has taken from a stream
 
@@ -27,6 +30,7 @@ cdef class OpenFile(InFlight):
     cdef int check_at(self, bint able, str message, int64_t offset) except -1
     cdef object failure(self, int res)
     cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset)
+    cdef unsigned int writes_done(self) noexcept
     cdef bint has_to_wait(self, Py_ssize_t size) except -1
     cdef int take_cached(self, FileOperation operation) except -1
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)

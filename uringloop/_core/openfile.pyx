@@ -64,8 +64,8 @@ from uringloop._core.fileviews import bytes_of, room_in
 
 # The kernel moves 2 GiB less a page at once, and its answer is an int.
 REQUEST_MAX = 1 << 30
-# Reads from this size on are copied by a worker of the kernel once the turn has had its share: in
-# the ring they would be copied by the loop's own thread while they are submitted.
+# Reads from this size on wait for the next turn, or are left to a worker of the kernel: the ring
+# would copy them in the loop's own thread.
 WORKER_BYTES = 128 * 1024
 
 cdef Py_ssize_t REQUEST = REQUEST_MAX
@@ -89,6 +89,7 @@ cdef class OpenFile(InFlight):
             raise IsADirectoryError(EISDIR, strerror(EISDIR).decode(), name)
         self._regular = S_ISREG(facts.mode)
         self._block_size = facts.block_size
+        self.local = facts.local
         self.in_memory = facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
         self.reads_cached = self.writes_cached = self._regular
@@ -205,6 +206,7 @@ cdef class OpenFile(InFlight):
             operation = new_operation(self, (views, vectors))
             operation.op.lingers = True
             operation.repeatable = not self._appending
+            self.writes += 1
             io_uring_prep_writev(
                 &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
                 PyBytes_GET_SIZE(vectors) // sizeof(iovec), offset + written)
@@ -286,6 +288,7 @@ cdef class OpenFile(InFlight):
         What has gone is `_moved`, also after errors; the rest is for the caller to do.
         """
         cdef FileOperation writing, syncing
+        cdef unsigned int done
         cdef int64_t position = -1
         self.check_open()
         self._moved = 0
@@ -294,6 +297,7 @@ cdef class OpenFile(InFlight):
         if not self._appending:
             position = self.position()
         writing = self.request_to_write(data, 0, position)
+        done = self.writes_done()
         writing.repeatable = False
         syncing = new_operation(self, None)
         io_uring_prep_fsync(&syncing.request, self.fd, flags)
@@ -308,6 +312,7 @@ cdef class OpenFile(InFlight):
             return False
         self.written_of(writing, 0)
         self.count_of(syncing)
+        self.synced = done
         return True
 
     cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
@@ -370,6 +375,7 @@ cdef class OpenFile(InFlight):
 
     async def _sync(self, unsigned int flags):
         cdef FileOperation operation
+        cdef unsigned int done = self.writes_done()
         self.check_open()
         if self.in_memory:
             # There is nothing that it could be synced to.
@@ -379,6 +385,11 @@ cdef class OpenFile(InFlight):
         io_uring_prep_fsync(&operation.request, self.fd, flags)
         await operation.run()
         self.count_of(operation)
+        self.synced = done
+
+    cdef unsigned int writes_done(self) noexcept:
+        """How many writes a sync that begins now includes, as far as that can be told."""
+        return self.synced if self.operations_in_flight else self.writes
 
     async def fallocate(self, int64_t offset, int64_t size, *, int mode=0):
         """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
@@ -386,6 +397,7 @@ cdef class OpenFile(InFlight):
         self.check(self._writable, "not writable")
         operation = new_operation(self, None)
         operation.repeatable = True
+        self.writes += 1
         io_uring_prep_fallocate(&operation.request, self.fd, mode, offset, size)
         await operation.run()
         self.count_of(operation)
@@ -395,6 +407,7 @@ cdef class OpenFile(InFlight):
         self.check_open()
         operation = new_operation(self, None)
         operation.repeatable = True
+        self.writes += 1
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()
         if operation.res == -EINVAL and operation.loop is not None:
@@ -413,16 +426,21 @@ cdef class OpenFile(InFlight):
         self.fd = -1
         if not self.closefd:
             return
-        if self.in_memory or not self._writable and self._regular and self.reads_cached:
-            # Local, and nothing to write back.
+        if self.local and (self.in_memory or self.writes == self.synced):
+            # There is nothing to write back.
             close(fd)
             return
         operation = new_operation(None, self)
         io_uring_prep_close(&operation.request, fd)
-        operation.closes = True
+        operation.op.closes = operation.op.lingers = True
         if self._writable:
             uring_leave_to_worker(&operation.request)
-        await operation.run()
+        try:
+            operation.begin()
+        except BaseException:
+            close(fd)
+            raise
+        await operation.end()
         self.count_of(operation)
 
     def _close_now(self):
@@ -501,11 +519,10 @@ cdef class OpenFile(InFlight):
             before = operation.filled
             await self._next_turn()
             self.take_cached(operation)
-        if operation.has_ended:
-            return
-        if operation.postponed:
-            uring_leave_to_worker(&operation.request)
-        await operation.run()
+        if not operation.has_ended:
+            if operation.postponed:
+                uring_leave_to_worker(&operation.request)
+            await operation.run()
 
     async def _next_turn(self):
         """Let the loop go round once, with the file kept open."""
@@ -536,6 +553,7 @@ cdef class OpenFile(InFlight):
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)
                 if res > 0:
+                    self.writes += 1
                     loop.inline_bytes -= CALL_BYTES + res
                     operation = new_operation(self, None)
                     operation.res = res
@@ -547,6 +565,7 @@ cdef class OpenFile(InFlight):
 
     cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset):
         cdef FileOperation operation = new_operation(self, data)
+        self.writes += 1
         io_uring_prep_write(
             &operation.request, self.fd, start_of(data) + skip,
             <unsigned int>min(len(data) - skip, REQUEST),

@@ -35,6 +35,7 @@ from uringloop._native.pathcalls cimport (
     AT_SYMLINK_FOLLOW,
     AT_SYMLINK_NOFOLLOW,
     O_CLOEXEC,
+    O_EXCL,
     O_RDONLY,
     STATX_BASIC_STATS,
     io_uring_prep_linkat,
@@ -70,10 +71,13 @@ async def open_descriptor(path, int flags):
     io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, 0o666)
     # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
     uring_leave_to_worker(&operation.request)
-    operation.opens = True
+    operation.op.opens = True
+    operation.res = -1
+    # A second time it would find what the first one has made.
+    operation.repeatable = not flags & O_EXCL
     await operation.run()
     fd = taken(operation.res, path)
-    operation.opens = False
+    operation.op.opens = False
     return fd
 
 

@@ -32,6 +32,8 @@ cdef struct Operation:
     bint quiet                 # will post a completion only if it fails
     unsigned int sequence      # of its submission, if it is quiet
     bint lingers               # a worker may use its memory even if the ring is closed
+    bint opens                 # its result is a descriptor: told even as the ring is closed
+    bint closes                # a descriptor, which would else be lost: never cancelled
     bint background            # belongs to the loop itself: not counted as in flight
 
 
@@ -97,7 +99,7 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.ends_with_run = False
     op.cancelled = False
     op.quiet = False
-    op.lingers = False
+    op.lingers = op.opens = op.closes = False
     op.background = False
 
 

@@ -78,8 +78,8 @@ SETTLE_MAX = 4096
 # A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
 # what it still uses afterwards is never freed.
 LINGER_NS = 2_000_000_000 // RETRIES_MAX
-# Threads of the kernel for regular files, which wait for a disk rather than work: 32 sync 1.3 times
-# as many files per second as 8, and more bring nothing. And for other files, else without a limit.
+# Threads of the kernel for regular files, which wait rather than work: 32 sync 1.3 times as many
+# files a second as 8, and more bring nothing. And for other files, else without a limit.
 BOUNDED_WORKERS_MAX = 32
 UNBOUNDED_WORKERS_MAX = 64
 
@@ -354,10 +354,7 @@ cdef class Ring:
         return 0
 
     cdef Operation *_last_submitted(self) noexcept:
-        """Return a quiet operation that the kernel has come to, or the list's head.
-
-        The newest first: the allocator gets the bytes back in the order that it likes best.
-        """
+        """Return a quiet operation that the kernel has come to, the newest, or the list's head."""
         cdef Operation *op = self.quiet.previous
         while op != &self.quiet and not uring_submitted(&self.u, op.sequence):
             op = op.previous
@@ -424,9 +421,9 @@ cdef class Ring:
     cdef int settle(self) except -1:
         """End what cannot survive a change of thread; called by the owner as its run ends.
 
-        A send, because only its completion tells how much has gone. An accept, because a dead
-        ring's would take the wake-up of the next connection and do nothing with it. A receive
-        left armed is harmless: what the kernel took from a socket is in the completion queue.
+        A send: only its completion tells how much has gone. An accept: a dead ring's would take the
+        wake-up of the next connection. A receive left armed is harmless: what the kernel took from
+        a socket is in the completion queue.
         """
         cdef Operation *op
         cdef int tries = 0
@@ -462,9 +459,8 @@ cdef class Ring:
         return 0
 
     cdef int limit_workers(self) except -1:
-        """Bound the threads that the kernel starts for this ring's files."""
+        """Bound the threads that the kernel starts for this ring's files; an old one can not."""
         self.workers_limited = True
-        # An old kernel has no limits; that is no reason not to go on.
         uring_limit_workers(&self.u, BOUNDED_WORKERS, UNBOUNDED_WORKERS)
         return 0
 
@@ -549,16 +545,16 @@ cdef class Ring:
         return 0
 
     cdef int drain(self) except -1:
-        """Cancel everything and take the completions without telling anybody.
+        """Cancel everything and take the completions; only what opens a descriptor is told.
 
-        So that closing the descriptors afterwards has its effect: a socket's FIN, a port's
-        freedom. In a thread that does not own the ring nothing can be cancelled, and closing
-        it leaves that to the kernel, some milliseconds later.
+        So that closing descriptors has its effect: a socket's FIN, a port's freedom. A thread that
+        does not own the ring can not cancel: the kernel does, some milliseconds after its end.
         """
         cdef Operation *op
         cdef io_uring_cqe *cqe
         cdef unsigned int head, expected = 0
         cdef int idle = 0
+        cdef bint by_worker = self.lingering
         if not self.u.open or self.u.inherited or not self.u.enabled:
             return 0
         self.held = self.u.threaded
@@ -567,12 +563,14 @@ cdef class Ring:
         self._confirm()
         op = self.in_flight.next
         while op != &self.in_flight:
-            self.cancel(op)
+            if not op.closes:
+                self.cancel(op)
+            by_worker = by_worker or op.opens
             expected += 1
             op = op.next
         while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
             idle += 1
-            if self.lingering:
+            if by_worker:
                 with nogil:
                     uring_wait_more(&self.u, 1, LINGER)
             else:
@@ -585,7 +583,9 @@ cdef class Ring:
                 op = operation_of(cqe.user_data)
                 head += 1
                 uring_consume(&self.u, head)
-                if op != NULL and not cqe.flags & IORING_CQE_F_MORE:
+                if op != NULL and op.opens:
+                    self._complete(op, cqe.res, cqe.flags)
+                elif op != NULL and not cqe.flags & IORING_CQE_F_MORE:
                     owner = <object>op.owner
                     self._unlink(op)
                     Py_DECREF(owner)

@@ -1,7 +1,7 @@
 /* What files need from the kernel beside the ring: attempts that never wait, and the same requests
  * as plain system calls, for a thread of an executor where there is no ring.
  *
- * Every function returns a count or 0, or -errno; none needs the GIL.
+ * Every function returns a count or 0, or -errno.
  */
 #ifndef URINGLOOP_FILECALLS_H
 #define URINGLOOP_FILECALLS_H
@@ -11,12 +11,11 @@
 #endif
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
+#include "mounts.h"
 #include "uring.h"
 
 #define URING_OP_FTRUNCATE 55 /* 6.9 */
@@ -24,28 +23,31 @@
 /* What the kernel reads at once is at least so much. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 
-/* What is known of an open file without asking a server. */
+/* What is known of an open file without asking a server; needs the GIL, see mounts.h. */
 typedef struct uring_file_facts {
     int64_t size;
     unsigned mode;
     unsigned block_size;
-    bool in_memory; /* there is no disk behind the page cache: tmpfs, ramfs */
+    bool local;     /* no server and no process is asked about it */
+    bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_facts;
 
 static inline int uring_find_facts(int fd, uring_file_facts *facts) {
     struct statx found;
-    struct statfs system;
+    uring_mount_kinds kind;
 
     *facts = (uring_file_facts){0};
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &found) < 0)
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+              STATX_TYPE | STATX_SIZE | URING_STATX_MNT_ID_UNIQUE, &found) < 0)
         return -errno;
     facts->mode = found.stx_mode;
     facts->size = (int64_t)found.stx_size;
     facts->block_size = found.stx_blksize;
-    /* These have no device, and then no number for one. */
-    facts->in_memory = found.stx_dev_major == 0 && S_ISREG(found.stx_mode) &&
-                       fstatfs(fd, &system) == 0 &&
-                       (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+    if (S_ISREG(found.stx_mode)) {
+        kind = uring_mount_kind(&found);
+        facts->local = kind != URING_MOUNT_OTHER;
+        facts->in_memory = kind == URING_MOUNT_MEMORY;
+    }
     return 0;
 }
 

@@ -32,6 +32,7 @@ cdef extern from "filecalls.h" nogil:
         int64_t size
         unsigned int mode
         unsigned int block_size
+        bint local
         bint in_memory
 
     int uring_find_facts(int fd, uring_file_facts *facts)

@@ -12,6 +12,7 @@ cdef extern from "pathcalls.h" nogil:
     int AT_SYMLINK_FOLLOW
     int AT_SYMLINK_NOFOLLOW
     int O_CLOEXEC
+    int O_EXCL
     int O_DIRECTORY
     int O_RDONLY
     unsigned int STATX_BASIC_STATS
