@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 SETTINGS = settings(
-    max_examples=60,
+    # EXAMPLES=5000 finds what shows in one of a thousand.
+    max_examples=int(os.environ.get("EXAMPLES", "100")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -107,6 +110,10 @@ def test_text_files_do_what_plain_ones_do(
     newline: str | None,
     calls: list[Call],
 ) -> None:
+    if "+" in mode and sys.version_info < (3, 13):
+        # There plain text files read before they write what they keep, and then write it elsewhere.
+        written = [[call, ("flush", ())] if call[0] == "write" else [call] for call in calls]
+        calls = [call for part in written for call in part]
     raw, calls = content.encode(encoding), settled(mode, calls)
     compare(each_loop, folder, raw, mode, calls, encoding=encoding, newline=newline)
 

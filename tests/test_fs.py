@@ -125,9 +125,36 @@ def test_stat_of_descriptors_and_in_folders(each_loop: Loop, folder: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_questions_of_os_path(each_loop: Loop, folder: Path, kind: str) -> None:
     path = f"{folder}/{kind}"
-    for name in ("exists", "lexists", "isfile", "isdir", "islink", "getsize"):
+    names = ("exists", "lexists", "isfile", "isdir", "islink", "ismount", "abspath")
+    for name in (*names, "getsize", "getatime", "getmtime", "getctime"):
         expected = outcome(lambda name=name: getattr(os.path, name)(path))  # type: ignore[misc]
         assert awaited(each_loop, getattr(fs, name), path) == expected, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_questions_of_os(each_loop: Loop, folder: Path, kind: str) -> None:
+    path = f"{folder}/{kind}"
+    for mode in (os.F_OK, os.R_OK, os.X_OK):
+        for follow in (True, False):
+            options: dict[str, Any] = {"follow_symlinks": follow}
+            expected = os.access(path, mode, **options)
+            assert awaited(each_loop, fs.access, path, mode, **options) is expected
+    assert awaited(each_loop, fs.readlink, path) == outcome(lambda: os.readlink(path))
+    for other in (folder / "file", folder / "nothing"):
+        expected = outcome(lambda other=other: os.path.samefile(path, other))  # type: ignore[misc]
+        assert awaited(each_loop, fs.samefile, path, other) == expected
+    # How much is free may change, not whether it can be told.
+    free = awaited(each_loop, fs.statvfs, path)
+    expected = outcome(lambda: os.statvfs(path))
+    assert free == expected or type(free) is type(expected) is os.statvfs_result
+    assert awaited(each_loop, fs.getcwd) == os.getcwd()
+
+
+def test_a_file_is_sent_by_a_thread(each_loop: Loop, folder: Path) -> None:
+    with open(folder / "file", "rb") as source, open(folder / "copy", "wb") as target:
+        calls = (target.fileno(), source.fileno(), 2, 100)
+        assert awaited(each_loop, fs.sendfile, *calls) == 6
+    assert (folder / "copy").read_bytes() == b"ntents"
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, ""])
@@ -162,6 +189,10 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("remove", ("missing",)),
     ("unlink", ("other",)),
     ("unlink", ("missing",)),
+    ("renames", ("a/b", "m/n/o")),
+    ("renames", ("missing", "m/n")),
+    ("removedirs", ("a/b",)),
+    ("removedirs", ("full",)),
     ("rmdir", ("a/b",)),
     ("rmdir", ("full",)),
     ("rmdir", ("other",)),
@@ -406,6 +437,24 @@ def test_scandir_finds_what_os_scandir_finds(each_loop: Loop, folder: Path) -> N
             expected = sorted((entry.name, entry.is_dir()) for entry in entries)
         assert run(each_loop, lambda path=path: main(path)) == expected  # type: ignore[misc]
     assert sorted(run(each_loop, lambda: fs.listdir(folder))) == sorted(os.listdir(folder))
+
+
+def test_scandir_is_awaited_for_an_iterator(each_loop: Loop, folder: Path) -> None:
+    for number in range(600):
+        (folder / "sub" / f"{number}").touch()
+
+    async def main(path: Any) -> set[str]:
+        with await fs.scandir(path) as entries:
+            first = next(entries)
+            return {first.name, *(entry.name for entry in entries)}
+
+    for path in (folder, folder / "sub", os.fspath(folder)):
+        found = run(each_loop, lambda path=path: main(path))  # type: ignore[misc]
+        assert found == set(os.listdir(path))
+    expected = outcome(lambda: os.scandir(folder / "nothing"))
+    assert awaited(each_loop, lambda: main(folder / "nothing")) == expected
+    with pytest.raises(TypeError, match="await it first"):
+        next(fs.scandir(folder))
 
 
 def test_a_folder_that_is_left_is_let_go(each_loop: Loop, folder: Path) -> None:

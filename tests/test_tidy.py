@@ -81,11 +81,12 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "subprocesses",
             "filebinary",
             "filestream",
+            "folders",
         ),
     ),
     ("running; text files", ("running", "filetext")),
     ("class Loop, open()", ("loop", "files")),
-    ("the policy, run(); paths", ("policy", "fs")),
+    ("the policy, run(); paths", ("policy", "fs", "tempfile")),
     ("the public names", ("__init__",)),
 )
 

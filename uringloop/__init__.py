@@ -4,9 +4,11 @@ uringloop.run(main())                                       instead of asyncio.r
 asyncio.Runner(loop_factory=uringloop.new_event_loop)       where a loop is made
 async with uringloop.open(path) as f                        files, under any loop of asyncio's
 await uringloop.fs.read_bytes(path)                         and what is done with paths
+async with uringloop.tempfile.TemporaryFile() as f          and temporary ones
 uringloop.install()                                         for programs that set policies
 """
 
+import importlib
 from typing import Any
 
 from uringloop.files import open
@@ -30,9 +32,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `fs` when it is first asked for: what it needs takes longer than all of the loop."""
-    if name != "fs":
+    """Import what is asked for: what these need takes longer than all of the loop."""
+    if name not in ("fs", "tempfile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import uringloop.fs
-
-    return uringloop.fs
+    return importlib.import_module(f"{__name__}.{name}")

@@ -12,7 +12,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
+T = TypeVar("T")
 Line = TypeVar("Line", bytes, str)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call what may wait in a thread of the loop's executor."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 class Turns:
@@ -88,6 +94,11 @@ class AsyncFile(Generic[Line]):
     @property
     def closed(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def _file(self) -> Self:
+        """Where aiofiles keeps the plain file, whose `fileno()` and `closed` programs ask for."""
+        return self
 
     async def readline(self, size: int = -1) -> Line:
         raise NotImplementedError

@@ -33,12 +33,12 @@ class Opening(Generic[F]):
 
     def __init__(self, opening: Coroutine[Any, Any, F]) -> None:
         self._opening = opening
-        self._file: F | None = None
+        self._obj: F | None = None
 
     def __await__(self) -> Generator[Any, None, F]:
-        if self._file is None:
-            self._file = yield from self._opening.__await__()
-        return self._file
+        if self._obj is None:
+            self._obj = yield from self._opening.__await__()
+        return self._obj
 
     async def __aenter__(self) -> F:
         return await self
@@ -49,8 +49,8 @@ class Opening(Generic[F]):
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            await self._file.close()
+        if self._obj is not None:
+            await self._obj.__aexit__(kind, value, traceback)
 
 
 @overload

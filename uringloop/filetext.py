@@ -27,6 +27,8 @@ CHUNK_BYTES = 8192
 SHIFTS = (0, 64, 96, 128, 160)
 POSITION_MASK = (1 << 64) - 1
 PART_MASK = (1 << 32) - 1
+# All zero at the beginning of a file, where a decoder has no state.
+START_MASK = POSITION_MASK | PART_MASK << SHIFTS[1]
 
 
 class Chunk(NamedTuple):
@@ -68,6 +70,7 @@ class TextFile(AsyncFile[str]):
         self._chars = ""
         self._used = 0
         self._chunks: list[Chunk] = []
+        self._bytes_per_char = 0.0
         # A mark of the byte order belongs to the beginning of a file.
         self._past_start = bool(buffer._writable and buffer._seekable and buffer._where())
 
@@ -181,7 +184,8 @@ class TextFile(AsyncFile[str]):
         elif data or text or not self._chunks:
             self._chunks.append(Chunk(flags, held + data, len(data), len(text)))
         self._chars += text
-        return bool(data)
+        self._bytes_per_char = len(data) / len(text) if text else 0.0
+        return bool(data or text)
 
     def _drop(self, chars: int) -> None:
         self._chars = self._chars[chars:]
@@ -202,8 +206,13 @@ class TextFile(AsyncFile[str]):
             self._forget_chars()
             return text
         more = True
-        while more and len(self._chars) - self._used < size:
-            more = await self._fetch()
+        try:
+            while more and len(self._chars) - self._used < size:
+                more = await self._fetch()
+        except UnicodeError:
+            # What could be decoded counts as read, as of plain files.
+            self._used = len(self._chars)
+            raise
         return self._take(self._used + size)
 
     @in_turn
@@ -216,16 +225,24 @@ class TextFile(AsyncFile[str]):
             unread = len(self._chars) - self._used
             end = self._end_of_line(self._chars, self._used + searched)
             if not end and not more:
-                end = len(self._chars)
+                # At the end of the file a plain one knows where it is by the bytes alone.
+                line = self._chars[self._used :]
+                self._forget_chars()
+                return line
             if limit >= 0 and (unread >= limit or end):
                 end = min(end or self._used + limit, self._used + limit)
             if end or not limit:
                 return self._take(end)
-            more = await self._fetch()
+            try:
+                more = await self._fetch()
+            except UnicodeError:
+                # Plain files forget the line, and stand where they last began to decode.
+                last = self._chunks[-1:]
+                self._forget_chars()
+                self._chunks += [chunk._replace(chars=0) for chunk in last]
+                raise
             # A line end of two characters may have been split.
             searched = max(unread - 1, 0)
-            if not more and not self._chars:
-                return ""
 
     def _end_of_line(self, text: str, start: int) -> int:
         """Return the index behind the first line end, 0 if there is none."""
@@ -324,32 +341,42 @@ class TextFile(AsyncFile[str]):
         """Find out which of *data* the first *chars* characters are.
 
         Returns how many bytes to go to a state without bytes in it, its flags, the characters to
-        skip from there, out of how many bytes they are, and whether the file ends with them.
+        skip from there, out of how many bytes they are, and whether the file ends with them. Of the
+        ways to say that it is the one that plain files choose.
         """
-
-        def decoded(size: int) -> tuple[int, bytes, int]:
-            self._decoder.setstate((b"", flags))
-            text = self._decoder.decode(data[:size])
-            return len(text), *self._decoder.getstate()
-
-        low, high = 0, len(data)
-        while low < high:
-            middle = (low + high) // 2
-            if decoded(middle)[0] < chars:
-                low = middle + 1
+        decoder = self._decoder
+        # First a guess, by what a character of the chunk took, that is not too far.
+        low, back = int(self._bytes_per_char * chars), 1
+        while low > 0:
+            decoder.setstate((b"", flags))
+            count = len(decoder.decode(data[:low]))
+            held, state = decoder.getstate()
+            if count > chars:
+                low -= back
+                back *= 2
+            elif held:
+                low -= len(held)
+                back = 1
             else:
-                high = middle
-        count, held, state = decoded(low)
-        needs_end = count < chars
-        end = low
-        while low and (count > chars or held):
-            low -= 1
-            count, held, state = decoded(low)
-        if not low:
-            count, state = 0, flags
-        if count == chars and not needs_end:
+                break
+        else:
+            low, count, state = 0, 0, flags
+            decoder.setstate((b"", flags))
+        chars -= count
+        feed = count = 0
+        if not chars:
             return low, state, 0, 0, False
-        return low, state, chars - count, end - low, needs_end
+        # Then byte by byte.
+        for at in range(low, len(data)):
+            count += len(decoder.decode(data[at : at + 1]))
+            feed += 1
+            held, now = decoder.getstate()
+            if not held and count <= chars:
+                low, state, chars = low + feed, now, chars - count
+                feed = count = 0
+            if count >= chars:
+                return low, state, chars, feed, False
+        return low, state, chars, feed, True
 
     @in_turn
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -374,7 +401,7 @@ class TextFile(AsyncFile[str]):
         if offset < 0:
             raise ValueError(f"negative seek position {offset}")
         await self._restore(offset)
-        self._set_encoder(offset & POSITION_MASK)
+        self._set_encoder(offset & START_MASK)
         return offset
 
     async def _restore(self, cookie: int) -> None:
@@ -384,7 +411,7 @@ class TextFile(AsyncFile[str]):
         if not cookie:
             if self._decoder is not None:
                 self._decoder.reset()
-        elif self._decoder is not None or flags or skip:
+        elif self.buffer._readable or flags or skip:
             self._get_decoder().setstate((b"", flags))
             self._chunks.append(Chunk(flags, b"", 0, 0))
         if skip:

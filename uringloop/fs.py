@@ -16,38 +16,73 @@ import mmap
 import os
 import shutil
 import stat as modes
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, AnyStr, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, AnyStr
 
 from uringloop._core import pathops
+from uringloop.filebase import in_thread
 from uringloop.files import open
+from uringloop.folders import listdir, scandir, walk
 
 if TYPE_CHECKING:
     from _typeshed import (
         FileDescriptorOrPath,
-        GenericPath,
         ReadableBuffer,
         StrOrBytesPath,
         StrPath,
     )
 
-T = TypeVar("T")
+__all__ = [
+    "abspath",
+    "access",
+    "aligned_buffer",
+    "copy",
+    "copyfile",
+    "direct",
+    "exists",
+    "getatime",
+    "getctime",
+    "getcwd",
+    "getmtime",
+    "getsize",
+    "isdir",
+    "isfile",
+    "islink",
+    "ismount",
+    "lexists",
+    "link",
+    "listdir",
+    "lstat",
+    "makedirs",
+    "mkdir",
+    "read_bytes",
+    "read_text",
+    "readlink",
+    "remove",
+    "removedirs",
+    "rename",
+    "renames",
+    "replace",
+    "rmdir",
+    "samefile",
+    "scandir",
+    "sendfile",
+    "stat",
+    "statvfs",
+    "symlink",
+    "truncate",
+    "unlink",
+    "walk",
+    "write_atomic",
+    "write_bytes",
+    "write_text",
+]
 
 # os.link follows a link in its first argument since Python 3.14, as it always said.
 LINK_FOLLOWS = "follow_symlinks=True" not in str(getattr(os.link, "__text_signature__", ""))
-# Entries of a directory that are fetched by one call of a thread.
-ENTRIES = 256
 COPY_BYTES = 1024 * 1024
 # What the temporary file of write_atomic adds to the name, and how often a name is tried.
 SUFFIX = ".tmp"
 TRIES = 100
-
-
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 # ── what is there ────────────────────────────────────────────────────────────────────────────
@@ -102,9 +137,70 @@ async def islink(path: StrOrBytesPath) -> bool:
     return modes.S_ISLNK(await _mode(path, False))
 
 
+async def ismount(path: FileDescriptorOrPath) -> bool:
+    """os.path.ismount, in a thread."""
+    return await in_thread(os.path.ismount, path)
+
+
 async def getsize(path: FileDescriptorOrPath) -> int:
     """os.path.getsize, on the ring."""
     return (await stat(path)).st_size
+
+
+async def getatime(path: FileDescriptorOrPath) -> float:
+    """os.path.getatime, on the ring."""
+    return (await stat(path)).st_atime
+
+
+async def getmtime(path: FileDescriptorOrPath) -> float:
+    """os.path.getmtime, on the ring."""
+    return (await stat(path)).st_mtime
+
+
+async def getctime(path: FileDescriptorOrPath) -> float:
+    """os.path.getctime, on the ring."""
+    return (await stat(path)).st_ctime
+
+
+async def samefile(f1: FileDescriptorOrPath, f2: FileDescriptorOrPath) -> bool:
+    """os.path.samefile, on the ring."""
+    return os.path.samestat(await stat(f1), await stat(f2))
+
+
+async def access(
+    path: FileDescriptorOrPath,
+    mode: int,
+    *,
+    dir_fd: int | None = None,
+    effective_ids: bool = False,
+    follow_symlinks: bool = True,
+) -> bool:
+    """os.access, in a thread."""
+    return await in_thread(
+        lambda: os.access(
+            path, mode, dir_fd=dir_fd, effective_ids=effective_ids, follow_symlinks=follow_symlinks
+        )
+    )
+
+
+async def statvfs(path: FileDescriptorOrPath) -> os.statvfs_result:
+    """os.statvfs, in a thread."""
+    return await in_thread(os.statvfs, path)
+
+
+async def getcwd() -> str:
+    """os.getcwd, in a thread."""
+    return await in_thread(os.getcwd)
+
+
+async def abspath(path: Any) -> Any:
+    """os.path.abspath, in a thread: it may ask for the current folder."""
+    return await in_thread(os.path.abspath, path)
+
+
+async def readlink(path: Any, *, dir_fd: int | None = None) -> Any:
+    """os.readlink, in a thread."""
+    return await in_thread(lambda: os.readlink(path, dir_fd=dir_fd))
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────
@@ -156,6 +252,16 @@ async def replace(
     await pathops.rename(src, dst, src_dir_fd, dst_dir_fd)
 
 
+async def renames(old: StrOrBytesPath, new: StrOrBytesPath) -> None:
+    """os.renames, in a thread."""
+    await in_thread(os.renames, old, new)
+
+
+async def removedirs(name: StrOrBytesPath) -> None:
+    """os.removedirs, in a thread."""
+    await in_thread(os.removedirs, name)
+
+
 async def remove(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.remove, on the ring."""
     await pathops.unlink(path, dir_fd)
@@ -196,9 +302,14 @@ async def link(
     await pathops.link(src, dst, src_dir_fd, dst_dir_fd, follow)
 
 
+async def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int) -> int:
+    """os.sendfile, in a thread; see `loop.sendfile` for one that waits for room."""
+    return await in_thread(os.sendfile, out_fd, in_fd, offset, count)
+
+
 async def truncate(path: FileDescriptorOrPath, length: int) -> None:
     """os.truncate, in a thread: the ring knows it for open files only."""
-    await _in_thread(os.truncate, path, length)
+    await in_thread(os.truncate, path, length)
 
 
 # ── whole files ──────────────────────────────────────────────────────────────────────────────
@@ -265,7 +376,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
             await file.write(data)
             before = await _mode(name, False)
             if modes.S_ISREG(before):
-                await _in_thread(os.fchmod, file.fileno(), modes.S_IMODE(before))
+                await in_thread(os.fchmod, file.fileno(), modes.S_IMODE(before))
             await file.fsync()
         await replace(temporary, name)
     except BaseException:
@@ -341,7 +452,7 @@ async def copyfile(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) 
         if facts and modes.S_ISFIFO(facts.st_mode):
             raise shutil.SpecialFileError(f"`{os.fspath(path)}` is a named pipe")
     if not follow_symlinks and await islink(src):
-        await symlink(await _in_thread(os.readlink, src), dst)
+        await symlink(await readlink(src), dst)
         return dst
     async with open(src, "rb", buffering=0) as reader:
         try:
@@ -361,7 +472,7 @@ async def copy(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) -> S
     if await isdir(dst):
         dst = os.path.join(dst, os.path.basename(src))
     await copyfile(src, dst, follow_symlinks=follow_symlinks)
-    await _in_thread(lambda: shutil.copymode(src, dst, follow_symlinks=follow_symlinks))
+    await in_thread(lambda: shutil.copymode(src, dst, follow_symlinks=follow_symlinks))
     return dst
 
 
@@ -370,104 +481,3 @@ async def _stat_or_none(path: StrPath) -> os.stat_result | None:
         return await stat(path)
     except OSError:
         return None
-
-
-# ── folders ──────────────────────────────────────────────────────────────────────────────────
-
-
-class Scan(Generic[AnyStr]):
-    """The entries of a folder: `async for`, and better within `async with`, which closes it."""
-
-    def __init__(self, path: Any) -> None:
-        self._path = path
-        self._entries: Any = None
-        self._fetched: deque[os.DirEntry[AnyStr]] = deque()
-        self._ended = False
-        # A thread may still be in there when its caller has been cancelled.
-        self._lock = threading.Lock()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> os.DirEntry[AnyStr]:
-        if not self._fetched and not self._ended:
-            await _in_thread(self._fetch)
-        if not self._fetched:
-            raise StopAsyncIteration
-        return self._fetched.popleft()
-
-    def _fetch(self) -> None:
-        """Fetch some more; a thread calls this."""
-        with self._lock:
-            if self._ended:
-                return
-            if self._entries is None:
-                self._entries = os.scandir(self._path)
-            for entry in self._entries:
-                self._fetched.append(entry)
-                if len(self._fetched) >= ENTRIES:
-                    return
-            self._ended = True
-
-    async def close(self) -> None:
-        """Let go of the folder."""
-        if self._lock.locked():
-            await _in_thread(self._close)
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        with self._lock:
-            self._ended = True
-            self._fetched.clear()
-            if self._entries is not None:
-                self._entries.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-def scandir(path: Any = ".") -> Scan[Any]:
-    """os.scandir, in threads: what is iterated over by `async for` is `os.DirEntry`.
-
-    Their `stat()` waits for the disk; `is_dir()`, `is_file()` and `is_symlink()` mostly do not.
-    """
-    return Scan(path)
-
-
-async def listdir(path: Any = ".") -> list[Any]:
-    """os.listdir, in a thread."""
-    return await _in_thread(os.listdir, path)
-
-
-async def walk(
-    top: GenericPath[AnyStr],
-    topdown: bool = True,
-    onerror: Callable[[OSError], object] | None = None,
-    followlinks: bool = False,
-) -> AsyncIterator[tuple[AnyStr, list[AnyStr], list[AnyStr]]]:
-    """os.walk, a folder at a time in a thread; *onerror* is called where the loop runs."""
-    errors: list[OSError] = []
-    folders: Any = os.walk(top, topdown, errors.append, followlinks)
-    try:
-        while True:
-            found = await _in_thread(next, folders, None)
-            for error in errors:
-                if onerror is not None:
-                    onerror(error)
-            errors.clear()
-            if found is None:
-                return
-            yield found
-    finally:
-        with contextlib.suppress(ValueError):
-            # A thread may still be in it, if the caller has been cancelled.
-            folders.close()

@@ -1,0 +1,359 @@
+"""Temporary files and folders: those of the standard library's `tempfile`, awaited.
+
+Each is for `async with`, or to be awaited. They are made, and folders removed, by a thread of the
+loop's executor; what is read and written is done as `uringloop.open` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from uringloop.filebase import Turns, in_thread, in_turn
+from uringloop.files import Opening, open
+
+__all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
+
+
+def TemporaryFile(
+    mode: str = "w+b",
+    buffering: int = -1,
+    encoding: str | None = None,
+    newline: str | None = None,
+    suffix: Any = None,
+    prefix: Any = None,
+    dir: Any = None,
+    *,
+    errors: str | None = None,
+) -> Opening[Any]:
+    """tempfile.TemporaryFile: a file without a name, gone when it is closed."""
+
+    async def make() -> Any:
+        def nameless(_path: str, _flags: int) -> int:
+            fd: int
+            fd, name = tempfile.mkstemp(suffix, prefix, dir)
+            os.unlink(name)
+            return fd
+
+        file = await open(
+            "", mode, buffering, encoding=encoding, errors=errors, newline=newline, opener=nameless
+        )
+        binary = getattr(file, "buffer", file)
+        binary.name = binary.fileno()
+        return file
+
+    return Opening(make())
+
+
+def NamedTemporaryFile(
+    mode: str = "w+b",
+    buffering: int = -1,
+    encoding: str | None = None,
+    newline: str | None = None,
+    suffix: Any = None,
+    prefix: Any = None,
+    dir: Any = None,
+    delete: bool = True,
+    *,
+    errors: str | None = None,
+    delete_on_close: bool = True,
+) -> Opening[Any]:
+    """tempfile.NamedTemporaryFile: a file with a name, removed when it is closed.
+
+    Without *delete_on_close*, which the standard library knows since Python 3.12, it is removed at
+    the end of `async with`, and without *delete* never.
+    """
+
+    async def make() -> NamedFile:
+        names: list[Any] = []
+        wanted = True
+
+        def named(_path: str, _flags: int) -> int:
+            fd: int
+            fd, name = tempfile.mkstemp(suffix, prefix, dir)
+            names.append(name)
+            if not wanted:
+                _unlink(name)
+            return fd
+
+        try:
+            file = await open(
+                "", mode, buffering, encoding=encoding, errors=errors, newline=newline, opener=named
+            )
+        except BaseException:
+            wanted = False
+            for name in names:
+                _unlink(name)
+            raise
+        (name,) = names
+        getattr(file, "buffer", file).name = name
+        return NamedFile(file, name, delete, delete_on_close)
+
+    return Opening(make())
+
+
+def _unlink(name: Any) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
+
+
+class NamedFile:
+    """A temporary file with a name: all of it is the file's, but for its end."""
+
+    def __init__(self, file: Any, name: Any, delete: bool, delete_on_close: bool) -> None:
+        self.file = file
+        self.name = name
+        self.delete = delete
+        self._remains = delete
+        self._delete_on_close = delete_on_close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __repr__(self) -> str:
+        return f"<uringloop.tempfile.{type(self).__name__} {self.file!r}>"
+
+    def __aiter__(self) -> Any:
+        return self.file.__aiter__()
+
+    async def __aenter__(self) -> Self:
+        await self.file.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        finally:
+            await self._remove()
+
+    async def close(self) -> None:
+        try:
+            await self.file.close()
+        finally:
+            if self._delete_on_close:
+                await self._remove()
+
+    async def _remove(self) -> None:
+        if self._remains:
+            self._remains = False
+            await in_thread(_unlink, self.name)
+
+    def __del__(self) -> None:
+        if self._remains:
+            # That it was forgotten is for the file to say.
+            with contextlib.suppress(OSError):
+                os.unlink(self.name)
+
+
+def SpooledTemporaryFile(
+    max_size: int = 0,
+    mode: str = "w+b",
+    buffering: int = -1,
+    encoding: str | None = None,
+    newline: str | None = None,
+    suffix: Any = None,
+    prefix: Any = None,
+    dir: Any = None,
+    *,
+    errors: str | None = None,
+) -> Opening[Any]:
+    """tempfile.SpooledTemporaryFile: in memory up to *max_size* bytes, then a TemporaryFile."""
+
+    async def make() -> SpooledFile:
+        return SpooledFile(
+            max_size,
+            io.BytesIO() if "b" in mode else _text_in_memory(encoding, errors, newline),
+            lambda: TemporaryFile(
+                mode, buffering, encoding, newline, suffix, prefix, dir, errors=errors
+            ),
+            mode,
+        )
+
+    return Opening(make())
+
+
+def _text_in_memory(encoding: str | None, errors: str | None, newline: str | None) -> Any:
+    return io.TextIOWrapper(io.BytesIO(), io.text_encoding(encoding), errors, newline)
+
+
+class SpooledFile:
+    """A file that is in memory until it is too large for that, or `fileno()` or `rollover` ask."""
+
+    def __init__(
+        self, max_size: int, memory: Any, make: Callable[[], Opening[Any]], mode: str
+    ) -> None:
+        self.mode = mode
+        self._max_size = max_size
+        self._memory = memory
+        self._make = make
+        # The one that is used.
+        self._file = memory
+        self._turns = Turns()
+
+    @property
+    def _rolled(self) -> bool:
+        return self._file is not self._memory
+
+    def __getattr__(self, name: str) -> Any:
+        # closed, encoding, errors, newlines, name; memory has no name.
+        return getattr(self._file, name)
+
+    def __repr__(self) -> str:
+        return f"<uringloop.tempfile.{type(self).__name__} {self._file!r}>"
+
+    async def __aenter__(self) -> Self:
+        if self._file.closed:
+            raise ValueError("Cannot enter context with closed file")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def _do(self, method: str, *args: Any) -> Any:
+        """Call a method of the file that is used."""
+        result = getattr(self._file, method)(*args)
+        return await result if self._rolled else result
+
+    @in_turn
+    async def read(self, *args: Any) -> Any:
+        return await self._do("read", *args)
+
+    @in_turn
+    async def readline(self, *args: Any) -> Any:
+        return await self._do("readline", *args)
+
+    @in_turn
+    async def readlines(self, *args: Any) -> Any:
+        return await self._do("readlines", *args)
+
+    @in_turn
+    async def readinto(self, buffer: Any) -> Any:
+        return await self._do("readinto", buffer)
+
+    @in_turn
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> Any:
+        return await self._do("seek", offset, whence)
+
+    @in_turn
+    async def tell(self) -> Any:
+        return await self._do("tell")
+
+    @in_turn
+    async def flush(self) -> None:
+        await self._do("flush")
+
+    @in_turn
+    async def close(self) -> None:
+        await self._do("close")
+
+    @in_turn
+    async def write(self, data: Any) -> Any:
+        return await self._changed(self._do("write", data))
+
+    @in_turn
+    async def writelines(self, lines: Iterable[Any]) -> None:
+        await self._changed(self._do("writelines", lines))
+
+    @in_turn
+    async def truncate(self, size: int | None = None) -> Any:
+        if size is None:
+            return await self._do("truncate")
+        return await self._changed(self._do("truncate", size), size)
+
+    async def _changed(self, change: Coroutine[Any, Any, Any], size: int = -1) -> Any:
+        """Make the change, and roll over if the file has become too large for memory."""
+        if size > self._max_size > 0:
+            await self._roll_over()
+        result = await change
+        if not self._rolled and self._file.tell() > self._max_size > 0:
+            await self._roll_over()
+        return result
+
+    @in_turn
+    async def rollover(self) -> None:
+        """Have it be a file on disk from now on."""
+        await self._roll_over()
+
+    async def _roll_over(self) -> None:
+        if self._rolled:
+            return
+        file = await self._make()
+        memory = self._memory
+        try:
+            position = memory.tell()
+            binary = getattr(file, "buffer", file)
+            memory.flush()
+            await binary.write(getattr(memory, "buffer", memory).getvalue())
+            await file.seek(position)
+        except BaseException:
+            await file.close()
+            raise
+        self._file = file
+        memory.close()
+
+    def fileno(self) -> Any:
+        """Return the descriptor; there is none before `rollover`, which has to be awaited."""
+        return self._file.fileno()
+
+
+class TemporaryDirectory:
+    """tempfile.TemporaryDirectory: a folder that is removed with all that is in it."""
+
+    def __init__(
+        self,
+        suffix: Any = None,
+        prefix: Any = None,
+        dir: Any = None,
+        ignore_cleanup_errors: bool = False,
+    ) -> None:
+        def make() -> tempfile.TemporaryDirectory[Any]:
+            return tempfile.TemporaryDirectory(suffix, prefix, dir, ignore_cleanup_errors)
+
+        self._make = make
+        self._made: tempfile.TemporaryDirectory[Any] | None = None
+
+    @property
+    def name(self) -> Any:
+        """The path, once it has been made."""
+        return None if self._made is None else self._made.name
+
+    async def __aenter__(self) -> Any:
+        self._made = await in_thread(self._make)
+        return self._made.name
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.cleanup()
+
+    async def cleanup(self) -> None:
+        """Remove it now."""
+        if self._made is not None:
+            await in_thread(self._made.cleanup)
