@@ -93,9 +93,7 @@ cdef class OpenFile(InFlight):
         self.in_memory = facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
         self.reads_cached = self.writes_cached = self._regular
-        self.fd = fd
-        self.name = name
-        self.closefd = closefd
+        self.fd, self.name, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable
         self._appending = appending
@@ -317,7 +315,8 @@ cdef class OpenFile(InFlight):
 
     cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
         self._moved += count
-        if position >= 0:
+        # Thrown away together with who has written, the file may be closed by now.
+        if position >= 0 and self.fd >= 0:
             self.move_to(position + count)
         return 0
 
