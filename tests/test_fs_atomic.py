@@ -21,14 +21,21 @@ from uringloop import fs
 
 Loop = asyncio.AbstractEventLoop
 
-WRITER = """
-import asyncio, sys, uringloop
+KILLS = 200
+# A process for each line that it reads; forked, since an import takes longer than a writer lives.
+WRITERS = """
+import asyncio, os, sys, uringloop
 async def main():
     for number in range(10**6):
         await uringloop.fs.write_atomic(sys.argv[1], b"%09d" % number * 20_000)
         if not number:
-            print("begun", flush=True)
-uringloop.run(main())
+            print(os.getpid(), flush=True)
+for _ in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        uringloop.run(main())
+    os.waitpid(pid, 0)
+    print("ended", flush=True)
 """
 
 
@@ -159,15 +166,19 @@ def test_readers_see_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
 def test_a_process_that_is_killed_leaves_one_or_the_other(tmp_path: Path) -> None:
     path = tmp_path / "file"
     chance = random.Random(2)
-    for _ in range(8):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE
-        ) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"begun\n"
-            time.sleep(chance.uniform(0, 0.05))
-            child.send_signal(signal.SIGKILL)
-            child.wait(60)
-        data = path.read_bytes()
-        assert len(data) == 9 * 20_000
-        assert data == data[:9] * 20_000
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITERS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for _ in range(KILLS):
+            parent.stdin.write(b"next\n")
+            parent.stdin.flush()
+            writer = int(parent.stdout.readline())
+            time.sleep(chance.uniform(0, 0.02))
+            os.kill(writer, signal.SIGKILL)
+            assert parent.stdout.readline() == b"ended\n"
+            data = path.read_bytes()
+            assert len(data) == 9 * 20_000
+            assert data == data[:9] * 20_000
+        parent.stdin.close()
