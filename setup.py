@@ -54,6 +54,7 @@ def liburing() -> dict[str, list[str]]:
         stop(f"version {version} is too old")
     archive = Path(pkg_config("--variable=libdir")) / "liburing.a"
     found = {"extra_compile_args": pkg_config("--cflags").split(), "extra_link_args": []}
+    found["extra_compile_args"].append(f'-DURINGLOOP_LIBURING="{version}"')
     if archive.exists():
         found["extra_objects"] = [str(archive)]
     else:
@@ -108,6 +109,7 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
     others = [module for module in modules if module not in core]
     core[0].name = "uringloop._core.compiled"
     core[0].sources = [source for module in core for source in module.sources]
+    core[0].sources += [str(source) for source in sorted(Path("uringloop/_native").glob("*.c"))]
     return [core[0], *others]
 
 

@@ -8,6 +8,7 @@ descriptors and threads around the test and fail it when one is left behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -27,6 +28,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def backend() -> str:
+    """Return which ring loops are on in this run: the suite is run on both."""
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        return loop.backend
+
+
+on_io_uring = pytest.mark.skipif(backend() != "io_uring", reason="only io_uring has that")
 
 FACTORIES: dict[str, LoopFactory] = {
     "asyncio": asyncio.SelectorEventLoop,

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from conftest import backend
 from roles import PATIENCE
 
 import uringloop
@@ -24,13 +25,15 @@ AT_ONCE_S = 0.25
 BATCH = 64
 
 gathers = pytest.mark.skipif(
-    tuple(map(int, platform.release().split(".")[:2])) < (6, 12),
+    backend() == "io_uring" and tuple(map(int, platform.release().split(".")[:2])) < (6, 12),
     reason="a sleep has a least time since kernel 6.12",
 )
 
 
-def gathering(seconds: float, **options: int) -> uringloop.Loop:
-    return uringloop.Loop(batch_wait_us=int(seconds * 1_000_000), **options)
+def gathering(seconds: float, *, busy_poll_us: int = 0, sqpoll: int = 0) -> uringloop.Loop:
+    return uringloop.Loop(
+        batch_wait_us=int(seconds * 1_000_000), busy_poll_us=busy_poll_us, sqpoll=sqpoll
+    )
 
 
 @contextlib.contextmanager

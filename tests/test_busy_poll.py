@@ -39,7 +39,7 @@ def test_what_is_no_whole_number_is_refused(value: Any) -> None:
 
 def test_it_is_an_option_by_name_only() -> None:
     with pytest.raises(TypeError):
-        uringloop.Loop(BUSY_US)  # type: ignore[call-arg]
+        uringloop.Loop(BUSY_US)  # type: ignore[call-arg, arg-type]
 
 
 def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:

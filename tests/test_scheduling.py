@@ -13,7 +13,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
 
 import pytest
-from conftest import LoopFactory, run_turns
+from conftest import LoopFactory, on_io_uring, run_turns
 from roles import complaints
 
 import uringloop
@@ -561,6 +561,7 @@ def test_create_future_makes_an_asyncio_future_of_the_loop(each_loop: AbstractEv
     assert not future.done()
 
 
+@on_io_uring
 def test_turns_with_nothing_to_tell_the_kernel_do_not_enter_it(loop: uringloop.Loop) -> None:
     async def spin() -> None:
         for _ in range(100_000):

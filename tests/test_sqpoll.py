@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, drain_executor, open_fds, tcp_pair
+from conftest import Collector, Echo, drain_executor, on_io_uring, open_fds, tcp_pair
 from roles import (
     PATIENCE,
     in_thread,
@@ -33,6 +33,8 @@ from roles import (
 )
 
 import uringloop
+
+pytestmark = on_io_uring
 
 LOCALHOST = "127.0.0.1"
 # So short that the thread falls asleep in many of these tests, and is awake in as many.
@@ -119,7 +121,7 @@ def test_a_processor_for_no_thread_is_refused() -> None:
 
 def test_the_options_go_by_name_only() -> None:
     with pytest.raises(TypeError):
-        uringloop.Loop(0, 1)  # type: ignore[call-arg]
+        uringloop.Loop(0, 1)  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize("off", [0, False])

@@ -39,7 +39,12 @@ CLEANUP_SOCKET = sys.version_info >= (3, 13)
 class Loop(RunningLoop):
     """An asyncio event loop on io_uring.
 
-    The options are for few programs; `docs/options.md` says what each brings and costs.
+    *backend*: "io_uring"; "soft" for the software ring, which does the same by epoll and a few
+    threads; "auto" for the first if the kernel lets this process have it, else the second. None is
+    what the environment variable URINGLOOP_BACKEND says, or "auto". The attribute `backend` tells
+    which it is, and `backend_reason` why.
+
+    The other options are for few programs; `docs/options.md` says what each brings and costs.
 
     *busy_poll_us*: before it sleeps, look for work this many microseconds. A sleep and the wake-up
     after it take some 10 us, which is most of the latency of few connections; the price is a core
@@ -47,26 +52,31 @@ class Loop(RunningLoop):
 
     *batch_wait_us*: while it sleeps, let what completes gather this many microseconds. Many quiet
     connections cost less, because fewer turns serve them; whatever wakes the loop may be that late,
-    except a timer. Kernels before 6.12 do not know it, and it does nothing there.
+    except a timer. io_uring has it since kernel 6.12, and it does nothing before.
 
     *sqpoll*: have a thread of the kernel's send and receive, on another core. It is busy as long as
     there is anything to do, and sleeps after this many milliseconds without; True is 1. Then what
     the loop asks of the kernel comes to pass a little later, not within the same turn. *sqpoll_cpu*
     is the processor of that thread; it may be one that this process does not run on.
 
-    Raises ValueError for a time that is out of range and a processor that is not there, and OSError
-    with the cause in its message where the kernel refuses a ring.
+    The software ring has no such thread, and does without.
+
+    Raises ValueError for an unknown backend, a time that is out of range and a processor that is
+    not there, and OSError with the cause in its message where the kernel refuses a ring that must
+    be io_uring's.
     """
 
     def __init__(
         self,
         *,
+        backend: str | None = None,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
     ) -> None:
         super().__init__(
+            backend=backend,
             busy_poll_us=busy_poll_us,
             batch_wait_us=batch_wait_us,
             sqpoll=sqpoll,

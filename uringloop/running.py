@@ -15,9 +15,10 @@ import warnings
 import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
+from uringloop._core.counting import stats_of
 from uringloop._core.loop import LoopCore
 
 T = TypeVar("T")
@@ -34,15 +35,43 @@ FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
 TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS
 
 
+class Stats(TypedDict):
+    """What `stats()` tells; times are in seconds."""
+
+    turns: int
+    kernel_entries: int
+    submissions: int
+    completions: int
+    batched: int
+    batches: dict[int, int]
+    overflows: int
+    starved: int
+    rearms: int
+    operations: int
+    buffers_out: int
+    received_bytes: int
+    sent_bytes: int
+    callbacks_ready: int
+    timers_run: int
+    timers_pending: int
+    lag: float
+    lag_max: float
+
+
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     """An asyncio event loop on io_uring, without its I/O.
 
     Raises OSError with the cause in its message where the kernel refuses a ring.
     """
 
+    # Which ring the loop is on, "io_uring" or "soft", and why.
+    backend: str
+    backend_reason: str
+
     def __init__(
         self,
         *,
+        backend: str | None = None,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
@@ -55,12 +84,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             checks.check_processor("sqpoll_cpu", sqpoll_cpu)
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
-        try:
-            super().__init__(
-                busy_poll_us, batch_wait_us, sqpoll, -1 if sqpoll_cpu is None else sqpoll_cpu
-            )
-        except OSError as exc:
-            raise availability.explained(exc) from None
+        cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
+        self._open(backend, busy_poll_us, batch_wait_us, sqpoll, cpu)
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
         self._task_factory: TaskFactory | None = None
@@ -68,6 +93,29 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self._asyncgens_shutdown_called = False
         self._origin_tracking_depth = 0
+
+    def _open(
+        self, backend: str | None, busy_poll_us: int, batch_wait_us: int, sqpoll: int, cpu: int
+    ) -> None:
+        """Open the ring that is wanted, or else the one that is to be had."""
+        wanted, self.backend_reason = availability.wanted(backend)
+        availability.disable_features()
+        refusal = availability.known_refusal() if wanted == availability.AUTO else None
+        if wanted != availability.SOFT and refusal is None:
+            try:
+                super().__init__(busy_poll_us, batch_wait_us, sqpoll, cpu)
+            except OSError as exc:
+                if wanted == availability.IO_URING or exc.errno not in availability.REFUSALS:
+                    raise availability.explained(exc) from None
+                refusal = availability.refuse(exc)
+            else:
+                self.backend = availability.IO_URING
+                if wanted == availability.AUTO:
+                    self.backend_reason = "the kernel has it"
+                return
+        self.backend = availability.SOFT
+        self.backend_reason = refusal or self.backend_reason
+        super().__init__(busy_poll_us, batch_wait_us, soft=True)
 
     def __repr__(self) -> str:
         return (
@@ -81,6 +129,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
         if not self.is_running():
             self.close()
+
+    def stats(self) -> Stats:
+        """Return what the loop has done so far, and what it has to do. Any thread may call it."""
+        stats: Stats = stats_of(self)
+        return stats
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 

@@ -54,7 +54,9 @@ async def to_transport(
     transport.pause_reading()
     try:
         await written
-        return await to_descriptor(sock, file, offset, count, room=transport._wait_room)
+        return await to_descriptor(
+            sock, file, offset, count, room=transport._wait_room, gone=loop._count_sent
+        )
     finally:
         transport._end_wait_empty()
         if reading:
@@ -68,11 +70,12 @@ async def to_descriptor(
     count: int | None,
     *,
     room: Callable[[], Awaitable[None]],
+    gone: Callable[[int], None] | None = None,
 ) -> int:
     """Send *count* bytes of *file* from *offset*, or all there are; return how many went.
 
-    *room* waits until the socket can take more. Raises SendfileNotAvailableError when the kernel
-    can not do it and nothing has gone.
+    *room* waits until the socket can take more, *gone* is told of what it has taken. Raises
+    SendfileNotAvailableError when the kernel can not do it and nothing has gone.
     """
     try:
         number = file.fileno()
@@ -106,6 +109,8 @@ async def to_descriptor(
             if sent == 0:
                 break
             total += sent
+            if gone is not None:
+                gone(sent)
             since_wait += sent
             if since_wait >= SLICE:
                 # A reader that keeps up must not keep the loop.

@@ -10,6 +10,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 
 # From the bottom of the ladder up: what a module imports is there before it.
 MODULES = (
+    "features",
     "ring",
     "handles",
     "addresses",
@@ -24,6 +25,7 @@ MODULES = (
     "records",
     "writequeue",
     "loop",
+    "counting",
     "transport",
     "poll",
     "fileops",

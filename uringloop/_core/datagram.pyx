@@ -33,11 +33,18 @@ from uringloop._core.errors cimport (
     errno,
     os_error,
 )
+from uringloop._core.features cimport MULTISHOT_RECV, uses
 from uringloop._core.flow cimport FlowControl
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport Py_DECREF_owned
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport socket_extra
+from uringloop._native.requests cimport (
+    io_uring_prep_poll_add,
+    uring_find_datagram,
+    uring_merged_size,
+    uring_prep_recvmsg_multishot,
+)
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -47,16 +54,12 @@ from uringloop._native.uring cimport (
     MSG_TRUNC,
     POLLIN,
     POLLOUT,
-    io_uring_prep_poll_add,
     io_uring_sqe,
     recv,
     send,
     sendto,
     sockaddr,
     sockaddr_in6,
-    uring_find_datagram,
-    uring_merged_size,
-    uring_prep_recvmsg_multishot,
 )
 
 
@@ -219,6 +222,7 @@ cdef class DatagramTransport(FlowControl):
                 return 0
             merged_size = uring_merged_size(memory)
             data = PyBytes_FromStringAndSize(start, data_size)
+            self.loop.counters.received_bytes += data_size
             address = (
                 known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
         finally:
@@ -270,6 +274,7 @@ cdef class DatagramTransport(FlowControl):
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
+                self.loop.counters.received_bytes += len(data)
                 self.deliver(data, address)
             count += 1
         return count
@@ -363,6 +368,7 @@ cdef class DatagramTransport(FlowControl):
                 self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
                 name_size)
         if res >= 0:
+            self.loop.counters.sent_bytes += res
             return True
         if errno == EAGAIN or errno == EINTR:
             return False
@@ -373,6 +379,7 @@ cdef class DatagramTransport(FlowControl):
             self.sock.sendto(data, address)
         except (BlockingIOError, InterruptedError):
             return False
+        self.loop.counters.sent_bytes += len(data)
         return True
 
     cdef int submit_room(self) except -1:
@@ -515,7 +522,9 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     transport.family = sock.family
     transport.address = address
     transport.protocol = protocol
-    transport.polled = sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
+    transport.polled = (
+        sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
+        or not uses(MULTISHOT_RECV))
     if transport.polled:
         transport.recv_op.on_completion = datagram_on_readable
     transport.begin(waiter)

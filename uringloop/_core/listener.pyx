@@ -22,11 +22,13 @@ from uringloop._core.errors cimport (
     ENOMEM,
     os_error,
 )
+from uringloop._core.features cimport MULTISHOT_ACCEPT, uses
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
 from uringloop._core.transport cimport Connections
+from uringloop._native.requests cimport uring_prep_accept
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IPPROTO_TCP,
@@ -37,7 +39,6 @@ from uringloop._native.uring cimport (
     setsockopt,
     sockaddr,
     sockaddr_in6,
-    uring_prep_accept_multishot,
 )
 
 
@@ -84,7 +85,7 @@ cdef class Listener(Flushable):
 
     cdef int submit_accept(self) except -1:
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        uring_prep_accept_multishot(sqe, self.fd)
+        uring_prep_accept(sqe, self.fd, uses(MULTISHOT_ACCEPT))
         return self.loop.ring.start(sqe, &self.accept_op)
 
     cdef int on_accept(self, int res, unsigned int flags) except -1:

@@ -1,6 +1,6 @@
 """The turn: what a loop does over and over, and what may be asked of it."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool
 from uringloop._core.handles cimport Handle, TimerHandle
@@ -28,6 +28,26 @@ cdef class Flushable:
     cdef int rearm(self) except -1
 
 
+cdef enum:
+    # Turns by what they were told of: 1, 2 to 3, 4 to 7, ... and 128 or more completions.
+    BATCH_SIZES = 8
+
+
+cdef struct Counters:
+    # What has been done since the loop was made, for stats(): additions, nothing more.
+    uint64_t turns
+    uint64_t batches[BATCH_SIZES]
+    uint64_t batched            # completions of all these
+    uint64_t timers             # that were due and have run
+    uint64_t received_bytes     # by transports
+    uint64_t sent_bytes
+    uint64_t rearms             # receives armed anew
+    uint64_t starved            # receives that found no buffer
+    uint64_t overflows          # enters that the kernel kept completions for
+    int64_t lag_ns              # how late the newest timer was
+    int64_t lag_max_ns
+
+
 cdef class LoopCore:
     cdef Ring ring
     cdef BufferPool pool            # of the streams
@@ -50,6 +70,7 @@ cdef class LoopCore:
     cdef dict future_options    # the arguments of every Future; None while there was none
     cdef Handle current_handle  # in debug mode, the one that runs; else None
     cdef Owners owners          # the transports, by descriptor
+    cdef Counters counters
     cdef public double slow_callback_duration
     cdef object __weakref__
 
@@ -61,6 +82,7 @@ cdef class LoopCore:
     cdef Handle schedule_handle(self, Handle handle)
     cdef int run_turn(self) except -1
     cdef int collect(self) except -1
+    cdef void count_batch(self, uint64_t count) noexcept
     cdef int feed_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
     cdef int run_due(self) except -1

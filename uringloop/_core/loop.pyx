@@ -27,7 +27,7 @@ from asyncio.log import logger
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._core.errors cimport errno, os_error
@@ -108,10 +108,11 @@ cdef class LoopCore:
         # Nothing is open until the constructor has made it.
         self.closed = True
 
-    def __init__(self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1):
+    def __init__(
+            self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1, soft=False):
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
-        self.ring = Ring(sqpoll, sqpoll_cpu)
+        self.ring = Ring(sqpoll, sqpoll_cpu, soft)
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
         # Their memory comes at first need.
@@ -243,6 +244,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         self.inline_bytes = INLINE_BYTES_MAX
+        self.counters.turns += 1
         if self.timers.count:
             self.expire_timers()
         if self.ready.count:
@@ -260,18 +262,31 @@ cdef class LoopCore:
     cdef int collect(self) except -1:
         """Dispatch what has completed, and what the kernel holds back for an enter."""
         cdef int rounds = 0
+        cdef uint64_t before = self.ring.completions
         self.ring.dispatch()
         while self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
+            self.counters.overflows += self.ring.has_overflow()
             # What this round's protocols wrote goes along: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
             self.ring.dispatch()
+        if self.ring.completions != before:
+            self.count_batch(self.ring.completions - before)
         if PyList_GET_SIZE(self.pool.starved):
             self.feed_starved(self.pool)
         if PyList_GET_SIZE(self.datagram_pool.starved):
             self.feed_starved(self.datagram_pool)
         return 0
+
+    cdef void count_batch(self, uint64_t count) noexcept:
+        cdef uint64_t size = count
+        cdef int index = 0
+        while size > 1 and index < BATCH_SIZES - 1:
+            size >>= 1
+            index += 1
+        self.counters.batches[index] += 1
+        self.counters.batched += count
 
     cdef int feed_starved(self, BufferPool pool) except -1:
         """Re-arm as many receives as there are buffers: all of them at once would starve again."""
@@ -286,8 +301,12 @@ cdef class LoopCore:
     cdef int expire_timers(self) except -1:
         """Take the timers that are due from the heap; they run after what the kernel answers."""
         cdef int64_t now
-        if self.timers.next_deadline_ns() != NO_DEADLINE:
+        cdef int64_t deadline = self.timers.next_deadline_ns()
+        if deadline != NO_DEADLINE:
             now = self.now_ns()
+            if deadline <= now:
+                self.counters.lag_ns = now - deadline
+                self.counters.lag_max_ns = max(self.counters.lag_max_ns, now - deadline)
             self.timers.expire(now)
         return 0
 
@@ -295,6 +314,7 @@ cdef class LoopCore:
         # One that leaves the run leaves the others for the next.
         cdef TimerHandle timer = self.timers.next_due()
         while timer is not None:
+            self.counters.timers += not timer.is_cancelled
             self.run_handle(timer)
             timer = self.timers.next_due()
         return 0
@@ -420,6 +440,7 @@ cdef class LoopCore:
 
     cdef int starve(self, Flushable item, BufferPool pool) except -1:
         """Queue *item* until the receive buffers of this batch are back."""
+        self.counters.starved += 1
         pool.grow()
         pool.starved.append(item)
         return 0
@@ -505,6 +526,10 @@ cdef class LoopCore:
     def _current_traceback(self):
         """Return where the running callback was scheduled, in debug mode; else None."""
         return None if self.current_handle is None else self.current_handle.source_traceback
+
+    def _count_sent(self, size):
+        """Count bytes that a transport's descriptor was given by somebody else."""
+        self.counters.sent_bytes += <uint64_t>size
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""

@@ -21,6 +21,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport strerror
 
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINVAL, EISDIR, ENOSPC, ESPIPE, errno
+from uringloop._core.features cimport CACHED_FILES, uses
 from uringloop._core.fileops cimport (
     CALL_BYTES,
     FileOperation,
@@ -89,10 +90,9 @@ cdef class OpenFile(InFlight):
             raise IsADirectoryError(EISDIR, strerror(EISDIR).decode(), name)
         self._regular = S_ISREG(facts.mode)
         self._block_size = facts.block_size
-        self.local = facts.local
-        self.in_memory = facts.in_memory
+        self.local, self.in_memory = facts.local, facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
-        self.reads_cached = self.writes_cached = self._regular
+        self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
         self.fd, self.name, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable

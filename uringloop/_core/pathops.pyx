@@ -13,6 +13,7 @@ from cpython.ref cimport Py_INCREF
 from libc.string cimport strerror
 
 from uringloop._core.errors cimport EAGAIN
+from uringloop._core.features cimport CACHED_FILES, uses
 from uringloop._core.fileops cimport (
     CALL_BYTES,
     FileOperation,
@@ -267,7 +268,7 @@ cdef object audited(object dir_fd):
 
 cdef bint may_look(LoopCore loop) noexcept:
     """Whether the turn may still answer from the cache."""
-    if loop is None or loop.inline_bytes <= 0:
+    if loop is None or loop.inline_bytes <= 0 or not uses(CACHED_FILES):
         return False
     loop.inline_bytes -= CALL_BYTES
     return True

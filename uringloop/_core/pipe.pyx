@@ -26,16 +26,8 @@ from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport Transport
 from uringloop._core.writer cimport WriteTransport
 from uringloop._core.writequeue cimport as_bytes
-from uringloop._native.uring cimport (
-    POLLIN,
-    POLLOUT,
-    io_uring_prep_poll_add,
-    io_uring_sqe,
-    msghdr,
-    read,
-    write,
-    writev,
-)
+from uringloop._native.requests cimport io_uring_prep_poll_add
+from uringloop._native.uring cimport POLLIN, POLLOUT, io_uring_sqe, msghdr, read, write, writev
 
 
 # asyncio's largest read of a pipe; a pipe of default size holds a quarter of that.
@@ -107,6 +99,7 @@ cdef class ReadPipeTransport(ReadTransport):
         cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
         cdef int error = errno
         if size > 0:
+            self.loop.counters.received_bytes += size
             return self.deliver(PyBytes_FromStringAndSize(scratch, size))
         if size == 0:
             return self.end_of_file()

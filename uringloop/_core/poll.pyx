@@ -14,13 +14,13 @@ from cpython.object cimport PyObject
 from uringloop._core.errors cimport ECANCELED, os_error
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation, operation_init
+from uringloop._native.requests cimport io_uring_prep_poll_add
 from uringloop._native.uring cimport (
     POLLERR,
     POLLHUP,
     POLLIN,
     POLLNVAL,
     POLLOUT,
-    io_uring_prep_poll_add,
     io_uring_sqe,
     poll,
     pollfd,

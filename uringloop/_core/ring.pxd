@@ -65,6 +65,7 @@ cdef class Ring:
     cdef int wait(self, int64_t timeout_ns) except -1
     cdef bint needs_enter(self) noexcept
     cdef bint has_task_work(self) noexcept
+    cdef bint has_overflow(self) noexcept
     cdef bint has_completions(self) noexcept
     cdef int dispatch(self) except -1
     cdef int take(self, Operation *op) except -1

@@ -17,4 +17,6 @@ class Ring:
     submissions: int
     completions: int
 
-    def __init__(self, thread_idle_ms: int = 0, thread_cpu: int = -1) -> None: ...
+    def __init__(
+        self, thread_idle_ms: int = 0, thread_cpu: int = -1, soft: bool = False
+    ) -> None: ...

@@ -26,8 +26,9 @@ from uringloop._core.errors cimport (
     ETIME,
     os_error,
 )
+from uringloop._core.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
 from uringloop._native.forks cimport uring_forget, uring_remember, uring_watch_forks
-from uringloop._native.probes cimport uring_quiet_send_works
+from uringloop._native.requests cimport uring_prep_cancel, uring_set_user_data
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
@@ -43,14 +44,16 @@ from uringloop._native.uring cimport (
     uring_has_overflow,
     uring_has_task_work,
     uring_head,
+    uring_leave_out,
     uring_limit_workers,
+    uring_needs_enter,
     uring_open,
+    uring_open_soft,
+    uring_open_successor,
     uring_open_threaded,
     uring_pending,
-    uring_prep_cancel,
     uring_room,
     uring_sequence,
-    uring_set_user_data,
     uring_spin,
     uring_submit,
     uring_submit_and_look,
@@ -90,9 +93,6 @@ cdef enum:
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
-# Whether the kernel does what a quiet send relies on; tried once.
-cdef bint quiet_sends = False
-cdef bint quiet_sends_tried = False
 
 uring_watch_forks()
 
@@ -106,29 +106,30 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
 
-    def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1):
+    def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
 
         With *thread_idle_ms* a kernel thread takes the submissions, and sleeps after that long
         without work; *thread_cpu* is where it runs, -1 for anywhere. Raises ValueError where that
-        is no processor.
+        is no processor. A *soft* ring is none of the kernel's, and has no such thread.
         """
-        global quiet_sends, quiet_sends_tried
         cdef int res
-        if thread_idle_ms:
-            res = uring_open_threaded(
-                &self.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, thread_idle_ms, thread_cpu)
+        if soft:
+            res = uring_open_soft(&self.u, SQ_ENTRIES, CQ_ENTRIES)
         else:
-            res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+            try_kernel()
+            if thread_idle_ms:
+                res = uring_open_threaded(
+                    &self.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, thread_idle_ms, thread_cpu)
+            else:
+                res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
         if res == -ENXIO:
             raise ValueError(f"this process may not use processor {thread_cpu}")
         if res < 0:
-            raise os_error(res, "io_uring_setup")
-        if not quiet_sends_tried:
-            quiet_sends = uring_quiet_send_works()
-            quiet_sends_tried = True
+            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
         # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
-        self.quiet_sends = quiet_sends and not self.u.threaded
+        self.quiet_sends = soft or (uses(QUIET_SENDS) and not self.u.threaded)
+        uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT))
         uring_remember(&self.u)
 
     def __dealloc__(self):
@@ -218,10 +219,13 @@ cdef class Ring:
     # ── entering the kernel ──────────────────────────────────────────────────────────────────
 
     cdef bint needs_enter(self) noexcept:
-        return uring_pending(&self.u) != 0 or uring_has_task_work(&self.u)
+        return uring_needs_enter(&self.u)
 
     cdef bint has_task_work(self) noexcept:
         return uring_has_task_work(&self.u)
+
+    cdef bint has_overflow(self) noexcept:
+        return uring_has_overflow(&self.u)
 
     cdef bint has_completions(self) noexcept:
         return uring_head(&self.u) != uring_tail(&self.u)
@@ -497,11 +501,7 @@ cdef class Ring:
             self.dispatch()
             if self.generation != generation or not self.u.open:
                 return 0
-        res = uring_open(&fresh, SQ_ENTRIES, CQ_ENTRIES)
-        if res == 0:
-            res = uring_enable(&fresh)
-            if res < 0:
-                uring_close(&fresh)
+        res = uring_open_successor(&fresh, &self.u, SQ_ENTRIES, CQ_ENTRIES)
         if res < 0:
             raise os_error(res, "io_uring_setup")
         # Move everything aside: owners arm anew while it is walked. A quiet operation that was
@@ -512,8 +512,6 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             move_first(&self.in_flight, &orphans)
         uring_close(&self.u)
-        fresh.next = self.u.next
-        fresh.enters = self.u.enters
         self.u = fresh
         self.workers_limited = False
         self.generation += 1

@@ -21,6 +21,7 @@ cdef class StreamTransport(WriteTransport):
     cdef bint read_ended            # the peer's FIN was seen, or reading failed
     cdef int average                # bytes of a receive, lately
     cdef bint polled                # they are many: poll, and receive by a call
+    cdef bint armed                 # a receive was, before the one in flight
     cdef bint polling               # what is in flight is such a poll
     cdef bint tells_left            # the socket tells what it still has
     cdef bint readable              # it has told of bytes that are still in the socket

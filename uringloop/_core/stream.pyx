@@ -24,6 +24,7 @@ from libc.string cimport memcpy
 from uringloop._core.addresses cimport NearEnd, python_address
 from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os_error
+from uringloop._core.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport (
@@ -38,7 +39,15 @@ from uringloop._core.secure cimport is_secure, receive_records
 from uringloop._core.spares cimport bytes_for, bytes_of, offer
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
-from uringloop._native.probes cimport uring_unix_multishot_works
+from uringloop._native.requests cimport (
+    io_uring_prep_poll_multishot,
+    uring_prep_recv_multishot,
+    uring_prep_recv_select,
+    uring_prep_send,
+    uring_prep_sendmsg,
+    uring_receive,
+    uring_tell_left,
+)
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -48,19 +57,12 @@ from uringloop._native.uring cimport (
     POLLRDHUP,
     SHUT_WR,
     getpeername,
-    io_uring_prep_poll_multishot,
     io_uring_sqe,
     send,
     sendmsg,
     shutdown,
     sockaddr,
     sockaddr_in6,
-    uring_prep_recv_multishot,
-    uring_prep_recv_select,
-    uring_prep_send,
-    uring_prep_sendmsg,
-    uring_receive,
-    uring_tell_left,
 )
 
 
@@ -95,18 +97,6 @@ cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
 cdef object END = object()
 
-# Whether a multishot receive hears of the end of every UNIX peer; tried at first need.
-cdef bint unix_multishot = False
-cdef bint unix_multishot_tried = False
-
-
-cdef bint unix_multishot_works() noexcept:
-    global unix_multishot, unix_multishot_tried
-    if not unix_multishot_tried:
-        unix_multishot = uring_unix_multishot_works()
-        unix_multishot_tried = True
-    return unix_multishot
-
 
 @cython.final
 cdef class StreamTransport(WriteTransport):
@@ -116,6 +106,7 @@ cdef class StreamTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
+        self.single_shot = not uses(MULTISHOT_RECV)
 
     def _start(self, waiter):
         """Begin to read; runs in the turn in which connection_made was called.
@@ -160,6 +151,8 @@ cdef class StreamTransport(WriteTransport):
         self.loop.pool.prepare()
         sqe = self.loop.ring.submission()
         self.polling = self.polled
+        self.loop.counters.rearms += self.armed
+        self.armed = True
         if self.polled:
             # It tells of what is there already.
             self.readable = False
@@ -218,6 +211,7 @@ cdef class StreamTransport(WriteTransport):
         cdef char *memory = self.loop.pool.take(flags, size)
         cdef bint stashing = self.paused or self.stash
         cdef bytes data
+        self.loop.counters.received_bytes += size
         self.average += (size - self.average) >> SHIFT
         if self.average > LARGE and not self.polled:
             self.start_polling()
@@ -388,6 +382,7 @@ cdef class StreamTransport(WriteTransport):
                 return self.end_reading(END if size == 0 else os_error(size, ""))
             if size > 0:
                 total += size
+                self.loop.counters.received_bytes += size
                 self.average += (size - self.average) >> SHIFT
                 if left == 0 and not self.hung_up:
                     self.readable = False
@@ -563,7 +558,8 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
-    transport.single_shot = sock.family == socket.AF_UNIX and not unix_multishot_works()
+    if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
+        transport.single_shot = not (uses(MULTISHOT_RECV) and uses(UNIX_MULTISHOT))
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport

@@ -8,12 +8,8 @@ from cpython.object cimport PyObject
 
 from uringloop._core.errors cimport ECANCELED, os_error
 from uringloop._core.ring cimport Operation, Ring, operation_init
-from uringloop._native.uring cimport (
-    IORING_CQE_F_MORE,
-    POLLIN,
-    io_uring_prep_poll_multishot,
-    io_uring_sqe,
-)
+from uringloop._native.requests cimport io_uring_prep_poll_multishot
+from uringloop._native.uring cimport IORING_CQE_F_MORE, POLLIN, io_uring_sqe
 
 
 cdef class WakeUp:

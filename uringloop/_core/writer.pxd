@@ -34,6 +34,7 @@ cdef class WriteTransport(FlowControl):
     cdef int send_now(self) except -1
     cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1
     cdef int send_last(self) except -1
+    cdef void consume(self, Py_ssize_t size) noexcept
     cdef int sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
     cdef int send_failed(self, object exc) except -1

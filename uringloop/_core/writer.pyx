@@ -231,7 +231,7 @@ cdef class WriteTransport(FlowControl):
     cdef int on_send(self, int res, unsigned int flags) except -1:
         if flags == CONFIRMED:
             # All of a quiet send has gone; this is no place to call a protocol.
-            self.queue.consume(self.queue.data_size)
+            self.consume(self.queue.data_size)
             if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
             return 0
@@ -249,8 +249,12 @@ cdef class WriteTransport(FlowControl):
             return self.loop.add_flush(self)
         return self.send_failed(os_error(res, ""))
 
-    cdef int sent(self, Py_ssize_t size) except -1:
+    cdef void consume(self, Py_ssize_t size) noexcept:
         self.queue.consume(size)
+        self.loop.counters.sent_bytes += size
+
+    cdef int sent(self, Py_ssize_t size) except -1:
+        self.consume(size)
         if self.writing_paused and self.queue.size <= self.low_water:
             self.resume_protocol()
         if self.queue.count:
@@ -297,7 +301,7 @@ cdef class WriteTransport(FlowControl):
             res = self.send_directly()
             error = errno
             if res >= 0:
-                self.queue.consume(res)
+                self.consume(res)
             elif error == EAGAIN:
                 self.full = True
             elif error != EINTR:
@@ -317,6 +321,7 @@ cdef class WriteTransport(FlowControl):
         self.queue.show(data, size)
         res = self.send_directly()
         if res >= 0:
+            self.loop.counters.sent_bytes += res
             return res
         if errno == EAGAIN:
             self.full = True
@@ -418,7 +423,7 @@ cdef class WriteTransport(FlowControl):
             self.queue.prepare()
             res = self.send_directly()
             if res > 0:
-                self.queue.consume(res)
+                self.consume(res)
         return 0
 
 

@@ -11,10 +11,10 @@
 #endif
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
+#include <stdio.h>
 #include <unistd.h>
 
+#include "missing.h"
 #include "mounts.h"
 #include "uring.h"
 

@@ -12,9 +12,10 @@
 
 #include <stdint.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "missing.h"
 
 #define URING_STATX_MNT_ID_UNIQUE 0x4000U /* 6.8 */
 #define URING_SYS_STATMOUNT 457           /* 6.8 */

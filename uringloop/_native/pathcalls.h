@@ -11,12 +11,10 @@
 #endif
 
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "missing.h"
 #include "mounts.h"
 #include "uring.h"
 
@@ -24,11 +22,11 @@
  * descriptor of the place (O_PATH), with *facts* about it. EAGAIN: it must be asked for. */
 static inline int uring_find_cached(int folder, const char *name, bool follow, unsigned mask,
                                     struct statx *facts) {
-    struct open_how how = {
+    uring_open_how how = {
         .flags = O_PATH | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW),
-        .resolve = RESOLVE_CACHED,
+        .resolve = URING_RESOLVE_CACHED,
     };
-    int fd = (int)syscall(SYS_openat2, folder, name, &how, sizeof(how));
+    int fd = uring_openat2(folder, name, &how);
 
     if (fd < 0)
         /* Whatever else it says, a real answer is the kernel's to give in the ordinary way. */

@@ -2,5 +2,5 @@
 
 
 cdef extern from "probes.h" nogil:
-    bint uring_quiet_send_works()
-    bint uring_unix_multishot_works()
+    int uring_try(bint *quiet, unsigned int *facts)
+    int uring_unix_multishot_works()

@@ -1,4 +1,6 @@
-/* The only door to the kernel's rings: everything above talks to these functions.
+/* The only door to the rings, the kernel's and the software ring's: everything above talks to these
+ * functions. Of a software ring (softring.h) the queues are memory of this process, and its functions
+ * are called instead of the kernel.
  *
  * Header-only, over liburing 2.3 or newer. What liburing 2.3 lacks is here by number, because a
  * feature belongs to the kernel that runs, not to the header that was there at build time. Every
@@ -10,9 +12,6 @@
 
 #include <errno.h>
 #include <liburing.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,20 +25,21 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "missing.h"
+#include "softring.h"
+
 /* Values newer than liburing 2.3; the kernel that brought each one is named beside it. */
 #define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
 #define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
 #define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
 
-/* Room in front of each datagram for an address of IPv4 or IPv6, rounded up so that what follows is
- * aligned, and for the size of the datagrams that the kernel has merged (UDP_GRO, 24 bytes), behind
- * a time stamp and a count of losses, which a program may have asked its socket for. With the
- * header of 16 bytes that is 128, and the datagram begins on a cache line of its own. */
-#define URING_NAME_ROOM 32
-#define URING_CONTROL_ROOM 80
-
 /* How long a kernel thread is given before it is asked again. */
 #define URING_PATIENCE_NS 10000000
+
+/* The version of liburing, which setup.py knows: its headers tell since 2.4 only. */
+#ifndef URINGLOOP_LIBURING
+#define URINGLOOP_LIBURING "unknown"
+#endif
 
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
@@ -56,6 +56,7 @@ _Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
 
 typedef struct uring {
     struct io_uring ring;
+    softring *soft;       /* not the kernel's ring; NULL if it is */
     uint64_t enters;      /* system calls made */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     bool open;
@@ -134,9 +135,31 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
     return uring_opened(u);
 }
 
-static inline int uring_enable(uring *u) {
-    int res = io_uring_enable_rings(&u->ring);
+/* Opens a disabled software ring. */
+static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_entries) {
+    int res;
 
+    memset(u, 0, sizeof(*u));
+    u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
+    u->open = u->soft != NULL;
+    return u->open ? 0 : res;
+}
+
+/* Does without what the kernel has of these. */
+static inline void uring_leave_out(uring *u, bool no_iowait, bool min_wait) {
+    if (no_iowait)
+        u->enter_flags &= ~URING_ENTER_NO_IOWAIT;
+    if (min_wait)
+        u->ring.features &= ~URING_FEATURE_MIN_TIMEOUT;
+}
+
+static inline int uring_enable(uring *u) {
+    int res = 0;
+
+    if (u->soft != NULL)
+        softring_enable(u->soft);
+    else
+        res = io_uring_enable_rings(&u->ring);
     if (res < 0)
         return res;
     u->enabled = true;
@@ -148,22 +171,52 @@ static inline int uring_enable(uring *u) {
 static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbounded) {
     unsigned limits[2] = {bounded, unbounded};
 
+    if (u->soft != NULL) {
+        softring_limit_workers(u->soft, bounded);
+        return 0;
+    }
     return io_uring_register_iowq_max_workers(&u->ring, limits);
 }
 
 /* Unmaps and closes. In a forked child the fork handler has closed the descriptor and the maps
  * were never there (other memory may live at their addresses): nothing is left to do. */
 static inline void uring_close(uring *u) {
-    if (u->open && !u->inherited)
-        io_uring_queue_exit(&u->ring);
+    if (u->open && !u->inherited) {
+        if (u->soft != NULL)
+            softring_close(u->soft);
+        else
+            io_uring_queue_exit(&u->ring);
+    }
     u->open = false;
+}
+
+/* Opens an enabled ring in place of *old*, of its kind, for the calling thread. */
+static inline int uring_open_successor(uring *u, const uring *old, unsigned sq_entries,
+                                       unsigned cq_entries) {
+    int res = old->soft != NULL ? uring_open_soft(u, sq_entries, cq_entries)
+                                : uring_open(u, sq_entries, cq_entries);
+
+    if (res < 0)
+        return res;
+    res = uring_enable(u);
+    if (res < 0)
+        uring_close(u);
+    u->ring.features &= old->ring.features;
+    u->enter_flags &= old->enter_flags;
+    u->next = old->next;
+    u->enters = old->enters;
+    return res;
 }
 
 /* For the fork handler's child: the maps are gone (dontfork), the descriptor must go too, or it
  * would keep the parent's sockets alive after the parent has closed them. */
 static inline void uring_leave_to_parent(uring *u) {
-    if (u->open && !u->inherited)
-        close(u->ring.ring_fd);
+    if (u->open && !u->inherited) {
+        if (u->soft != NULL)
+            softring_leave_to_parent(u->soft);
+        else
+            close(u->ring.ring_fd);
+    }
     u->inherited = true;
 }
 
@@ -189,6 +242,22 @@ static inline unsigned uring_room(const uring *u) {
     return *u->ring.sq.kring_entries - (u->ring.sq.sqe_tail - *u->ring.sq.khead);
 }
 
+/* ── completions ────────────────────────────────────────────────────────────────────────────── */
+
+static inline unsigned uring_head(const uring *u) { return *u->ring.cq.khead; }
+
+static inline unsigned uring_tail(const uring *u) {
+    return io_uring_smp_load_acquire(u->ring.cq.ktail);
+}
+
+static inline struct io_uring_cqe *uring_completion(const uring *u, unsigned index) {
+    return &u->ring.cq.cqes[index & *u->ring.cq.kring_mask];
+}
+
+static inline void uring_consume(uring *u, unsigned head) {
+    io_uring_smp_store_release(u->ring.cq.khead, head);
+}
+
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
 /* What is prepared, or published and not yet taken by a kernel thread. */
@@ -200,6 +269,12 @@ static inline unsigned uring_pending(const uring *u) {
 static inline bool uring_has_task_work(const uring *u) {
     return (*(volatile unsigned *)u->ring.sq.kflags &
             (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/* Whether an enter would do anything, as far as one knows without. */
+static inline bool uring_needs_enter(const uring *u) {
+    return uring_pending(u) != 0 || uring_has_task_work(u) ||
+           (u->soft != NULL && softring_is_due(u->soft));
 }
 
 /* Completions that found the queue full: the kernel keeps them for an enter with GETEVENTS. */
@@ -236,6 +311,10 @@ static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
 static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *arg, size_t size) {
     unsigned count = uring_publish(u);
 
+    if (u->soft != NULL) {
+        u->enters++;
+        return softring_enter(u->soft, wanted, flags & IORING_ENTER_GETEVENTS, -1);
+    }
     if (u->threaded) {
         unsigned told = uring_thread_flags(u, count);
 
@@ -257,8 +336,9 @@ static inline int uring_submit(uring *u) {
 /* Submits, and leaves deferred completions to a later enter. */
 static inline int uring_submit_only(uring *u) { return uring_enter(u, 0, 0, NULL, 0); }
 
-/* Spins until something has completed or *spin_ns* have passed; makes no system call. */
-static inline bool uring_spin(const uring *u, int64_t spin_ns) {
+/* Spins until something has completed or *spin_ns* have passed; makes no system call
+ * of the kernel's rings. */
+static inline bool uring_spin(uring *u, int64_t spin_ns) {
     int64_t end = uring_clock_ns() + spin_ns;
 
     do {
@@ -268,6 +348,9 @@ static inline bool uring_spin(const uring *u, int64_t spin_ns) {
                 return true;
             uring_relax();
         }
+        /* Events of a software ring are only seen by looking. */
+        if (u->soft != NULL && softring_enter(u->soft, 1, true, 0) == 0)
+            return true;
     } while (uring_clock_ns() < end);
     return false;
 }
@@ -279,6 +362,11 @@ static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, in
     struct __kernel_timespec ts;
     uring_wait_arg arg;
 
+    if (u->soft != NULL) {
+        uring_publish(u);
+        u->enters++;
+        return softring_enter(u->soft, wanted, true, timeout_ns == URING_FOREVER ? -1 : timeout_ns);
+    }
     if (timeout_ns == URING_FOREVER && !least_ns)
         return uring_enter(u, wanted, flags, NULL, _NSIG / 8);
     memset(&arg, 0, sizeof(arg));
@@ -298,9 +386,25 @@ static inline int uring_wait(uring *u, int64_t timeout_ns) {
     return uring_wait_for(u, 1, 0, timeout_ns);
 }
 
+/* As uring_wait_batch, in two sleeps. */
+static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
+                                   int64_t timeout_ns) {
+    int res = uring_wait_for(u, wanted, 0, least_ns), again;
+
+    if (uring_head(u) != uring_tail(u))
+        return res == -ETIME ? 0 : res;
+    if (res < 0 && res != -ETIME)
+        return res;
+    again = uring_wait(u, timeout_ns == URING_FOREVER ? timeout_ns : timeout_ns - least_ns);
+    return res > 0 ? res : again;
+}
+
 /* The same, but gives what completes *least_ns* to become *wanted*; the timeout may be nearer. */
 static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
+    if (u->soft != NULL && wanted > 1 &&
+        (timeout_ns == URING_FOREVER || timeout_ns > least_ns))
+        return uring_wait_twice(u, wanted, least_ns, timeout_ns);
     if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
         return uring_wait(u, timeout_ns);
     /* The kernel looks at the timeout only after that time. */
@@ -323,22 +427,6 @@ static inline int uring_submit_and_look(uring *u, unsigned expected) {
     return u->threaded ? uring_wait_more(u, expected, URING_PATIENCE_NS) : uring_submit(u);
 }
 
-/* ── completions ────────────────────────────────────────────────────────────────────────────── */
-
-static inline unsigned uring_head(const uring *u) { return *u->ring.cq.khead; }
-
-static inline unsigned uring_tail(const uring *u) {
-    return io_uring_smp_load_acquire(u->ring.cq.ktail);
-}
-
-static inline struct io_uring_cqe *uring_completion(const uring *u, unsigned index) {
-    return &u->ring.cq.cqes[index & *u->ring.cq.kring_mask];
-}
-
-static inline void uring_consume(uring *u, unsigned head) {
-    io_uring_smp_store_release(u->ring.cq.khead, head);
-}
-
 /* ── submissions ────────────────────────────────────────────────────────────────────────────── */
 
 static inline struct io_uring_sqe *uring_get_submission(uring *u) {
@@ -352,104 +440,14 @@ static inline bool uring_submitted(const uring *u, unsigned sequence) {
     return (int)(io_uring_smp_load_acquire(u->ring.sq.khead) - sequence) >= 0;
 }
 
-/* prep helpers leave user_data alone and may reset the flags: this comes last, always. */
-static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
-                                       unsigned flags) {
-    sqe->flags |= flags;
-    sqe->user_data = user_data;
-}
-
-static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
-                                             bool poll_first) {
-    io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
-    sqe->buf_group = (uint16_t)group;
-    sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
-}
-
-static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int group,
-                                          bool poll_first) {
-    io_uring_prep_recv(sqe, fd, NULL, 0, 0);
-    sqe->buf_group = (uint16_t)group;
-    sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
-}
-
-/* The kernel reads the message while it submits: how much room a buffer leaves for an address and
- * for control messages, before which it puts a header, and after which the datagram. */
-static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group,
-                                                bool poll_first) {
-    static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,
-                                    .msg_controllen = URING_CONTROL_ROOM};
-
-    io_uring_prep_recvmsg_multishot(sqe, fd, &message, 0);
-    sqe->buf_group = (uint16_t)group;
-    sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
-}
-
-/* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is
- * room for now; WAITALL makes less than everything a failure, which alone posts a completion when
- * CQE_SKIP_SUCCESS is asked for too. */
-static inline int uring_send_flags(bool once) {
-    return MSG_NOSIGNAL | MSG_WAITALL | (once ? MSG_DONTWAIT : 0);
-}
-
-static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data, size_t size,
-                                   bool once) {
-    io_uring_prep_send(sqe, fd, data, size, uring_send_flags(once));
-}
-
-static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
-                                      const struct msghdr *message, bool once) {
-    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
-}
-
-/* Has the socket tell with each receive how much it leaves; false if it can not. */
-static inline bool uring_tell_left(int fd) {
-    int on = 1;
-
-    return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
-}
-
-/* Receives without waiting: the bytes, 0 at the end, or -errno. *left* is what the socket still
- * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). One that does not
- * gets no room for messages: a descriptor of a UNIX peer would be opened there, for nobody. */
-static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_left, int *left) {
-    char control[CMSG_SPACE(sizeof(int))];
-    struct iovec part = {.iov_base = data, .iov_len = size};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-        .msg_controllen = tells_left ? sizeof(control) : 0};
-    ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
-    struct cmsghdr *head;
-
-    if (res < 0)
-        return -errno;
-    *left = -1;
-    head = CMSG_FIRSTHDR(&message);
-    if (head != NULL && head->cmsg_level == IPPROTO_TCP && head->cmsg_type == TCP_CM_INQ)
-        memcpy(left, CMSG_DATA(head), sizeof(*left));
-    return res;
-}
-
-static inline void uring_prep_accept_multishot(struct io_uring_sqe *sqe, int fd) {
-    io_uring_prep_multishot_accept(sqe, fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-}
-
-static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {
-    io_uring_prep_cancel64(sqe, user_data, 0);
-}
-
 /* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
 
 static inline int uring_register_buffers(uring *u, struct io_uring_buf_ring *buffers,
                                          unsigned entries, int group) {
     struct io_uring_buf_reg reg;
 
+    if (u->soft != NULL)
+        return softring_register_buffers(u->soft, buffers, entries, group);
     memset(&reg, 0, sizeof(reg));
     reg.ring_addr = (uint64_t)(uintptr_t)buffers;
     reg.ring_entries = entries;
@@ -462,40 +460,6 @@ static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned
     io_uring_buf_ring_add(buffers, address, size, (unsigned short)id,
                           io_uring_buf_ring_mask(entries), 0);
     io_uring_buf_ring_advance(buffers, 1);
-}
-
-/* Finds the parts of a datagram in a buffer that a recvmsg has filled with *size* bytes; they point
- * into it. False if it is none. */
-static inline bool uring_find_datagram(const char *buffer, int size, const char **name,
-                                       unsigned *name_size, const char **data, size_t *data_size) {
-    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
-    size_t before = sizeof(*head) + URING_NAME_ROOM + URING_CONTROL_ROOM;
-
-    if (size < 0 || (size_t)size < before)
-        return false;
-    *name = buffer + sizeof(*head);
-    *name_size = head->namelen < URING_NAME_ROOM ? head->namelen : URING_NAME_ROOM;
-    *data = buffer + before;
-    *data_size = (size_t)size - before;
-    return true;
-}
-
-/* The size of each datagram but the last, where the kernel has merged several of one sender's into
- * this one: it does where a program has set UDP_GRO on its socket (5.0). 0 where it has not. */
-static inline size_t uring_merged_size(const char *buffer) {
-    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
-    struct msghdr message = {
-        .msg_control = (void *)(uintptr_t)(buffer + sizeof(*head) + URING_NAME_ROOM),
-        .msg_controllen = head->controllen,
-    };
-    struct cmsghdr *control;
-    int size = 0;
-
-    for (control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control))
-        if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO &&
-            control->cmsg_len >= CMSG_LEN(sizeof(size)))
-            memcpy(&size, CMSG_DATA(control), sizeof(size));
-    return size > 0 ? (size_t)size : 0;
 }
 
 /* Anonymous, page-aligned, not inherited by a forked child. NULL when there is no memory. */

@@ -72,6 +72,9 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 cdef extern from "uring.h" nogil:
     int64_t URING_FOREVER
+    const char *URINGLOOP_LIBURING
+    unsigned int URING_FEATURE_MIN_TIMEOUT
+    unsigned int URING_FEATURE_NO_IOWAIT
 
     unsigned int IORING_CQE_F_BUFFER
     unsigned int IORING_CQE_F_MORE
@@ -89,7 +92,11 @@ cdef extern from "uring.h" nogil:
     struct io_uring_buf_ring:
         pass
 
+    struct softring:
+        pass
+
     struct uring:
+        softring *soft
         uint64_t enters
         bint open
         bint enabled
@@ -100,16 +107,21 @@ cdef extern from "uring.h" nogil:
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
     int uring_open_threaded(
         uring *u, unsigned int sq_entries, unsigned int cq_entries, unsigned int idle_ms, int cpu)
+    int uring_open_soft(uring *u, unsigned int sq_entries, unsigned int cq_entries)
+    int uring_open_successor(
+        uring *u, const uring *old, unsigned int sq_entries, unsigned int cq_entries)
     int uring_enable(uring *u)
+    void uring_leave_out(uring *u, bint no_iowait, bint min_wait)
     void uring_close(uring *u)
 
     unsigned int uring_pending(const uring *u)
     bint uring_has_task_work(const uring *u)
+    bint uring_needs_enter(const uring *u)
     bint uring_has_overflow(const uring *u)
     int uring_submit_only(uring *u)
     unsigned int uring_room(const uring *u)
     int uring_submit(uring *u)
-    bint uring_spin(const uring *u, int64_t spin_ns)
+    bint uring_spin(uring *u, int64_t spin_ns)
     int uring_wait_batch(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
     int uring_wait_more(uring *u, unsigned int more, int64_t timeout_ns)
     int uring_submit_and_look(uring *u, unsigned int expected)
@@ -122,20 +134,6 @@ cdef extern from "uring.h" nogil:
     unsigned int uring_sequence(const uring *u)
     bint uring_submitted(const uring *u, unsigned int sequence)
     io_uring_sqe *uring_get_submission(uring *u)
-    void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
-
-    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    bint uring_tell_left(int fd)
-    ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
-    void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_prep_send(
-        io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
-    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
-    void uring_prep_accept_multishot(io_uring_sqe *sqe, int fd)
-    void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
-    void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
-    void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
 
     int uring_register_buffers(
         uring *u, io_uring_buf_ring *buffers, unsigned int entries, int group)
@@ -143,10 +141,6 @@ cdef extern from "uring.h" nogil:
         io_uring_buf_ring *buffers, unsigned int entries, char *address, unsigned int size,
         unsigned int id)
     void io_uring_buf_ring_init(io_uring_buf_ring *buffers)
-    bint uring_find_datagram(
-        const char *buffer, int size, const char **name, unsigned int *name_size,
-        const char **data, size_t *data_size)
-    size_t uring_merged_size(const char *buffer)
     void *uring_map(size_t size)
 
     int uring_limit_workers(uring *u, unsigned int bounded, unsigned int unbounded)

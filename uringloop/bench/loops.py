@@ -23,6 +23,7 @@ Factory = Callable[[], asyncio.AbstractEventLoop]
 KNOWN = {
     "asyncio": "asyncio:SelectorEventLoop",
     "uringloop": "uringloop:new_event_loop",
+    "uringloop-soft": "uringloop.bench.loops:software_loop",
     "uvloop": "uvloop:new_event_loop",
     "rloop": "rloop:new_event_loop",
     "rsloop": "rsloop:new_event_loop",
@@ -38,6 +39,13 @@ LAYERS = {"aiofastnet": "loop_factory"}
 
 # The C servers of benchmarks/reference, which `--reference` adds to the table.
 REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
+
+
+def software_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop on the software ring, whatever the kernel has."""
+    uringloop = importlib.import_module("uringloop")
+    loop: asyncio.AbstractEventLoop = uringloop.Loop(backend="soft")
+    return loop
 
 
 def target_of(name: str) -> str:

@@ -1,0 +1,593 @@
+"""Which ring a loop gets: by choice, by what the kernel lets it have, and without some features.
+
+What is refused is refused to a child process: by a seccomp filter (seccomp.py), as containers do
+it, or by the setting of the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import pytest
+import seccomp
+from conftest import on_io_uring, open_fds
+from roles import in_thread
+
+import uringloop
+from uringloop._core import features
+
+FEATURES = tuple(features.FEATURES)
+SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
+
+# What kernels, sandboxes and containers answer, and words of the cause and of the remedy.
+PROFILE = ("security policy", "allow io_uring_setup")
+if SYSCTL.exists() and SYSCTL.read_text() != "0\n":
+    # It is the more likely cause then.
+    PROFILE = ("switched off", "sysctl")
+REFUSALS = {
+    "EPERM": PROFILE,
+    "ENOSYS": ("no io_uring", "allow io_uring_setup"),
+    "EINVAL": ("too old", "6.1 is the oldest"),
+    "EOPNOTSUPP": ("sandbox", "allow io_uring_setup"),
+    "EACCES": PROFILE,
+    "ENOMEM": ("memory", "ulimit -l"),
+    "enter-EPERM": PROFILE,
+    "enter-ENOSYS": ("no io_uring", "allow io_uring_setup"),
+}
+each_refusal = pytest.mark.parametrize("refusal", list(REFUSALS))
+
+
+def lines_of(script: str, *options: str, under: str | None = None, **variables: str) -> list[str]:
+    """Run *script* in a child, which must end well and complain of nothing; return its lines."""
+    ended = seccomp.run(*options, "-c", textwrap.dedent(script), under=under, **variables)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
+
+
+def made(backend: str | None = None) -> tuple[str, str]:
+    """Make a loop that can run, and return which ring it got and why."""
+    with contextlib.closing(uringloop.Loop(backend=backend)) as loop:
+        loop.run_until_complete(asyncio.sleep(0))
+        return loop.backend, loop.backend_reason
+
+
+# ── the choice ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that chooses nothing, to be changed."""
+    monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
+    monkeypatch.delenv("URINGLOOP_DISABLE", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("backend", [pytest.param("io_uring", marks=on_io_uring), "soft"])
+def test_argument_chooses_the_ring(unset: pytest.MonkeyPatch, backend: str) -> None:
+    assert made(backend) == (backend, "asked for by backend=")
+    unset.setenv("URINGLOOP_BACKEND", "nonsense")
+    assert made(backend) == (backend, "asked for by backend=")
+
+
+@pytest.mark.parametrize("backend", [pytest.param("io_uring", marks=on_io_uring), "soft"])
+def test_environment_chooses_the_ring(unset: pytest.MonkeyPatch, backend: str) -> None:
+    unset.setenv("URINGLOOP_BACKEND", backend)
+    assert made() == (backend, "asked for by URINGLOOP_BACKEND")
+    assert made(None) == made()
+
+
+@on_io_uring
+@pytest.mark.parametrize("variable", [None, "", "auto"])
+@pytest.mark.parametrize("argument", [None, "auto"])
+def test_without_a_choice_the_kernels_ring_comes_first(
+    unset: pytest.MonkeyPatch, variable: str | None, argument: str | None
+) -> None:
+    if variable is not None:
+        unset.setenv("URINGLOOP_BACKEND", variable)
+    assert made(argument) == ("io_uring", "the kernel has it")
+
+
+@pytest.mark.parametrize(
+    ("variable", "argument", "backend"),
+    [
+        ("io_uring", "soft", "soft"),
+        pytest.param("soft", "io_uring", "io_uring", marks=on_io_uring),
+        pytest.param("soft", "auto", "io_uring", marks=on_io_uring),
+    ],
+)
+def test_argument_wins_over_the_environment(
+    unset: pytest.MonkeyPatch, variable: str, argument: str, backend: str
+) -> None:
+    unset.setenv("URINGLOOP_BACKEND", variable)
+    assert made(argument)[0] == backend
+
+
+def test_every_way_to_a_loop_goes_by_the_environment(unset: pytest.MonkeyPatch) -> None:
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, uringloop.Loop)
+        return loop.backend
+
+    unset.setenv("URINGLOOP_BACKEND", "soft")
+    assert uringloop.run(main()) == "soft"
+    with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
+        assert runner.run(main()) == "soft"
+    with contextlib.closing(uringloop.EventLoopPolicy().new_event_loop()) as loop:
+        assert loop.run_until_complete(main()) == "soft"
+
+
+@pytest.mark.parametrize("name", ["nonsense", "SOFT", "io-uring", " soft", ""])
+def test_unknown_ring_is_refused(name: str) -> None:
+    fds = open_fds()
+    with pytest.raises(ValueError, match=r"is none of auto, io_uring, soft$") as caught:
+        uringloop.Loop(backend=name)
+    assert str(caught.value).startswith(f"backend={name!r} ")
+    assert open_fds() == fds
+
+
+@pytest.mark.parametrize("name", ["nonsense", "SOFT"])
+def test_unknown_ring_in_the_environment_is_refused(unset: pytest.MonkeyPatch, name: str) -> None:
+    unset.setenv("URINGLOOP_BACKEND", name)
+    with pytest.raises(ValueError, match=r"is none of auto, io_uring, soft$") as caught:
+        uringloop.Loop()
+    assert str(caught.value).startswith(f"URINGLOOP_BACKEND={name!r} ")
+
+
+@on_io_uring
+def test_loops_of_both_kinds_talk_to_each_other_in_one_process() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+        await writer.wait_closed()
+
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"hello")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    async def main(other: uringloop.Loop) -> bytes:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await asyncio.to_thread(other.run_until_complete, ask(port))
+
+    for served_by, asked_by in (("soft", "io_uring"), ("io_uring", "soft")):
+        with contextlib.closing(uringloop.Loop(backend=asked_by)) as other:
+            factory = functools.partial(uringloop.Loop, backend=served_by)
+            with asyncio.Runner(loop_factory=factory) as runner:
+                assert runner.run(main(other)) == b"hello"
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Outcome(TypedDict):
+    """What a child under a filter has to tell."""
+
+    loops: list[list[str]]
+    log: list[list[str]]
+    error: tuple[str, int, str]
+
+
+OUTCOME = """
+import asyncio, json, logging
+import uringloop
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        log.append((record.name, record.levelname, record.getMessage()))
+
+log = []
+logging.getLogger().addHandler(Keep())
+logging.getLogger().setLevel(logging.INFO)
+loops = []
+for options in ({}, {"backend": "auto"}, {}, {"busy_poll_us": 1}, {"sqpoll": 1}):
+    loop = uringloop.Loop(**options)
+    loop.run_until_complete(asyncio.sleep(0.001))
+    loops.append((loop.backend, loop.backend_reason))
+    loop.close()
+try:
+    uringloop.Loop(backend="io_uring")
+except OSError as exc:
+    error = (type(exc).__name__, exc.errno, str(exc))
+print(json.dumps({"loops": loops, "log": log, "error": error}))
+"""
+
+
+@functools.cache
+def outcome(refusal: str) -> Outcome:
+    """Return what becomes of the loops of a process that is refused so."""
+    (line,) = lines_of(OUTCOME, "-Werror", "-Xdev", under=refusal)
+    told: Outcome = json.loads(line)
+    return told
+
+
+def number_of(refusal: str) -> int:
+    number = getattr(errno, refusal.rpartition("-")[2])
+    assert isinstance(number, int)
+    return number
+
+
+@each_refusal
+def test_software_ring_takes_the_place_of_a_refused_one(refusal: str) -> None:
+    loops = outcome(refusal)["loops"]
+    backend, reason = loops[0]
+    assert backend == "soft"
+    assert reason.startswith(os.strerror(number_of(refusal)))
+    assert all(words in reason for words in REFUSALS[refusal])
+    assert loops == [loops[0]] * 5
+
+
+@each_refusal
+def test_refusal_is_logged_once_in_a_process(refusal: str) -> None:
+    told = outcome(refusal)
+    reason = told["loops"][0][1]
+    own = [entry for entry in told["log"] if entry[0] == "uringloop"]
+    assert own == [["uringloop", "INFO", f"using the software ring: {reason}"]]
+
+
+@each_refusal
+def test_ring_that_must_be_the_kernels_fails_with_cause_and_remedy(refusal: str) -> None:
+    kind, number, message = outcome(refusal)["error"]
+    expected = OSError(number_of(refusal), "")
+    assert (kind, number) == (type(expected).__name__, expected.errno)
+    assert message.startswith(f"[Errno {number}] {os.strerror(number)}")
+    assert all(words in message for words in REFUSALS[refusal])
+    # One sentence, as messages of exceptions are.
+    assert "\n" not in message
+    assert ". " not in message
+    assert not message.endswith(".")
+
+
+def test_software_ring_takes_the_place_of_one_that_can_not_be_enabled() -> None:
+    # A profile that has forgotten io_uring_register: such a ring can be made and entered.
+    assert [backend for backend, _ in outcome("register-EPERM")["loops"]] == ["soft"] * 5
+
+
+@functools.cache
+def stock_output() -> list[str]:
+    """Return what the program writes on stock asyncio."""
+    return lines_of(seccomp.PROGRAM)
+
+
+@each_refusal
+def test_program_for_asyncio_runs_unchanged_and_silently(refusal: str) -> None:
+    # It configures no logging: its own lines are all that is written.
+    on_ours = f"import uringloop\nuringloop.install()\n{seccomp.PROGRAM}"
+    assert lines_of(on_ours, under=refusal) == stock_output()
+    assert len(stock_output()) == 6
+
+
+def test_kernel_is_asked_once_in_a_process() -> None:
+    script = """
+        import asyncio, seccomp, uringloop
+
+        seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | 1)
+        uringloop.Loop().close()
+        # Filters stack, and the most severe answer counts.
+        seccomp.refuse(seccomp.SECCOMP_RET_KILL_PROCESS)
+        for _ in range(3):
+            loop = uringloop.Loop()
+            loop.run_until_complete(asyncio.sleep(0))
+            print(loop.backend)
+            loop.close()
+    """
+    assert lines_of(script) == ["soft"] * 3
+
+
+@on_io_uring
+def test_refusal_after_a_first_loop_is_a_refusal_too() -> None:
+    script = """
+        import asyncio, seccomp, uringloop
+
+        first = uringloop.Loop()
+        first.run_until_complete(asyncio.sleep(0))
+        seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | 1, (seccomp.SETUP,))
+        second = uringloop.Loop()
+        for loop in (first, second):
+            loop.run_until_complete(asyncio.sleep(0.001))
+            print(loop.backend)
+            loop.close()
+    """
+    assert lines_of(script) == ["io_uring", "soft"]
+
+
+@pytest.mark.parametrize(
+    "backend", [*(pytest.param(b, marks=on_io_uring) for b in ("io_uring", "auto")), "soft"]
+)
+def test_lack_of_descriptors_stays_an_error(backend: str) -> None:
+    script = """
+        import contextlib, os, resource, sys
+        import uringloop
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        free = os.dup(0)
+        os.close(free)
+        for spare in range(8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, most))
+            try:
+                with contextlib.closing(uringloop.Loop(backend=sys.argv[1])) as loop:
+                    print(loop.backend)
+            except OSError as exc:
+                print(exc.errno)
+        print(os.dup(0) == free)
+    """
+    ended = seccomp.run("-Werror", "-c", textwrap.dedent(script), backend)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    *lines, nothing_left = ended.stdout.splitlines()
+    assert nothing_left == "True"
+    errors = lines.count(str(errno.EMFILE))
+    assert errors > 0
+    kind = "soft" if backend == "soft" else "io_uring"
+    assert lines == [str(errno.EMFILE)] * errors + [kind] * (8 - errors)
+
+
+# ── what works on each ring ──────────────────────────────────────────────────────────────────
+
+REPORT = "print(*(name for name, state in features.report(True).items() if state == 'disabled'))"
+
+
+@on_io_uring
+@pytest.mark.parametrize("name", ["", *FEATURES])
+def test_loop_does_without_a_feature(name: str) -> None:
+    assert lines_of(seccomp.ROUNDS + REPORT, URINGLOOP_DISABLE=name) == [
+        *seccomp.ROUNDS_OUTPUT,
+        name,
+    ]
+
+
+@pytest.mark.parametrize("backend", [pytest.param("io_uring", marks=on_io_uring), "soft"])
+def test_loop_does_without_all_features(backend: str) -> None:
+    variables = {"URINGLOOP_BACKEND": backend, "URINGLOOP_DISABLE": ", ".join(FEATURES) + ","}
+    report = REPORT if backend == "io_uring" else ""
+    expected = [*seccomp.ROUNDS_OUTPUT, " ".join(FEATURES)] if report else seccomp.ROUNDS_OUTPUT
+    assert lines_of(seccomp.ROUNDS + report, **variables) == expected
+
+
+def test_unknown_feature_is_refused_with_the_known_ones(unset: pytest.MonkeyPatch) -> None:
+    unset.setenv("URINGLOOP_DISABLE", "quiet_sends,nonsense")
+    fds = open_fds()
+    known = ", ".join(FEATURES)
+    wording = f"^URINGLOOP_DISABLE: nonsense is none of {known}$"
+    for backend in ("auto", "soft"):
+        with pytest.raises(ValueError, match=wording):
+            uringloop.Loop(backend=backend)
+    assert open_fds() == fds
+
+
+@on_io_uring
+def test_feature_is_used_again_once_it_is_not_named(unset: pytest.MonkeyPatch) -> None:
+    unset.setenv("URINGLOOP_DISABLE", " quiet_sends ,, min_wait")
+    made()
+    disabled = {name for name, state in features.report(True).items() if state == "disabled"}
+    assert disabled == {"quiet_sends", "min_wait"}
+    unset.delenv("URINGLOOP_DISABLE")
+    made()
+    assert "disabled" not in features.report(True).values()
+
+
+def test_sandbox_that_kills_spares_who_does_not_ask() -> None:
+    assert (
+        lines_of(seccomp.ROUNDS, "-Xdev", under="KILL", URINGLOOP_BACKEND="soft")
+        == seccomp.ROUNDS_OUTPUT
+    )
+    # So it would have: the filter is in force.
+    assert seccomp.run("-c", seccomp.ROUNDS, under="KILL").returncode == -signal.SIGSYS
+
+
+# ── the kernel's setting ─────────────────────────────────────────────────────────────────────
+
+
+def may_switch() -> bool:
+    """Return whether this process may change the setting; writes the value that it has."""
+    try:
+        SYSCTL.write_text(SYSCTL.read_text())
+    except OSError:
+        return False
+    return os.geteuid() == 0
+
+
+needs_switch = pytest.mark.skipif(
+    not may_switch(), reason=f"{SYSCTL} (6.6) is not there, or not ours to change"
+)
+
+
+@contextlib.contextmanager
+def switched(value: str) -> Iterator[None]:
+    """Set kernel.io_uring_disabled for the block, which must be short: it holds for the machine.
+
+    Signals that end a test run wait until it has its earlier value again, and so does whoever
+    else is about to change it by this function.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with SYSCTL.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = file.read()
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+            SYSCTL.write_text(value)
+            yield
+        finally:
+            SYSCTL.write_text(before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def while_switched(value: str, script: str) -> list[str]:
+    """Run *script*, but for its imports, in a child while the setting has that *value*."""
+    prelude = "import asyncio, os, uringloop\nprint('ready', flush=True)\ninput()\n"
+    command = [sys.executable, "-Werror", "-Xdev", "-c", prelude + textwrap.dedent(script)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=seccomp.environment(), text=True, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        try:
+            with switched(value):
+                out, err = child.communicate("go\n", timeout=10)
+        finally:
+            child.kill()
+    assert (child.returncode, err) == (0, "")
+    return out.splitlines()
+
+
+@needs_switch
+def test_ring_that_is_switched_off_for_all_is_replaced() -> None:
+    script = """
+        loop = uringloop.Loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        print(loop.backend, loop.backend_reason, sep="\\n")
+        loop.close()
+    """
+    backend, reason = while_switched("2", script)
+    assert backend == "soft"
+    assert "io_uring is switched off (kernel.io_uring_disabled = 2)" in reason
+    assert "sysctl kernel.io_uring_disabled=0 allows it" in reason
+
+
+@needs_switch
+@on_io_uring
+def test_program_that_drops_its_privileges_gets_another_ring_then() -> None:
+    script = """
+        loops = [uringloop.Loop()]
+        # Nobody, who has no CAP_SYS_ADMIN.
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        loops.append(uringloop.Loop())
+        for loop in loops:
+            loop.run_until_complete(asyncio.sleep(0))
+            print(loop.backend)
+            loop.close()
+        print(loop.backend_reason)
+    """
+    first, second, reason = while_switched("1", script)
+    assert (first, second) == ("io_uring", "soft")
+    assert "kernel.io_uring_disabled = 1" in reason
+
+
+@needs_switch
+def test_ring_that_must_be_the_kernels_fails_with_the_setting_as_its_cause() -> None:
+    script = """
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            uringloop.Loop(backend="io_uring")
+        except PermissionError as exc:
+            print(exc)
+    """
+    (message,) = while_switched("1", script)
+    assert "kernel.io_uring_disabled = 1" in message
+    assert message.endswith("sysctl kernel.io_uring_disabled=0 allows it")
+
+
+# ── processes and threads of the software ring ───────────────────────────────────────────────
+
+
+def test_forked_child_must_make_a_software_loop_of_its_own() -> None:
+    script = """
+        import asyncio, os, sys
+        import uringloop
+
+        async def open_pair():
+            async def serve(reader, writer):
+                writer.write(await reader.readexactly(4))
+                kept.append(writer)
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            return server, *await asyncio.open_connection(*server.sockets[0].getsockname())
+
+        async def echo(reader, writer):
+            writer.write(b"ping")
+            return await reader.readexactly(4)
+
+        async def with_threads():
+            # The threads of the ring are the parent's alone.
+            async with uringloop.open(sys.executable, "rb") as file:
+                return len(await file.pread(4, 1))
+
+        async def whole():
+            server, *pair = await open_pair()
+            return [await echo(*pair), await with_threads()]
+
+        kept = []
+        loop = uringloop.Loop(backend="soft")
+        server, *pair = loop.run_until_complete(open_pair())
+        print(loop.run_until_complete(with_threads()), flush=True)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                loop.run_forever()
+            except RuntimeError as exc:
+                print(exc)
+            loop.close()
+            own = uringloop.Loop(backend="soft")
+            print(own.run_until_complete(whole()), flush=True)
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print(loop.run_until_complete(echo(*pair)), loop.run_until_complete(with_threads()))
+        os._exit(0)
+    """
+    # From 3.12 on Python warns of a fork beside threads.
+    lines = lines_of(script, "-Wignore:This process:DeprecationWarning")
+    refusal = "the event loop was inherited through a fork; a child process must create its own"
+    assert lines == ["4", refusal, "[b'ping', 4]", "7", "b'ping' 4"]
+
+
+def test_software_loop_keeps_its_connections_from_thread_to_thread() -> None:
+    served: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(writer)
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+        await writer.wait_closed()
+
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            pair = await asyncio.open_connection(*server.sockets[0].getsockname())
+            pair[1].write(b"0")
+            await pair[0].readexactly(1)
+            return pair
+
+    async def echo(size: int, before: bytes = b"") -> bool:
+        data = os.urandom(size)
+        writer.write(data)
+        return await reader.readexactly(len(before) + size) == before + data
+
+    async def end() -> bytes:
+        writer.write_eof()
+        rest = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await served[0].wait_closed()
+        return rest
+
+    fds = open_fds()
+    with contextlib.closing(uringloop.Loop(backend="soft")) as loop:
+        reader, writer = in_thread(lambda: loop.run_until_complete(connect()))
+        assert loop.run_until_complete(echo(500_000))
+        for size in (1, 1000, 500_000):
+            # What is written while nobody runs the loop is there in the next run.
+            served[0].write(b"unasked")
+            turn = functools.partial(loop.run_until_complete, echo(size, b"unasked"))
+            assert in_thread(turn)
+        assert in_thread(lambda: loop.run_until_complete(end())) == b""
+    assert open_fds() == fds

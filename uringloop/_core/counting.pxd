@@ -1,0 +1,1 @@
+"""What a loop has done so far."""

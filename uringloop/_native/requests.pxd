@@ -1,0 +1,25 @@
+"""Declarations of requests.h: the requests of sockets, and what comes with their answers."""
+
+from libc.stdint cimport uint64_t
+
+from uringloop._native.uring cimport io_uring_sqe, msghdr
+
+
+cdef extern from "requests.h" nogil:
+    void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
+    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    bint uring_tell_left(int fd)
+    ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
+    void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_send(
+        io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
+    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
+    void uring_prep_accept(io_uring_sqe *sqe, int fd, bint multishot)
+    void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
+    bint uring_find_datagram(
+        const char *buffer, int size, const char **name, unsigned int *name_size,
+        const char **data, size_t *data_size)
+    size_t uring_merged_size(const char *buffer)

@@ -1,0 +1,135 @@
+"""python -m uringloop.doctor: which ring a loop gets on this machine, why, and what to do about it.
+
+It makes one loop, as a program would, and reads what the system tells about itself. Nothing is
+changed. With `URINGLOOP_BACKEND=soft` the kernel is not asked for a ring.
+
+The exit status is 0 if loops are on io_uring, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+from pathlib import Path
+
+from uringloop import __version__, availability
+from uringloop._core import features
+from uringloop.loop import Loop
+
+# Below this a server of some hundred connections may run out of descriptors.
+DESCRIPTORS_LOW = 1024
+
+BRINGS = {
+    "multishot_accept": "one submission for all connections of a listening socket",
+    "multishot_recv": "one submission for all that a socket receives",
+    "unix_multishot": "the same for UNIX sockets (kernels before spring 2026 lose the peer's end)",
+    "quiet_sends": "no completion for a send that has done everything",
+    "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
+    "min_wait": "batch_wait_us (6.12)",
+    "cached_files": "what is in the kernel's caches is read and opened without a submission",
+}
+
+Report = dict[str, object]
+
+
+def container() -> str | None:
+    """Return what kind of container this seems to be, or None."""
+    for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
+        if Path(path).exists():
+            return name
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    # systemd's convention, in lower case.
+    named = os.environ.get("container")  # noqa: SIM112
+    if named:
+        return named
+    return "gvisor" if "gVisor" in platform.version() else None
+
+
+def limit(kind: int) -> str:
+    soft, hard = resource.getrlimit(kind)
+    return " of ".join("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in (soft, hard))
+
+
+def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
+    """Return one line for each lack that somebody can do something about."""
+    lines = []
+    # What to do about it is the end of the reason.
+    _, wherefore, remedy = reason.rpartition("; ")
+    if backend != availability.IO_URING and wherefore:
+        lines.append(f"for io_uring: {remedy}")
+    elif backend == availability.SOFT:
+        lines.append(f"the software ring was {reason}; without that io_uring is tried first")
+    elif backend != availability.IO_URING:
+        lines.append(reason)
+    disabled = [name for name, state in states.items() if state == "disabled"]
+    if disabled:
+        lines.append(f"{availability.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
+    absent = [name for name, state in states.items() if state == "absent"]
+    if absent and backend == availability.IO_URING:
+        lines.append(f"a newer kernel has: {', '.join(absent)}")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= DESCRIPTORS_LOW:
+        lines.append("few descriptors: `ulimit -n 65536` or the service's LimitNOFILE= gives more")
+    return lines
+
+
+def examine() -> Report:
+    """Make a loop, and return what there is to say."""
+    try:
+        loop = Loop()
+    except (OSError, ValueError) as exc:
+        backend, reason = "none", str(exc)
+    else:
+        backend, reason = loop.backend, loop.backend_reason
+        loop.close()
+    states = features.report(backend == availability.IO_URING)
+    return {
+        "uringloop": __version__,
+        "python": platform.python_version(),
+        "liburing": features.LIBURING,
+        "kernel": f"{platform.release()} {platform.machine()}",
+        "kernel.io_uring_disabled": availability.read(availability.SYSCTL) or "no such setting",
+        "kernel.io_uring_group": availability.read(availability.GROUP_SYSCTL) or "no such setting",
+        "seccomp mode": availability.seccomp_mode(),
+        "container": container() or "none seen",
+        "locked memory": limit(resource.RLIMIT_MEMLOCK),
+        "descriptors": limit(resource.RLIMIT_NOFILE),
+        "backend": backend,
+        "reason": reason,
+        "features": states,
+        "advice": advice(backend, reason, states),
+    }
+
+
+def text_of(report: Report) -> str:
+    lines = []
+    for name, value in report.items():
+        if isinstance(value, dict):
+            lines += ["", "Features"]
+            lines += [f"  {key:<18}{state:<10}{BRINGS[key]}" for key, state in value.items()]
+        elif isinstance(value, list):
+            lines += ["", "Advice", *(f"  {line}" for line in value or ["nothing to do"])]
+        else:
+            lines.append(f"{name:<26}{value}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m uringloop.doctor",
+        description="Tell which ring a loop gets here, why, and what to do about it.",
+        epilog="The exit status is 0 if loops are on io_uring, 1 if not.",
+    )
+    parser.add_argument("--json", action="store_true", help="write the report as JSON")
+    options = parser.parse_args(arguments)
+    report = examine()
+    print(json.dumps(report, indent=2) if options.json else text_of(report))
+    return 0 if report["backend"] == availability.IO_URING else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
