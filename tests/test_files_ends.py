@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import gc
@@ -118,13 +119,16 @@ def test_what_could_not_be_written_is_written_once_there_is_room(
 
 
 def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
+    # In a thread of its own: a thread keeps the kernel's workers from loop to loop, and may have
+    # one of the other kind, with a bound of its own, of a test before.
     def workers() -> int:
         names = []
         for task in Path("/proc/self/task").iterdir():
             # One may end meanwhile.
             with contextlib.suppress(OSError):
-                names.append((task / "comm").read_text())
-        return sum(name.startswith(("iou-wrk", "uringloop-files")) for name in names)
+                names.append((task / "comm").read_text().strip())
+        kernels = f"iou-wrk-{threading.get_native_id()}"
+        return names.count(kernels if loop.backend == "io_uring" else "uringloop-files")
 
     async def write(number: int) -> None:
         async with uringloop.open(tmp_path / str(number), "wb") as file:
@@ -140,7 +144,9 @@ def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
         await writes
         return most
 
-    assert 1 < loop.run_until_complete(main()) <= BOUNDED_WORKERS_MAX
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        most = threads.submit(loop.run_until_complete, main()).result()
+    assert 1 < most <= BOUNDED_WORKERS_MAX
 
 
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────
