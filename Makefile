@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons asan ubsan sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -156,6 +156,10 @@ test-python:  ## Build and test with one Python, from Debian if this machine lac
 
 pythons:  ## Test every Python on both rings, and write build/pythons.md
 	@.ci/pythons
+
+# Two at a time: each has two processors, emulated by threads that wait more than they work.
+kernels: $(VENV)/installed  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
+	$(RUN) .ci/kernels --jobs 2 $(ARGS)
 
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed

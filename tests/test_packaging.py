@@ -32,6 +32,8 @@ PACKAGE = ROOT / "uringloop"
 TOP_FILES = {
     ".ci/build-liburing",
     ".ci/in-debian",
+    ".ci/kernels",
+    ".ci/kernels-guest",
     ".ci/liburings",
     ".ci/run",
     ".ci/test-python",
