@@ -267,7 +267,7 @@ static inline unsigned uring_pending(const uring *u) {
 
 /* Deferred completions that only an enter with GETEVENTS can bring into the queue. */
 static inline bool uring_has_task_work(const uring *u) {
-    return (*(volatile unsigned *)u->ring.sq.kflags &
+    return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) &
             (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
@@ -279,7 +279,7 @@ static inline bool uring_needs_enter(const uring *u) {
 
 /* Completions that found the queue full: the kernel keeps them for an enter with GETEVENTS. */
 static inline bool uring_has_overflow(const uring *u) {
-    return (*(volatile unsigned *)u->ring.sq.kflags & IORING_SQ_CQ_OVERFLOW) != 0;
+    return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_CQ_OVERFLOW) != 0;
 }
 
 /* Publishes the prepared submissions; the kernel reads them in the next enter. */
@@ -300,7 +300,7 @@ static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
 
     /* It says that it will sleep and then looks at the queue; we do it the other way round. */
     atomic_thread_fence(memory_order_seq_cst);
-    if (*(volatile unsigned *)u->ring.sq.kflags & IORING_SQ_NEED_WAKEUP)
+    if (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_NEED_WAKEUP)
         flags |= IORING_ENTER_SQ_WAKEUP;
     if (count >= *u->ring.sq.kring_entries)
         flags |= IORING_ENTER_SQ_WAIT;
