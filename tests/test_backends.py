@@ -529,6 +529,8 @@ def test_forked_child_must_make_a_software_loop_of_its_own() -> None:
         loop = uringloop.Loop(backend="soft")
         server, *pair = loop.run_until_complete(open_pair())
         print(loop.run_until_complete(with_threads()), flush=True)
+        # The child throws nothing away: asyncio would tell of the tasks of its parent.
+        pending = asyncio.all_tasks(loop)
         pid = os.fork()
         if pid == 0:
             try:
