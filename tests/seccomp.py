@@ -60,8 +60,11 @@ def environment(**variables: str) -> dict[str, str]:
     What the tests import can be imported there too.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("URINGLOOP_")}
-    tests = Path(__file__).resolve().parent
-    return {**kept, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}", **variables}
+    # Not in a filtered process, which has no site-packages.
+    import uringloop
+
+    places = (Path(uringloop.__file__).resolve().parents[1], Path(__file__).resolve().parent)
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, places)), **variables}
 
 
 def run(

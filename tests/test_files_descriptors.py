@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LoopFactory
+from conftest import LoopFactory, on_io_uring
 from filing import opened
 
 import uringloop
@@ -71,6 +71,8 @@ def test_files_are_being_opened_when_their_loop_is_closed(
     begun_and_closed(loop_factory, [opened(tmp_path / str(n), "wb") for n in range(MANY)])
 
 
+# A thread of the software ring that waits for the peer can not be ended.
+@on_io_uring
 def test_a_fifo_waits_for_its_peer_when_its_loop_is_closed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     begun_and_closed(uringloop.new_event_loop, [opened(tmp_path / "fifo", "rb")])
