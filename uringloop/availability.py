@@ -73,7 +73,7 @@ def known_refusal() -> str | None:
 def refuse(exc: OSError) -> str:
     """Take note that the kernel has refused a ring, and return why; the first is logged."""
     global _refusal
-    reason = f"{exc.strerror}: {cause(exc.errno or 0)}"
+    reason = reason_of(exc)
     if _refusal is None:
         logger.info("using the software ring: %s", reason)
     _refusal = reason
@@ -82,7 +82,11 @@ def refuse(exc: OSError) -> str:
 
 def explained(exc: OSError) -> OSError:
     """Return *exc* with the cause in its message, the same class and errno."""
-    return type(exc)(exc.errno, f"{exc.strerror}: {cause(exc.errno or 0)}")
+    return type(exc)(exc.errno, reason_of(exc))
+
+
+def reason_of(exc: OSError) -> str:
+    return f"{exc.strerror}: {cause(exc.errno or 0)}"
 
 
 def cause(error: int) -> str:

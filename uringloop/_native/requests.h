@@ -21,22 +21,24 @@ static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_d
     sqe->user_data = user_data;
 }
 
-static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
-                                             bool poll_first) {
-    io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
+/* Has a receive take its memory from *group*; with *poll_first* it polls before it tries. */
+static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool poll_first) {
     sqe->buf_group = (uint16_t)group;
     sqe->flags |= IOSQE_BUFFER_SELECT;
     if (poll_first)
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
+static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
+                                             bool poll_first) {
+    io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
+    uring_select_buffer(sqe, group, poll_first);
+}
+
 static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int group,
                                           bool poll_first) {
     io_uring_prep_recv(sqe, fd, NULL, 0, 0);
-    sqe->buf_group = (uint16_t)group;
-    sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+    uring_select_buffer(sqe, group, poll_first);
 }
 
 /* The kernel reads the message while it submits: how much room a buffer leaves for an address and
@@ -47,10 +49,7 @@ static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd
                                     .msg_controllen = URING_CONTROL_ROOM};
 
     io_uring_prep_recvmsg_multishot(sqe, fd, &message, 0);
-    sqe->buf_group = (uint16_t)group;
-    sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+    uring_select_buffer(sqe, group, poll_first);
 }
 
 /* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is

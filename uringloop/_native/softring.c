@@ -9,13 +9,6 @@
 /* Lists of requests at first, one for each hash; they grow with their number. */
 #define SOFT_TABLE_MIN 64
 
-int64_t soft_clock_ns(void) {
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
-
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
 
 /* Has the queues be where liburing looks for them. */
@@ -345,7 +338,7 @@ static void soft_hear(softring *s) {
 }
 
 static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
-    int64_t end = timeout_ns > 0 && wanted ? soft_clock_ns() + timeout_ns : 0, left = timeout_ns;
+    int64_t end = timeout_ns > 0 && wanted ? uring_clock_ns() + timeout_ns : 0, left = timeout_ns;
     bool enough;
     int res;
 
@@ -364,7 +357,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
         if (enough || soft_ready(s) >= wanted || s->starved)
             return 0;
         if (end) {
-            left = end - soft_clock_ns();
+            left = end - uring_clock_ns();
             if (left <= 0)
                 return -ETIME;
         } else if (timeout_ns == 0) {
@@ -393,7 +386,7 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
 bool softring_is_due(softring *s) {
     if (s->quiet_looks < SOFT_QUIET_LOOKS)
         return true;
-    return soft_clock_ns() - s->last_look_ns >= SOFT_LOOK_EVERY_NS;
+    return uring_clock_ns() - s->last_look_ns >= SOFT_LOOK_EVERY_NS;
 }
 
 int softring_register_buffers(softring *s, struct io_uring_buf_ring *buffers, unsigned entries,

@@ -25,6 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "softring.h"
 
 /* Events that one look takes: as many connections have their turn before the program has. */
@@ -136,7 +137,6 @@ soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe);
 void soft_free_request(softring *s, soft_request *request);
 void soft_finish(softring *s, soft_request *request, int res, unsigned flags);
 void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res);
-int64_t soft_clock_ns(void);
 
 /* softwaits.c */
 int soft_open_waits(softring *s);

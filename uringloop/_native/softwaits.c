@@ -270,7 +270,7 @@ int soft_look(softring *s, int64_t timeout_ns) {
         atomic_store(&s->pool->sleeping, false);
     s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
     if (s->quiet_looks)
-        s->last_look_ns = soft_clock_ns();
+        s->last_look_ns = uring_clock_ns();
     for (i = 0; i < count; i++)
         if (events[i].data.u64 != SOFT_POOL_DATA)
             soft_on_event(s, &events[i]);

@@ -22,9 +22,9 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "missing.h"
 #include "softring.h"
 
@@ -220,24 +220,6 @@ static inline void uring_leave_to_parent(uring *u) {
     u->inherited = true;
 }
 
-/* ── the clock ──────────────────────────────────────────────────────────────────────────────── */
-
-/* Tells the processor that it spins. */
-static inline void uring_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
-
-static inline int64_t uring_clock_ns(void) {
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
-
 static inline unsigned uring_room(const uring *u) {
     return *u->ring.sq.kring_entries - (u->ring.sq.sqe_tail - *u->ring.sq.khead);
 }
@@ -335,6 +317,15 @@ static inline int uring_submit(uring *u) {
 
 /* Submits, and leaves deferred completions to a later enter. */
 static inline int uring_submit_only(uring *u) { return uring_enter(u, 0, 0, NULL, 0); }
+
+/* Tells the processor that it spins. */
+static inline void uring_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
 
 /* Spins until something has completed or *spin_ns* have passed; makes no system call
  * of the kernel's rings. */
