@@ -84,7 +84,41 @@ class Fact(int):
         return repr(bool(self))
 
 
-class AsyncFile(Generic[Line]):
+class Closing:
+    """What is closed at the end of `async with`."""
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Lines(Closing, Generic[Line]):
+    """What is read line by line with `async for`."""
+
+    async def readline(self, size: int = -1) -> Line:
+        raise NotImplementedError
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Line:
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+
+class AsyncFile(Lines[Line]):
     """The methods that need only those of the file itself."""
 
     _turns: Turns
@@ -100,13 +134,7 @@ class AsyncFile(Generic[Line]):
         """Where aiofiles keeps the plain file, whose `fileno()` and `closed` programs ask for."""
         return self
 
-    async def readline(self, size: int = -1) -> Line:
-        raise NotImplementedError
-
     async def write(self, data: Line) -> int | None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
         raise NotImplementedError
 
     def _check_open(self) -> None:
@@ -118,12 +146,6 @@ class AsyncFile(Generic[Line]):
     def __aiter__(self) -> Self:
         self._check_open()
         return self
-
-    async def __anext__(self) -> Line:
-        line = await self.readline()
-        if not line:
-            raise StopAsyncIteration
-        return line
 
     async def readlines(self, hint: int | None = -1) -> list[Line]:
         """Read to the end, or until the lines have more than *hint* characters."""
@@ -144,14 +166,6 @@ class AsyncFile(Generic[Line]):
     async def __aenter__(self) -> Self:
         self._check_open()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def warn_unclosed(file: object) -> None:

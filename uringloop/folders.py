@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, AnyStr, Generic, Self
 
-from uringloop.filebase import in_thread
+from uringloop.filebase import Closing, in_thread
 
 if TYPE_CHECKING:
     from _typeshed import GenericPath
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENTRIES = 256
 
 
-class Scan(Generic[AnyStr]):
+class Scan(Closing, Generic[AnyStr]):
     """The entries of a folder: `async for`, and better within `async with`, which closes it.
 
     Or awaited, for an iterator as os.scandir's that has all of them.
@@ -95,17 +95,6 @@ class Scan(Generic[AnyStr]):
             self._fetched.clear()
             if self._entries is not None:
                 self._entries.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def scandir(path: Any = ".") -> Scan[Any]:

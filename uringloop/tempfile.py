@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from uringloop.filebase import Turns, in_thread, in_turn
+from uringloop.filebase import Lines, Turns, in_thread, in_turn
 from uringloop.files import Opening, open
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
@@ -186,7 +186,7 @@ def _text_in_memory(encoding: str | None, errors: str | None, newline: str | Non
     return io.TextIOWrapper(io.BytesIO(), io.text_encoding(encoding), errors, newline)
 
 
-class SpooledFile:
+class SpooledFile(Lines[Any]):
     """A file that is in memory until it is too large for that, or `fileno()` or `rollover` ask."""
 
     def __init__(
@@ -215,23 +215,6 @@ class SpooledFile:
         if self._file.closed:
             raise ValueError("Cannot enter context with closed file")
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        line = await self.readline()
-        if not line:
-            raise StopAsyncIteration
-        return line
 
     async def _do(self, method: str, *args: Any) -> Any:
         """Call a method of the file that is used."""
