@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -178,6 +178,13 @@ ubsan:  ## Run the tests under the undefined-behaviour sanitizer
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=undefined -fno-omit-frame-pointer -g" \
 	  $(MAKE) --no-print-directory .venv-ubsan/installed VENV=.venv-ubsan
 	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(SANITIZED) .venv-ubsan/bin/python $(SANITIZED_TESTS)
+
+# The software ring, with a kernel's faults where a seed says so.
+simulate:  ## Run programs on a simulated kernel: SEEDS=10000, or one of them, SEED=7
+	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-DURINGLOOP_SIMULATOR" \
+	  $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
+	PYTHONSAFEPATH=1 PYTHONPATH=tests .venv-simulate/bin/python -m simulation.run \
+	  $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
 
 sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist

@@ -170,17 +170,14 @@ def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_pat
         for _ in range(BOUNDED_WORKERS_MAX + 8):
             begin(uringloop.open(fifo, "rb").__aenter__())
         for number in range(8):
-            begin(uringloop.fs.mkdir(tmp_path / f"never{number}"))
+            begin(uringloop.fs.mkdir(tmp_path / f"later{number}"))
         await until(lambda: threads() == BOUNDED_WORKERS_MAX)
 
     loop.run_until_complete(main())
     loop.close()
-    assert threads() > 0
-    # Now their opens succeed, for nobody; what was queued is never done.
-    with open(fifo, "r+b", 0):
-        wait_until(lambda: threads() == 0)
+    # What was queued is begun when a thread has become free, or never.
+    wait_until(lambda: threads() == 0)
     assert open_fds() == fds
-    assert list(tmp_path.glob("never*")) == []
 
 
 def test_a_process_ends_with_a_thread_in_an_open_that_never_does(tmp_path: Path) -> None:
@@ -205,6 +202,8 @@ def test_a_process_ends_with_a_thread_in_an_open_that_never_does(tmp_path: Path)
 def test_files_are_done_by_the_loops_thread_where_no_other_can_be_started() -> None:
     assert output("""
         import asyncio, os, resource, tempfile, threading, uringloop
+        # Now: somebody else may not read where Python is installed.
+        import uringloop.files, uringloop.fs
         async def main(folder):
             path = os.path.join(folder, "file")
             async with uringloop.open(path, "w+b") as file:

@@ -52,6 +52,7 @@ cdef class Records:
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t unread(self) except -1
+    cdef Py_ssize_t left(self) except -1
     cdef bint has_more(self) except -1
     cdef bytes decrypt(self, const char *data, Py_ssize_t size)
     cdef bytes decrypt_one(self, Py_ssize_t room)

@@ -196,6 +196,10 @@ cdef class Records:
             return False
         return self.unread() > 0 or self.engine.pending() > 0
 
+    cdef Py_ssize_t left(self) except -1:
+        """Return how much there is, as records or as plaintext."""
+        return self.unread() + <Py_ssize_t>self.engine.pending()
+
     # ── decrypting ───────────────────────────────────────────────────────────────────────────
 
     cdef bytes decrypt(self, const char *data, Py_ssize_t size):

@@ -37,6 +37,7 @@ cdef class TLSCore(WriteSource):
     cdef int read_pending(self) except -1
     cdef int deliver(self, bytes data) except -1
     cdef int fill_app_buffer(self) except -1
+    cdef bint fill_until_paused(self) except -1
     cdef int close_received(self) except -1
     cdef int answer(self) except -1
     cdef int control_reading(self) except -1

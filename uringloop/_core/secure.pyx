@@ -82,6 +82,7 @@ cdef Py_ssize_t HELD = HELD_MAX
 cdef Py_ssize_t SCRATCH_FROM = SCRATCH_MIN
 cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
 cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
+cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
 cdef str FAILED = "Fatal error on SSL protocol"
 cdef bint known = all(
     set(function.__code__.co_names) - INNER_NAMES == names - INNER_NAMES
@@ -301,6 +302,17 @@ cdef class TLSCore(WriteSource):
             self.close_received()
         return 0
 
+    cdef bint fill_until_paused(self) except -1:
+        """Hand a BufferedProtocol all that is there; False if it has paused before the end."""
+        cdef Records records = self.records
+        cdef Py_ssize_t before = -1
+        while records.has_more() and records.left() != before:
+            if self._app_reading_paused:
+                return self._app_transport._closed
+            before = records.left()
+            self._do_read()
+        return True
+
     cdef int close_received(self) except -1:
         """The peer has said that no more comes."""
         self._call_eof_received()
@@ -474,6 +486,26 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
             self._app_transport = SSLTransport(self._loop, self)
             self._app_transport_created = True
         return sslproto.SSLProtocol._get_app_transport(self)
+
+    def _start_shutdown(self):
+        if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
+            # The end came while reading was paused. asyncio waits for reading to be resumed, and
+            # who has closed does not do that.
+            self._do_flush()
+        else:
+            sslproto.SSLProtocol._start_shutdown(self)
+
+    def _do_read__buffered(self):
+        # As the connection ends; asyncio loses bytes if the buffer is a bytearray.
+        (<TLSCore>self).fill_app_buffer()
+
+    def _do_flush(self):
+        # asyncio fills the buffer of a BufferedProtocol once, and drops the rest.
+        if self._eof_received and self._app_protocol_is_buffer:
+            if not (<TLSCore>self).fill_until_paused():
+                # Reading is resumed, and then this is called again.
+                return
+        sslproto.SSLProtocol._do_flush(self)
 
 
 cdef object PROTOCOL = TLSProtocol

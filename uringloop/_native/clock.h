@@ -5,11 +5,20 @@
 #include <stdint.h>
 #include <time.h>
 
+#ifdef URINGLOOP_SIMULATOR
+/* softfaults.c: how far a simulated clock is ahead. */
+int64_t uring_clock_ahead_ns(void);
+#else
+static inline int64_t uring_clock_ahead_ns(void) {
+    return 0;
+}
+#endif
+
 static inline int64_t uring_clock_ns(void) {
     struct timespec ts;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
 }
 
 #endif

@@ -27,6 +27,20 @@
 
 /* ── the threads ────────────────────────────────────────────────────────────────────────────── */
 
+/* What a simulated kernel's short transfer leaves out. */
+static size_t soft_left_out(const struct io_uring_sqe *sqe) {
+    return SOFT_SIMULATED ? sqe->__pad2[0] : 0;
+}
+
+static void soft_leave_out(struct io_uring_sqe *sqe) {
+    unsigned size = sqe->len;
+
+    if (sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_WRITE) {
+        sqe->len = (unsigned)soft_shorten(size);
+        sqe->__pad2[0] = size - sqe->len;
+    }
+}
+
 static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     const struct iovec *vectors = (const struct iovec *)(uintptr_t)sqe->addr;
     size_t size = 0;
@@ -35,7 +49,7 @@ static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     switch (sqe->opcode) {
     case IORING_OP_READ:
     case IORING_OP_WRITE:
-        return sqe->len;
+        return sqe->len + soft_left_out(sqe);
     case IORING_OP_READV:
     case IORING_OP_WRITEV:
         for (i = 0; i < sqe->len; i++)
@@ -108,6 +122,8 @@ static soft_request *soft_take_work(soft_pool *pool) {
             pool->last = NULL;
         request->queued = false;
         pool->queued--;
+        request->running = true;
+        request->worker = pthread_self();
     }
     return request;
 }
@@ -128,6 +144,18 @@ static soft_request *soft_wait_for_work(soft_pool *pool) {
     return request;
 }
 
+/* Whether a result is still to come; a simulated kernel asks. */
+bool soft_is_busy(soft_pool *pool) {
+    bool busy;
+
+    if (pool == NULL)
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    busy = pool->queued || pool->idle < pool->threads || pool->done != NULL;
+    pthread_mutex_unlock(&pool->lock);
+    return busy;
+}
+
 static void *soft_work(void *argument) {
     soft_pool *pool = argument;
     soft_request *chain;
@@ -139,7 +167,8 @@ static void *soft_work(void *argument) {
         pthread_mutex_unlock(&pool->lock);
         soft_perform_chain(chain);
         pthread_mutex_lock(&pool->lock);
-        if (pool->closed)
+        chain->running = false;
+        if (pool->closed || chain->given_up)
             soft_discard_chain(chain);
         else
             soft_hand_over(pool, chain);
@@ -147,6 +176,59 @@ static void *soft_work(void *argument) {
     pool->threads--;
     soft_let_go(pool);
     return NULL;
+}
+
+/* The signal that ends a thread's wait for the other end of a FIFO: one that nobody uses. It gets a
+ * handler when it is sent first. */
+static pthread_once_t soft_signal_chosen = PTHREAD_ONCE_INIT;
+static int soft_signal;
+
+/* That there is a handler has a system call end with EINTR. */
+static void soft_on_signal(int number) {
+    (void)number;
+}
+
+static void soft_choose_signal(void) {
+    struct sigaction action;
+    int number;
+
+    for (number = SIGRTMAX; number >= SIGRTMIN && !soft_signal; number--)
+        if (sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
+            soft_signal = number;
+}
+
+static bool soft_may_signal(void) {
+    struct sigaction action;
+
+    if (!soft_signal || sigaction(soft_signal, NULL, &action) != 0)
+        return false;
+    if (action.sa_handler == SIG_DFL) {
+        memset(&action, 0, sizeof(action));
+        action.sa_handler = soft_on_signal;
+        return sigaction(soft_signal, &action, NULL) == 0;
+    }
+    /* Or the program has found a use for it. */
+    return action.sa_handler == soft_on_signal;
+}
+
+/* Has an open that a thread is at be for nobody, and ends it if it waits; false if it is another
+ * request, or has been done. A thread that the signal reaches too early waits on, in vain. */
+bool soft_give_up(softring *s, soft_request *request) {
+    soft_pool *pool = s->pool;
+    bool running;
+
+    if (request->sqe.opcode != IORING_OP_OPENAT || request->linked != NULL)
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    running = request->running;
+    if (running) {
+        request->given_up = true;
+        soft_forget(s, request);
+        if (soft_may_signal())
+            pthread_kill(request->worker, soft_signal);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return running;
 }
 
 /* Starts a thread, with the lock held; false if there is none to be had. */
@@ -162,8 +244,11 @@ static bool soft_start_worker(soft_pool *pool) {
     /* The least is more than a constant where libraries have variables for each thread. */
     pthread_attr_setstacksize(&attributes,
                               SOFT_WORKER_STACK + (size_t)sysconf(_SC_THREAD_STACK_MIN));
-    /* Signals are for the threads that Python knows. */
+    /* Signals are for the threads that Python knows; but for the one that is ours. */
+    pthread_once(&soft_signal_chosen, soft_choose_signal);
     sigfillset(&all);
+    if (soft_signal)
+        sigdelset(&all, soft_signal);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     res = pthread_create(&thread, &attributes, soft_work, pool);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -430,6 +515,8 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request 
         soft_post(s, sqe->user_data, -ENOMEM, 0);
         return;
     }
+    if (SOFT_SIMULATED)
+        soft_leave_out(&request->sqe);
     res = soft_keep_names(request);
     if (res < 0) {
         soft_finish(s, request, res, 0);

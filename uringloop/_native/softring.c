@@ -130,7 +130,8 @@ unsigned soft_ready(const softring *s) {
 
 /* Whether a completion fits the queue: what can wait, such as a receive, waits otherwise. */
 bool soft_has_room(const softring *s) {
-    return s->overflow == NULL && soft_ready(s) < s->queues.cq.ring_entries;
+    return s->overflow == NULL && soft_ready(s) < s->queues.cq.ring_entries &&
+           !soft_fault(SOFT_FAULT_OVERFLOW);
 }
 
 /* Has the owner enter again before it sleeps. */
@@ -240,7 +241,8 @@ soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe) {
     return request;
 }
 
-void soft_free_request(softring *s, soft_request *request) {
+/* Has a request be known no more. */
+void soft_forget(softring *s, soft_request *request) {
     soft_request **place = soft_bucket(s, request->sqe.user_data);
 
     while (*place != NULL && *place != request)
@@ -249,6 +251,10 @@ void soft_free_request(softring *s, soft_request *request) {
         *place = request->hashed;
         s->request_count--;
     }
+}
+
+void soft_free_request(softring *s, soft_request *request) {
+    soft_forget(s, request);
     free(request->vectors);
     free(request->held);
     request->next = s->spare;
@@ -275,17 +281,45 @@ static soft_request *soft_find(const softring *s, uint64_t user_data) {
     return request;
 }
 
+/* Ends a wait. */
+static void soft_end(softring *s, soft_request *request) {
+    int fd = request->sqe.fd;
+
+    soft_finish(s, request, request->sent ? (int)request->sent : -ECANCELED, 0);
+    soft_drop_watch(s, fd);
+}
+
+/* As a simulated kernel may: goes on with what shall be cancelled, and ends it later, maybe. */
+static bool soft_overtake(softring *s, soft_request *request) {
+    bool happens = soft_fault(SOFT_FAULT_OVERTAKEN);
+
+    if (happens) {
+        request->doomed = soft_fault(SOFT_FAULT_OVERTAKEN);
+        if (request->sqe.opcode != IORING_OP_POLL_ADD)
+            soft_attempt(s, request, request->events);
+    }
+    return happens;
+}
+
 /* Ends what can be ended, as the kernel does: a send that has begun tells how much has gone. */
 static int soft_cancel(softring *s, uint64_t user_data) {
     soft_request *request = soft_find(s, user_data), *linked;
-    int fd;
 
     if (request == NULL)
         return -ENOENT;
+    if (request->state == SOFT_WAITING && soft_overtake(s, request)) {
+        request = soft_find(s, user_data);
+        if (request == NULL)
+            return -ENOENT;
+        if (request->doomed)
+            return -EALREADY;
+    }
     if (request->state == SOFT_WAITING) {
-        fd = request->sqe.fd;
-        soft_finish(s, request, request->sent ? (int)request->sent : -ECANCELED, 0);
-        soft_drop_watch(s, fd);
+        soft_end(s, request);
+        return 0;
+    }
+    if (request->state == SOFT_GIVEN && soft_give_up(s, request)) {
+        soft_post(s, user_data, -ECANCELED, 0);
         return 0;
     }
     if (request->state != SOFT_GIVEN || !soft_withdraw(s, request))
@@ -366,6 +400,12 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     }
 }
 
+/* Ends what was cancelled some time ago. */
+static void soft_end_doomed(softring *s, soft_request *request) {
+    if (request->doomed && request->state == SOFT_WAITING)
+        soft_end(s, request);
+}
+
 int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns) {
     int submitted, res = 0;
 
@@ -373,12 +413,18 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
         return -EBADFD;
     if (!pthread_equal(s->owner, pthread_self()))
         return -EEXIST;
+    if (soft_fault(SOFT_FAULT_BUSY))
+        return soft_fault(SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
+    if (SOFT_SIMULATED)
+        soft_walk(s, soft_end_doomed);
     submitted = soft_submit(s);
     if (s->lost) {
         s->lost = false;
         return -EBADR;
     }
-    if (get_events)
+    if (get_events && wanted && soft_fault(SOFT_FAULT_INTERRUPTED))
+        res = -EINTR;
+    else if (get_events)
         res = soft_get_events(s, wanted, timeout_ns);
     return submitted ? submitted : res;
 }

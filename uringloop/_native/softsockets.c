@@ -66,12 +66,16 @@ static ssize_t soft_receive_message(const soft_request *request,
     return res + (ssize_t)before;
 }
 
-static ssize_t soft_receive_once(const soft_request *request, const struct io_uring_buf *buffer) {
+static ssize_t soft_receive_once(const soft_request *request, const struct io_uring_buf *buffer,
+                                 size_t size) {
     ssize_t res;
 
     if (request->sqe.opcode == IORING_OP_RECVMSG)
         return soft_receive_message(request, buffer);
-    res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, buffer->len,
+    res = soft_failure();
+    if (res < 0)
+        return res;
+    res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
                (int)request->sqe.msg_flags | MSG_DONTWAIT);
     return res < 0 ? -errno : res;
 }
@@ -88,7 +92,8 @@ typedef enum soft_tries {
 static soft_tries soft_receive(softring *s, soft_request *request) {
     soft_group *group = soft_group_of(s, request);
     const struct io_uring_buf *buffer = soft_next_buffer(group);
-    unsigned size, flags;
+    unsigned flags;
+    size_t size;
     ssize_t res;
 
     if (!soft_has_room(s) || (buffer == NULL && s->starved)) {
@@ -96,14 +101,14 @@ static soft_tries soft_receive(softring *s, soft_request *request) {
         soft_call_again(s);
         return SOFT_LATER;
     }
-    if (buffer == NULL) {
+    if (buffer == NULL || soft_fault(SOFT_FAULT_STARVED)) {
         s->starved = true;
         soft_finish(s, request, -ENOBUFS, 0);
         return SOFT_ENDED;
     }
-    size = buffer->len;
+    size = soft_shorten(buffer->len);
     do
-        res = soft_receive_once(request, buffer);
+        res = soft_receive_once(request, buffer, size);
     while (res == -EINTR);
     if (res == -EAGAIN)
         return SOFT_WAIT;
@@ -112,14 +117,14 @@ static soft_tries soft_receive(softring *s, soft_request *request) {
         return SOFT_ENDED;
     }
     flags = soft_take_buffer(group);
-    if (!request->persistent) {
+    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED)) {
         soft_finish(s, request, (int)res, flags);
         return SOFT_ENDED;
     }
     soft_post(s, request->sqe.user_data, (int)res, flags | IORING_CQE_F_MORE);
     /* Less than there was room for is all, but of datagrams, and where descriptors lie between. */
-    return request->sqe.opcode == IORING_OP_RECVMSG || (unsigned)res == size ? SOFT_GO_ON
-                                                                              : SOFT_LATER;
+    return request->sqe.opcode == IORING_OP_RECVMSG || (size_t)res == size ? SOFT_GO_ON
+                                                                            : SOFT_LATER;
 }
 
 static void soft_submit_receive(softring *s, soft_request *request) {
@@ -152,12 +157,16 @@ static bool soft_accept(softring *s, soft_request *request) {
             soft_call_again(s);
             return true;
         }
+        if (soft_fault(SOFT_FAULT_NO_FILES)) {
+            soft_finish(s, request, -EMFILE, 0);
+            return false;
+        }
         do
             res = accept4(request->sqe.fd, NULL, NULL, (int)request->sqe.accept_flags);
         while (res < 0 && errno == EINTR);
         if (res < 0 && errno == EAGAIN)
             return false;
-        if (res < 0 || !request->persistent) {
+        if (res < 0 || !request->persistent || soft_fault(SOFT_FAULT_ENDED)) {
             soft_finish(s, request, res < 0 ? -errno : res, 0);
             return false;
         }
@@ -192,11 +201,38 @@ static void soft_advance(soft_request *request, size_t count) {
     }
 }
 
+/* Sends a little of what there is, as a simulated kernel may; 0 if it does not. */
+static ssize_t soft_send_some(const struct io_uring_sqe *sqe, const struct msghdr *message,
+                              size_t sent, int flags) {
+    const char *bytes = (const char *)(uintptr_t)sqe->addr + sent;
+    size_t size = sqe->len - sent, some;
+    ssize_t res = soft_failure();
+
+    if (res < 0)
+        return res;
+    if (message != NULL) {
+        if (message->msg_controllen || message->msg_iovlen == 0)
+            return 0;
+        bytes = message->msg_iov->iov_base;
+        size = message->msg_iov->iov_len;
+    }
+    some = soft_shorten(size);
+    if (some == size)
+        return 0;
+    res = send(sqe->fd, bytes, some, flags);
+    return res < 0 ? -errno : res;
+}
+
 static ssize_t soft_send_once(const struct io_uring_sqe *sqe, const struct msghdr *message,
                               size_t sent) {
     int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
-    ssize_t res;
+    ssize_t res = 0;
 
+    /* Not of a datagram. */
+    if (SOFT_SIMULATED && sqe->msg_flags & MSG_WAITALL)
+        res = soft_fault(SOFT_FAULT_LATE) ? -EAGAIN : soft_send_some(sqe, message, sent, flags);
+    if (res != 0)
+        return res;
     do {
         if (message != NULL)
             res = sendmsg(sqe->fd, message, flags);
@@ -278,7 +314,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
 static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     uint32_t told = events & (request->events | EPOLLERR | EPOLLHUP);
 
-    if (!request->persistent)
+    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED))
         soft_finish(s, request, (int)told, 0);
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
@@ -355,7 +391,8 @@ bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     case IORING_OP_SEND:
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);
-        return false;
+        /* A simulated kernel had room left. */
+        return SOFT_SIMULATED;
     case IORING_OP_POLL_ADD:
         soft_poll(s, request, events);
         return false;

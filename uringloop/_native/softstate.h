@@ -4,6 +4,7 @@
  * softwaits.c    which descriptor is waited for, by epoll
  * softsockets.c  the operations of sockets, and polls
  * softfiles.c    the operations of files, by threads
+ * softfaults.c   when a kernel is simulated: what goes wrong
  *
  * Only the thread that owns a ring touches its state. What it shares with the threads for files is
  * in soft_pool, which outlives the ring until the last of them has ended.
@@ -26,6 +27,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "softfaults.h"
 #include "softring.h"
 
 /* Events that one look takes: as many connections have their turn before the program has. */
@@ -57,7 +59,11 @@ typedef struct soft_request {
     uint32_t events;               /* it waits for */
     bool persistent;               /* multishot */
     bool by_edge;                  /* one completion for each arrival: a multishot poll */
-    bool queued;                   /* in the pool's list; under its lock */
+    bool queued;                   /* in the pool's list; this and the next three under its lock */
+    bool running;                  /* a thread is at it */
+    bool given_up;                 /* it has been cancelled: the result is for nobody */
+    pthread_t worker;              /* which thread, while it runs */
+    bool doomed;                   /* cancelled, and still there: a simulated kernel takes time */
     int res;                       /* the thread's answer */
 } soft_request;
 
@@ -134,6 +140,7 @@ unsigned soft_ready(const softring *s);
 bool soft_has_room(const softring *s);
 void soft_call_again(softring *s);
 soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe);
+void soft_forget(softring *s, soft_request *request);
 void soft_free_request(softring *s, soft_request *request);
 void soft_finish(softring *s, soft_request *request, int res, unsigned flags);
 void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res);
@@ -157,6 +164,8 @@ void soft_close_pool(softring *s);
 void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain);
 void soft_try_file(softring *s, soft_request *request);
 bool soft_withdraw(softring *s, soft_request *request);
+bool soft_give_up(softring *s, soft_request *request);
 void soft_take_done(softring *s);
+bool soft_is_busy(soft_pool *pool);
 
 #endif

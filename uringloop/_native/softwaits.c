@@ -205,8 +205,9 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
     }
     for (request = watch->first; request != NULL; request = next) {
         next = request->next;
-        if (event->events & (request->events | EPOLLERR | EPOLLHUP))
-            left |= soft_attempt(s, request, event->events);
+        if (!(event->events & (request->events | EPOLLERR | EPOLLHUP)))
+            continue;
+        left |= soft_fault(SOFT_FAULT_LATE) || soft_attempt(s, request, event->events);
     }
     soft_renew(s, fd, event->events, left);
 }
@@ -265,7 +266,10 @@ int soft_look(softring *s, int64_t timeout_ns) {
         if (__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN)
             timeout_ns = 0;
     }
+    if (SOFT_SIMULATED)
+        timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, soft_is_busy(s->pool));
     count = soft_wait(s, events, timeout_ns);
+    soft_shuffle(events, count);
     if (s->pool != NULL)
         atomic_store(&s->pool->sleeping, false);
     s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;

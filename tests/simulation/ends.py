@@ -1,0 +1,146 @@
+"""The oracle: what either end of a connection may see, given what the other one has done."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from typing import Any
+
+# What a simulated kernel may end a connection with, and the ends that follow from that.
+FAILURES = {errno.ECONNRESET, errno.ENOMEM, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED}
+
+
+class End:
+    """One end: what it has sent, has been sent, and has been told."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.transport: Any = None
+        self.peer: End | None = None
+        self.sent = bytearray()
+        self.received = bytearray()
+        self.reads = True
+        # What the program has done.
+        self.reading_paused = False
+        self.ended = False
+        self.closed = False
+        self.aborted = False
+        # What it has been told.
+        self.writing_paused = False
+        self.eof = False
+        self.lost = False
+        # The answer to eof_received.
+        self.stays_open = False
+        # Somebody has failed, aborted, or closed with bytes on their way: they may be lost.
+        self.lossy = False
+
+    def _claim(self, true: bool, claim: str) -> None:
+        if not true:
+            self.model.differs(f"{claim}: {self}")
+
+    def __repr__(self) -> str:
+        states = ("reading_paused", "writing_paused", "ended", "closed", "aborted", "eof", "lost")
+        held = [name for name in (*states, "lossy") if getattr(self, name)]
+        return (
+            f"<{type(self).__name__} sent={len(self.sent)} received={len(self.received)} "
+            f"{' '.join(held)}>"
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the program may still do something with the transport."""
+        return not (self.closed or self.aborted or self.lost)
+
+    @property
+    def writable(self) -> bool:
+        return self.usable and not self.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the peer has sent is here."""
+        return self.peer is None or len(self.received) == len(self.peer.sent)
+
+    # What the loop calls.
+
+    def connection_made(self, transport: Any) -> None:
+        self._claim(self.transport is None, "connection_made twice")
+        self.transport = transport
+
+    def take(self, data: bytes | bytearray | memoryview) -> None:
+        size = len(data)
+        begin = len(self.received)
+        self._claim(size > 0, "no bytes received")
+        self._claim(self.transport is not None, "bytes before connection_made")
+        self._claim(not self.lost, "bytes after connection_lost")
+        self._claim(not self.eof, "bytes after eof_received")
+        self._claim(not self.reading_paused, "bytes while reading is paused")
+        self.received += data
+        if self.peer is not None:
+            self._claim(self.peer.sent[begin : begin + size] == data, "other bytes than were sent")
+
+    def eof_received(self) -> bool:
+        self._claim(not self.eof, "eof_received twice")
+        self._claim(not self.lost, "eof_received after connection_lost")
+        self.eof = True
+        if not self.complete and not self.lossy:
+            self._claim(self.model.harmful, "eof_received before all bytes")
+            # The peer's connection has failed, which its program has not been told yet.
+            self.leave(failed=True)
+        return self.stays_open
+
+    def pause_writing(self) -> None:
+        self._claim(not self.writing_paused, "pause_writing twice")
+        self._claim(not self.lost, "pause_writing after connection_lost")
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._claim(self.writing_paused, "resume_writing without pause_writing")
+        self._claim(not self.lost, "resume_writing after connection_lost")
+        self.writing_paused = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._claim(self.transport is not None, "connection_lost before connection_made")
+        self._claim(not self.lost, "connection_lost twice")
+        self.lost = True
+        if exc is not None and not self.lossy:
+            self._claim(self.model.harmful, f"connection_lost with {exc!r}")
+            known = isinstance(exc, OSError) and exc.errno in FAILURES
+            self._claim(known or isinstance(exc, ssl.SSLError), f"connection_lost with {exc!r}")
+        if exc is not None:
+            self.leave(failed=True)
+
+    def leave(self, failed: bool) -> None:
+        """Nothing arrives here any more; what has been sent from here may be lost with it."""
+        self.lossy = True
+        if self.peer is not None and (failed or not self.complete):
+            # Bytes that nobody has read: a reset overtakes what was sent before.
+            self.peer.lossy = True
+
+    def send(self, data: bytes) -> None:
+        """The program is about to write."""
+        self.sent += data
+        if self.peer is not None and not self.peer.usable:
+            # Nobody will read it, and a reset answers.
+            self.lossy = True
+
+
+class Plain(End, asyncio.Protocol):
+    def data_received(self, data: bytes) -> None:
+        self.take(data)
+
+
+class Buffered(End, asyncio.BufferedProtocol):
+    SIZE = 4096
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.buffer = bytearray(self.SIZE)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.take(self.buffer[:nbytes])
+        # Nobody may count on what was there before.
+        self.buffer[:nbytes] = bytes(nbytes)

@@ -1,0 +1,456 @@
+"""What programs do with a loop, step by step, and what must hold whatever the kernel does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import os
+import random
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from contexts import client_context, server_context
+
+import uringloop
+from simulation.ends import Buffered, End, Plain
+
+KINDS = ("tcp", "unix", "pair", "tls", "pipe")
+FORMS = ("bytes", "bytearray", "memoryview", "lines")
+SIZES = (1, 7, 100, 1000, 4096, 20_000, 70_000, 300_000)
+# Turns, each of which lets the simulated clock go on: far more than any fault needs.
+TURNS_MAX = 20_000
+
+SERVER = server_context()
+CLIENT = client_context()
+
+
+def _same(end: Any) -> Any:
+    return end
+
+
+class Difference(AssertionError):
+    """The loop did what asyncio's contract does not allow."""
+
+
+class Model:
+    def __init__(self, seed: int, harmful: bool, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.harmful = harmful
+        self.folder = folder
+        self.differences: list[str] = []
+        self.pairs: list[tuple[End, End]] = []
+        self.accepted: list[End] = []
+        self.references: list[weakref.ref[Any]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.log: list[str] = []
+        self.names = 0
+        self.looks = 0
+        self.timers_left = 0
+        self.content = bytearray()
+        self.file: Any = None
+        self.servers: dict[str, Any] = {}
+        self.loop = uringloop.Loop(backend="soft")
+        self.loop.set_exception_handler(self._on_exception)
+
+    def differs(self, how: str) -> None:
+        self.differences.append(how)
+
+    def _on_exception(self, loop: Any, context: dict[str, Any]) -> None:
+        exc = context.get("exception")
+        if not (self.harmful and isinstance(exc, OSError)):
+            self.differs(f"the exception handler was called: {context}")
+
+    def note(self, action: str, *details: object) -> None:
+        self.log.append(" ".join(map(str, (action, *details))))
+
+    def check(self) -> None:
+        if self.differences:
+            raise Difference("\n".join(self.differences[:5]))
+
+    def data(self, size: int) -> bytes:
+        return self.rng.randbytes(size)
+
+    def run(self, coroutine: Any) -> Any:
+        """Do one step; what it has begun goes on in the next ones."""
+        result = self.loop.run_until_complete(coroutine)
+        self.check()
+        return result
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def until(self, what: str, true: Callable[[], object]) -> None:
+        """Let the loop turn, and the clock go on, until something is true."""
+        for turn in range(TURNS_MAX):
+            if true():
+                return
+            self.check()
+            await asyncio.sleep(0 if turn % 8 else 0.05)
+        raise Difference(f"stuck: {what}: {self.pairs} {self.accepted} {self.loop.stats()}")
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────
+
+    def end(self) -> Any:
+        made = self.rng.choice((Plain, Buffered))(self)
+        made.stays_open = self.rng.random() < 0.5
+        self.references.append(weakref.ref(made))
+        return made
+
+    def _accept(self) -> Any:
+        made = self.end()
+        self.accepted.append(made)
+        return made
+
+    async def _serve(self, kind: str) -> Any:
+        """Return the address of the server of a kind."""
+        if kind not in self.servers:
+            if kind == "unix":
+                server = await self.loop.create_unix_server(
+                    self._accept, f"\0uringloop-simulation-{os.getpid()}-{id(self)}"
+                )
+            else:
+                server = await self.loop.create_server(
+                    self._accept, "127.0.0.1", 0, ssl=SERVER if kind == "tls" else None
+                )
+            self.servers[kind] = server
+        return self.servers[kind].sockets[0].getsockname()
+
+    async def connect(self, kind: str) -> None:
+        self.note("connect", kind)
+        try:
+            pair = await (
+                self._connect_pair()
+                if kind == "pair"
+                else self._connect_pipe()
+                if kind == "pipe"
+                else self._connect(kind)
+            )
+        except (OSError, asyncio.IncompleteReadError) as exc:
+            if not self.harmful:
+                raise Difference(f"no connection: {exc!r}") from exc
+            self.note("-> failed", repr(exc))
+            return
+        left, right = pair
+        left.peer, right.peer = right, left
+        self.pairs.append(pair)
+        for one in pair:
+            self.references.append(weakref.ref(one.transport))
+            if one.lost:
+                one.leave(failed=True)
+
+    async def _connect(self, kind: str) -> tuple[End, End]:
+        address = await self._serve(kind)
+        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+        client = socket.socket(family)
+        client.setblocking(False)
+        try:
+            if kind == "unix":
+                self.names += 1
+                client.bind(f"\0uringloop-client-{os.getpid()}-{id(self)}-{self.names}")
+            await self.loop.sock_connect(client, address)
+            name = client.getsockname()
+        except BaseException:
+            client.close()
+            raise
+        end = self.end()
+        if kind == "unix":
+            await self.loop.create_unix_connection(lambda: end, sock=client)
+        elif kind == "tls":
+            await self.loop.create_connection(
+                lambda: end, sock=client, ssl=CLIENT, server_hostname="localhost"
+            )
+        else:
+            await self.loop.create_connection(lambda: end, sock=client)
+        found: list[End] = []
+
+        def arrived() -> bool:
+            found[:] = [
+                other
+                for other in self.accepted
+                if other.transport is not None
+                and other.transport.get_extra_info("peername") == name
+            ]
+            return bool(found) or (self.harmful and end.lost)
+
+        await self.until("a connection is not accepted", arrived)
+        if not found:
+            raise ConnectionResetError
+        self.accepted.remove(found[0])
+        return end, found[0]
+
+    async def _connect_pair(self) -> tuple[End, End]:
+        ends = self.end(), self.end()
+        for end, sock in zip(ends, socket.socketpair(), strict=True):
+            sock.setblocking(False)
+            await self.loop.create_connection(functools.partial(_same, end), sock=sock)
+        return ends
+
+    async def _connect_pipe(self) -> tuple[End, End]:
+        # Only one of them writes, and a pipe has no BufferedProtocol.
+        writer, reader = Plain(self), Plain(self)
+        read_fd, write_fd = os.pipe()
+        await self.loop.connect_read_pipe(lambda: reader, os.fdopen(read_fd, "rb", 0))
+        await self.loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
+        reader.ended = True
+        writer.reads = False
+        return writer, reader
+
+    def ends(self, which: Callable[[End], bool]) -> list[End]:
+        return [end for pair in self.pairs for end in pair if which(end)]
+
+    async def write(self, end: End, size: int, form: str) -> None:
+        if not end.writable or end.transport.is_closing():
+            return
+        self.note("write", end, size, form)
+        data = self.data(size)
+        end.send(data)
+        if form == "lines":
+            cut = size // 3
+            end.transport.writelines([data[:cut], bytearray(data[cut:])])
+        elif form == "bytes":
+            end.transport.write(data)
+        else:
+            changed = bytearray(data)
+            end.transport.write(memoryview(changed) if form == "memoryview" else changed)
+            changed[:] = bytes(size)
+
+    async def write_eof(self, end: End) -> None:
+        if end.writable and not end.transport.is_closing() and end.transport.can_write_eof():
+            self.note("write_eof", end)
+            end.ended = True
+            try:
+                end.transport.write_eof()
+            except OSError as exc:
+                # shutdown(2) may find that the connection has gone.
+                if not end.lossy:
+                    self.differs(f"write_eof: {exc!r}: {end}")
+
+    async def pause(self, end: End) -> None:
+        if end.usable and end.reads and not end.reading_paused:
+            self.note("pause", end)
+            end.reading_paused = True
+            end.transport.pause_reading()
+
+    async def resume(self, end: End) -> None:
+        if end.usable and end.reading_paused:
+            self.note("resume", end)
+            end.reading_paused = False
+            end.transport.resume_reading()
+
+    async def limit(self, end: End, high: int) -> None:
+        if not end.usable or end.transport.is_closing():
+            return
+        if hasattr(end.transport, "set_write_buffer_limits"):
+            self.note("limit", end, high)
+            end.transport.set_write_buffer_limits(high)
+
+    async def close(self, end: End) -> None:
+        if end.usable:
+            self.note("close", end)
+            end.closed = True
+            end.leave(failed=False)
+            end.transport.close()
+
+    async def abort(self, end: End) -> None:
+        if end.usable and hasattr(end.transport, "abort"):
+            self.note("abort", end)
+            end.aborted = True
+            end.leave(failed=True)
+            end.transport.abort()
+
+    # ── the rest of a loop ───────────────────────────────────────────────────────────────────
+
+    async def soon(self, count: int) -> None:
+        self.note("soon", count)
+        ran: list[int] = []
+        for number in range(count):
+            self.loop.call_soon(ran.append, number)
+        await asyncio.sleep(0)
+        if ran != list(range(count)):
+            raise Difference(f"call_soon in the order {ran}")
+
+    async def timers(self, count: int) -> None:
+        self.note("timers", count)
+        for _ in range(count):
+            when = self.loop.time() + self.rng.choice((0, 1e-6, 0.001, 0.5, 30)) * self.rng.random()
+            handle: list[asyncio.TimerHandle] = []
+
+            def fire(when: float = when, handle: list[Any] = handle) -> None:
+                self.timers_left -= 1
+                if handle[0].cancelled():
+                    self.differs("a cancelled timer has run")
+                if self.loop.time() < when:
+                    self.differs(f"a timer ran {when - self.loop.time()} s early")
+
+            handle.append(self.loop.call_at(when, fire))
+            if self.rng.random() < 0.3:
+                handle[0].cancel()
+            else:
+                self.timers_left += 1
+
+    async def thread(self, count: int) -> None:
+        self.note("thread", count)
+        ran: list[int] = []
+
+        def call() -> None:
+            for number in range(count):
+                self.loop.call_soon_threadsafe(ran.append, number)
+
+        threading.Thread(target=call).start()
+        await self.until("calls of another thread", lambda: len(ran) == count)
+        if ran != list(range(count)):
+            raise Difference(f"call_soon_threadsafe in the order {ran}")
+
+    async def sockets(self, size: int, cancels: int) -> None:
+        """sock_sendall to sock_recv, which is cancelled now and then."""
+        self.note("sockets", size, cancels)
+        left, right = socket.socketpair()
+        sent, received = self.data(size), bytearray()
+        left.setblocking(False)
+        right.setblocking(False)
+
+        async def send() -> None:
+            await self.loop.sock_sendall(left, sent)
+            left.close()
+
+        async def receive() -> None:
+            while data := await self.loop.sock_recv(right, 5000):
+                received.extend(data)
+
+        async def both() -> None:
+            sending = asyncio.ensure_future(send())
+            for _ in range(cancels):
+                receiving = asyncio.ensure_future(receive())
+                await self.turns(self.rng.randrange(4))
+                receiving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await receiving
+            await asyncio.gather(sending, receive())
+
+        try:
+            await both()
+        except OSError as exc:
+            if not self.harmful:
+                raise Difference(f"sock_*: {exc!r}") from exc
+        finally:
+            left.close()
+            right.close()
+        if received != sent and not (self.harmful and sent.startswith(received)):
+            raise Difference(f"sock_recv: {len(received)} of {len(sent)} bytes, or others")
+
+    async def datagrams(self, count: int) -> None:
+        self.note("datagrams", count)
+        got: list[bytes] = []
+
+        class Receiver(asyncio.DatagramProtocol):
+            def datagram_received(self, data: bytes, address: Any) -> None:
+                got.append(data)
+
+        end, _ = await self.loop.create_datagram_endpoint(Receiver, ("127.0.0.1", 0))
+        address = end.get_extra_info("sockname")
+        other, _ = await self.loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=address
+        )
+        # Less than a receive buffer: the kernel loses none.
+        sent = [self.data(self.rng.choice((1, 500, 1400))) for _ in range(count)]
+        for data in sent:
+            other.sendto(data)
+            await self.turns(self.rng.randrange(2))
+        try:
+            if self.harmful:
+                await self.turns(50)
+            else:
+                await self.until("datagrams", lambda: len(got) == len(sent))
+        finally:
+            other.close()
+            end.close()
+        rest = iter(sent)
+        if not all(data in rest for data in got):
+            raise Difference("other datagrams, or in another order")
+
+    async def file_write(self, offset: int, size: int, sync: bool) -> None:
+        self.note("file_write", offset, size, sync)
+        if self.file is None:
+            self.file = await uringloop.open(self.folder / "file", "w+b", buffering=0)
+        data = self.data(size)
+        self.content.extend(bytes(max(0, offset + size - len(self.content))))
+        self.content[offset : offset + size] = data
+        done = await self.file.pwrite(data, offset)
+        if done != size:
+            raise Difference(f"pwrite: {done} of {size} bytes")
+        if sync:
+            await self.file.fdatasync()
+
+    async def file_read(self, offset: int, size: int) -> None:
+        if self.file is None:
+            return
+        self.note("file_read", offset, size)
+        data = await self.file.pread(size, offset)
+        wanted = self.content[offset : offset + size]
+        if not (data == wanted or (data and wanted.startswith(data))):
+            raise Difference(f"pread: {len(data)} bytes, not {len(wanted)}, or others")
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    async def finish(self) -> None:
+        """Let everything arrive that can, end everything, and see that nothing is left."""
+        self.note("finish")
+        for end in self.ends(lambda end: end.reading_paused):
+            await self.resume(end)
+        await self.until("bytes are missing", self._has_arrived)
+        for end in [*self.ends(lambda end: True), *self.accepted]:
+            if end.transport is not None and end.usable:
+                await self.close(end)
+        await self.until("not lost", self._is_lost)
+        await self.until("timers", lambda: not self.timers_left)
+        if self.file is not None:
+            await self.file.close()
+            if (self.folder / "file").read_bytes() != self.content:
+                raise Difference("the file has other content")
+            self.file = None
+        for server in self.servers.values():
+            server.close()
+            await server.wait_closed()
+        await self.until("not idle", self._is_idle)
+
+    def _has_arrived(self) -> bool:
+        return all(end.complete or end.lossy for pair in self.pairs for end in pair)
+
+    def _is_lost(self) -> bool:
+        for end in self.accepted:
+            # A connection that came when its client had gone.
+            if end.transport is not None and not end.lost and end.usable:
+                end.closed = True
+                end.transport.close()
+        self.looks += 1
+        for pair in self.pairs:
+            if self.looks > 300 and all(end.closed and not end.lost for end in pair):
+                # Neither reads any more, and each waits until the other one does.
+                for end in pair:
+                    end.leave(failed=True)
+                    end.transport.abort()
+        return all(end.lost for pair in self.pairs for end in pair) and all(
+            end.lost or end.transport is None for end in self.accepted
+        )
+
+    def _is_idle(self) -> bool:
+        stats = self.loop.stats()
+        return stats["operations"] == 0 and stats["buffers_out"] == 0
+
+    def leave(self) -> None:
+        """Close the loop, and see that what was made is gone."""
+        self.loop.close()
+        self.pairs.clear()
+        self.accepted.clear()
+        gc.collect()
+        left = [found for reference in self.references if (found := reference()) is not None]
+        if left:
+            raise Difference(f"still there: {left[:3]}")
+        self.check()

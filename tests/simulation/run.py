@@ -1,0 +1,188 @@
+"""Runs the model under many seeds: make simulate SEEDS=10000
+
+A seed decides what the program does, which faults the simulated kernel has, and where. One that
+fails is told with the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conftest import open_fds
+
+from simulation import faults
+from simulation.model import FORMS, KINDS, SIZES, Difference, Model
+
+# Seconds of a seed: most take milliseconds. One that hangs tells where.
+PATIENCE_S = 60
+STEPS_MAX = 60
+CHUNK = 50
+
+
+async def act(model: Model, rng: random.Random) -> None:
+    """Do something, chosen by chance; most of it with a connection that is there."""
+    usable = model.ends(lambda end: end.usable)
+    what = rng.random()
+    if not usable or what < 0.08:
+        await model.connect(rng.choice(KINDS))
+        return
+    end = rng.choice(usable)
+    if what < 0.5:
+        await model.write(end, rng.choice(SIZES), rng.choice(FORMS))
+    elif what < 0.6:
+        await model.pause(end)
+    elif what < 0.72:
+        await model.resume(end)
+    elif what < 0.75:
+        await model.write_eof(end)
+    elif what < 0.78:
+        await model.close(end)
+    elif what < 0.79:
+        await model.abort(end)
+    elif what < 0.82:
+        await model.limit(end, rng.choice((0, 1000, 100_000)))
+    elif what < 0.85:
+        await model.soon(rng.randrange(1, 20))
+    elif what < 0.88:
+        await model.timers(rng.randrange(1, 10))
+    elif what < 0.9:
+        await model.thread(rng.randrange(1, 5))
+    elif what < 0.93:
+        await model.sockets(rng.choice(SIZES), rng.randrange(4))
+    elif what < 0.95:
+        await model.datagrams(rng.randrange(1, 10))
+    elif what < 0.98:
+        await model.file_write(rng.randrange(100_000), rng.choice(SIZES), sync=rng.random() < 0.3)
+    else:
+        await model.file_read(rng.randrange(100_000), rng.choice(SIZES))
+
+
+def play(model: Model, rng: random.Random) -> None:
+    """Do steps, some of them within one run of the loop; then end everything."""
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            await act(model, rng)
+            await model.turns(rng.choice((0, 0, 1, 2, 5)))
+
+    for _ in range(rng.randrange(1, STEPS_MAX // 4)):
+        model.run(some(rng.randrange(1, 8)))
+    model.run(model.finish())
+
+
+def run_seed(seed: int, folder: Path, simulated: faults.Simulated) -> dict[str, int]:
+    """Run a seed; raises Difference. Returns how often each fault has happened."""
+    rng = random.Random(seed)
+    rates = faults.choose(rng)
+    before = open_fds()
+    model = Model(seed, bool(set(rates) & set(faults.HARMFUL)), folder)
+    model.note("faults", rates)
+    for index in range(len(faults.KINDS)):
+        simulated.happened[index] = 0
+    faults.begin(simulated, seed, rates)
+    try:
+        play(model, rng)
+        faults.end(simulated)
+        model.leave()
+        left = open_fds() - before
+        if left:
+            raise Difference(f"descriptors left open: {sorted(left)}")
+    except BaseException as exc:
+        faults.end(simulated)
+        exc.add_note("\n".join(model.log[-60:]))
+        with contextlib.suppress(Exception):
+            model.loop.close()
+        raise
+    return dict(zip(faults.KINDS, simulated.happened, strict=True))
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    def give_up(number: int, frame: Any) -> None:
+        raise Difference(f"has not come to an end in {PATIENCE_S} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(PATIENCE_S)
+    faulthandler.dump_traceback_later(PATIENCE_S + 10, exit=True)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def run_some(seeds: range) -> tuple[list[tuple[int, str]], collections.Counter[str]]:
+    """Run seeds in this process; returns the failures and the faults."""
+    logging.disable()
+    gc.freeze()
+    simulated = faults.simulation()
+    if simulated is None:
+        raise SystemExit("there is no simulator in this build: `make simulate` makes one")
+    failures = []
+    happened: collections.Counter[str] = collections.Counter()
+    for seed in seeds:
+        folder = Path(tempfile.mkdtemp(prefix="uringloop-simulation-"))
+        try:
+            with patience():
+                happened.update(run_seed(seed, folder, simulated))
+        except Exception as exc:
+            failures.append((seed, "".join(traceback.format_exception(exc))))
+        finally:
+            shutil.rmtree(folder)
+    return failures, happened
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (%(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (%(default)s)")
+    parser.add_argument("--seed", type=int, help="this one alone, in this process")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    options = parser.parse_args()
+    began = time.monotonic()
+    if options.seed is not None:
+        options.first, options.seeds = options.seed, 1
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seeds == 1:
+        results = iter([run_some(seeds)])
+        return report(seeds, results, began)
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=10) as pool:
+        return report(seeds, pool.imap_unordered(run_some, chunks), began)
+
+
+def report(seeds: range, results: Iterator[Any], began: float) -> int:
+    """Tell of failures as they come; returns the exit status."""
+    failed = 0
+    happened: collections.Counter[str] = collections.Counter()
+    for failures, faults_of_some in results:
+        happened.update(faults_of_some)
+        for seed, text in failures:
+            failed += 1
+            if failed <= 20:
+                print(f"{text}\nagain: make simulate SEED={seed}\n", flush=True)
+    told = ", ".join(f"{kind} {count}" for kind, count in happened.items())
+    print(f"faults: {told}")
+    print(f"{len(seeds)} seeds, {failed} failed, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

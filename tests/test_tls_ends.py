@@ -1,0 +1,65 @@
+"""Ends of TLS connections that asyncio does not bring to an end, or not with all bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from conftest import Collector
+from contexts import Contexts
+from roles import noise, on_loop, turns
+from secure import Filler, tls_stream
+
+import uringloop
+
+
+@on_loop
+async def test_close_ends_what_an_end_has_left_waiting(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio waits for ever here: for reading to be resumed, by a program that has closed.
+    right = Collector(loop)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        await loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.close()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        assert not right.data
+
+
+class Cautious(Filler):
+    """Pauses reading after each piece; its buffer's slices are copies."""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        assert isinstance(self.buffer, bytearray)
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self.transport.resume_reading)
+
+
+@pytest.mark.parametrize("kind", [Filler, Cautious])
+@on_loop
+async def test_a_small_buffer_gets_everything_before_the_end(
+    loop: uringloop.Loop, contexts: Contexts, kind: type[Filler]
+) -> None:
+    # asyncio fills it once, copies of it with what comes in the next records, and then ends.
+    data = noise(50_000)
+    right = kind(loop, 1000)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        for start in range(0, len(data), 700):
+            peer.tls.write(data[start : start + 700])
+        await loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        assert right.data == data
+        assert right.ended
