@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -185,6 +185,9 @@ simulate:  ## Run programs on a simulated kernel: SEEDS=10000, or one of them, S
 	  $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
 	PYTHONSAFEPATH=1 PYTHONPATH=tests .venv-simulate/bin/python -m simulation.run \
 	  $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
+
+mutants: $(DEV)/installed  ## Put bugs in, one at a time, and see that the simulation finds each
+	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
 
 sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist

@@ -39,8 +39,22 @@ class Difference(AssertionError):
 
 
 class Model:
-    def __init__(self, seed: int, harmful: bool, folder: Path) -> None:
+    """A loop, what a program has begun on it, and the oracle's books.
+
+    Every step is a coroutine, for `run`. With *simulated* time the waits are long ones.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        *,
+        backend: str = "soft",
+        simulated: bool = False,
+        harmful: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
+        self.simulated = simulated
         self.harmful = harmful
         self.folder = folder
         self.differences: list[str] = []
@@ -55,7 +69,7 @@ class Model:
         self.content = bytearray()
         self.file: Any = None
         self.servers: dict[str, Any] = {}
-        self.loop = uringloop.Loop(backend="soft")
+        self.loop = uringloop.Loop(backend=backend)
         self.loop.set_exception_handler(self._on_exception)
 
     def differs(self, how: str) -> None:
@@ -92,7 +106,7 @@ class Model:
             if true():
                 return
             self.check()
-            await asyncio.sleep(0 if turn % 8 else 0.05)
+            await asyncio.sleep(0 if turn % 8 else 0.05 if self.simulated else 0.001)
         raise Difference(f"stuck: {what}: {self.pairs} {self.accepted} {self.loop.stats()}")
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
@@ -252,6 +266,7 @@ class Model:
             end.transport.set_write_buffer_limits(high)
 
     async def close(self, end: End) -> None:
+        """Begin the end; what is queued is still sent."""
         if end.usable:
             self.note("close", end)
             end.closed = True
@@ -259,6 +274,7 @@ class Model:
             end.transport.close()
 
     async def abort(self, end: End) -> None:
+        """End at once."""
         if end.usable and hasattr(end.transport, "abort"):
             self.note("abort", end)
             end.aborted = True
@@ -279,7 +295,8 @@ class Model:
     async def timers(self, count: int) -> None:
         self.note("timers", count)
         for _ in range(count):
-            when = self.loop.time() + self.rng.choice((0, 1e-6, 0.001, 0.5, 30)) * self.rng.random()
+            longest = self.rng.choice((0, 1e-6, 0.001, 30 if self.simulated else 0.02))
+            when = self.loop.time() + longest * self.rng.random()
             handle: list[asyncio.TimerHandle] = []
 
             def fire(when: float = when, handle: list[Any] = handle) -> None:

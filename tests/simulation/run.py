@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import faulthandler
 import gc
@@ -91,7 +93,8 @@ def run_seed(seed: int, folder: Path, simulated: faults.Simulated) -> dict[str, 
     rng = random.Random(seed)
     rates = faults.choose(rng)
     before = open_fds()
-    model = Model(seed, bool(set(rates) & set(faults.HARMFUL)), folder)
+    harmful = bool(set(rates) & set(faults.HARMFUL))
+    model = Model(seed, folder, simulated=True, harmful=harmful)
     model.note("faults", rates)
     for index in range(len(faults.KINDS)):
         simulated.happened[index] = 0
@@ -153,6 +156,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many (%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (%(default)s)")
     parser.add_argument("--seed", type=int, help="this one alone, in this process")
+    parser.add_argument("--stop", action="store_true", help="at the first that fails")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     options = parser.parse_args()
     began = time.monotonic()
@@ -161,15 +165,30 @@ def main() -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seeds == 1:
         results = iter([run_some(seeds)])
-        return report(seeds, results, began)
+        return report(seeds, results, began, options.stop)
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=10) as pool:
-        return report(seeds, pool.imap_unordered(run_some, chunks), began)
+    with concurrent.futures.ProcessPoolExecutor(
+        options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=10
+    ) as pool:
+        running = {pool.submit(run_some, chunk): chunk for chunk in chunks}
+        status = report(seeds, results_of(running), began, options.stop)
+        if options.stop:
+            pool.shutdown(cancel_futures=True)
+        return status
 
 
-def report(seeds: range, results: Iterator[Any], began: float) -> int:
-    """Tell of failures as they come; returns the exit status."""
+def results_of(running: dict[concurrent.futures.Future[Any], range]) -> Iterator[Any]:
+    for future in concurrent.futures.as_completed(running):
+        try:
+            yield future.result()
+        except concurrent.futures.process.BrokenProcessPool:
+            chunk = running[future]
+            yield [(chunk[0], f"a process died, in one of {chunk} or beside it\n")], {}
+            return
+
+
+def report(seeds: range, results: Iterator[Any], began: float, stop: bool = False) -> int:
+    """Tell of failures as they come, or with *stop* of the first; returns the exit status."""
     failed = 0
     happened: collections.Counter[str] = collections.Counter()
     for failures, faults_of_some in results:
@@ -178,6 +197,11 @@ def report(seeds: range, results: Iterator[Any], began: float) -> int:
             failed += 1
             if failed <= 20:
                 print(f"{text}\nagain: make simulate SEED={seed}\n", flush=True)
+        if failures and stop:
+            seed, text = failures[0]
+            known = [line for line in text.splitlines() if "Difference" in line or "Error" in line]
+            print(f"found: seed {seed}: {(known or [text])[-1][:100]}")
+            return 1
     told = ", ".join(f"{kind} {count}" for kind, count in happened.items())
     print(f"faults: {told}")
     print(f"{len(seeds)} seeds, {failed} failed, {time.monotonic() - began:.0f} s")

@@ -1,0 +1,255 @@
+"""Whether the simulation finds bugs: some are put in, one at a time, and each must be found.
+
+    make mutants
+
+Every mutant is built apart, in build/mutants; the report is build/mutants.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build" / "mutants"
+SOURCES = ("uringloop", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+CORE = "uringloop/_core/"
+# Seeds in which a mutant must be found, and seconds for them.
+SEEDS = 2000
+PATIENCE_S = 300
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: one line for another."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+
+
+MUTANTS = (
+    Mutant(
+        "no receive after a lack of buffers",
+        "stream.pyx",
+        "return self.loop.starve(self, self.loop.pool)",
+        "return 0",
+    ),
+    Mutant(
+        "no receive after a multishot has ended",
+        "stream.pyx",
+        '            return self.end_reading(os_error(res, ""))\n        return self.want_recv()',
+        '            return self.end_reading(os_error(res, ""))\n        return 0',
+    ),
+    Mutant(
+        "the bytes of a multishot's last completion are dropped",
+        "stream.pyx",
+        "            if res > 0:\n                self.receive(res, flags)\n",
+        "            if res > 0 and False:\n                self.receive(res, flags)\n",
+    ),
+    Mutant(
+        "a buffer is given back twice",
+        "stream.pyx",
+        "        finally:\n            self.loop.pool.give_back(flags)\n",
+        "        finally:\n            self.loop.pool.give_back(flags)\n"
+        "            self.loop.pool.give_back(flags)\n",
+    ),
+    Mutant(
+        "what comes while reading is paused is lost",
+        "reader.pyx",
+        "        self.stash.append(item)\n",
+        "",
+    ),
+    Mutant(
+        "what is left of an item goes behind the others",
+        "reader.pyx",
+        "self.stash.insert(0, item)",
+        "self.stash.append(item)",
+    ),
+    Mutant(
+        "an end overtakes the bytes before it",
+        "reader.pyx",
+        "        if self.paused or self.stash:\n            return self.keep(item)",
+        "        if self.paused:\n            return self.keep(item)",
+    ),
+    Mutant(
+        "bytes are delivered while reading is paused",
+        "stream.pyx",
+        "cdef bint stashing = self.paused or self.stash",
+        "cdef bint stashing = bool(self.stash)",
+    ),
+    Mutant(
+        "two sends are in flight",
+        "writer.pyx",
+        "        if self.send_op.in_flight:\n            return 0\n        if self.queue.count:\n",
+        "        if self.queue.count:\n",
+    ),
+    Mutant(
+        "a send's count is not looked at",
+        "writer.pyx",
+        "return self.sent(res)",
+        "return self.sent(self.queue.data_size)",
+    ),
+    Mutant(
+        "a quiet send that has failed is taken for done",
+        "ring.pyx",
+        "            if user_data & QUIET:\n",
+        "            if user_data & QUIET and False:\n",
+    ),
+    Mutant(
+        "an item that was sent in part is sent again",
+        "writequeue.pyx",
+        "            self.data = PyBytes_AS_STRING(<bytes>item) + offset\n",
+        "            self.data = PyBytes_AS_STRING(<bytes>item)\n",
+    ),
+    Mutant(
+        "close drops what is queued",
+        "writer.pyx",
+        "        self.stop_reading()\n        if not self.queue.count:\n",
+        "        self.stop_reading()\n        if True:\n",
+    ),
+    Mutant(
+        "the end of writing overtakes the bytes before it",
+        "writer.pyx",
+        "        if not self.queue.count and not self.closing:\n            self.eof_sent",
+        "        if not self.closing:\n            self.eof_sent",
+    ),
+    Mutant(
+        "a completion that was taken out of turn comes again",
+        "ring.pyx",
+        "                cqe.user_data = 0\n                flags = cqe.flags\n",
+        "                flags = cqe.flags\n",
+    ),
+    Mutant(
+        "nothing is accepted after descriptors were short",
+        "listener.pyx",
+        "        self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, "
+        "self._retry_accept)\n",
+        "",
+    ),
+    Mutant(
+        "nothing is accepted after a multishot has ended",
+        "listener.pyx",
+        "        # At the end of this turn, or in the first of the next run.\n"
+        "        return self.loop.add_flush(self)",
+        "        return 0",
+    ),
+    Mutant(
+        "no more is heard of other threads",
+        "wakeup.pyx",
+        '                    raise os_error(res, "poll")\n                self.arm()',
+        '                    raise os_error(res, "poll")',
+    ),
+    Mutant(
+        "a timer runs early",
+        "timers.pyx",
+        "while self.count and self.entries[0].ns <= now_ns:",
+        "while self.count and self.entries[0].ns <= now_ns + 1000000:",
+    ),
+    Mutant(
+        "a short write to a file is taken for all of it",
+        "openfile.pyx",
+        "            operation = self.writing(view, written, offset + written)\n"
+        "            if not operation.has_ended:\n"
+        "                await operation.run()\n"
+        "            written += self.written_of(operation, written)\n",
+        "            operation = self.writing(view, written, offset + written)\n"
+        "            if not operation.has_ended:\n"
+        "                await operation.run()\n"
+        "            self.written_of(operation, written)\n"
+        "            written = size\n",
+    ),
+    Mutant(
+        "a kernel that is busy ends the run",
+        "ring.pyx",
+        "res == -EAGAIN or res == -EBUSY:",
+        "res == -EAGAIN:",
+    ),
+)
+
+
+def build() -> None:
+    """Compile what has changed."""
+    environment = {
+        **os.environ,
+        "URINGLOOP_DEBUG": "1",
+        "URINGLOOP_CFLAGS": "-DURINGLOOP_SIMULATOR",
+    }
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+
+
+def simulate(seeds: int) -> str | None:
+    """Run seeds until one fails; returns how, or None."""
+    environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER}/tests"}
+    command = [sys.executable, "-m", "simulation.run", "--seeds", str(seeds), "--stop"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=FOLDER / "build",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return "does not come to an end"
+    if done.returncode == 0:
+        return None
+    told = [line for line in done.stdout.splitlines() if line.startswith("found: ")]
+    return told[0].removeprefix("found: ") if told else f"status {done.returncode}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="at most (%(default)s)")
+    parser.add_argument("names", nargs="*", help="of mutants, in part; all by default")
+    options = parser.parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, FOLDER / name, ignore=shutil.ignore_patterns("*.so", "*.c"))
+        else:
+            shutil.copy(source, FOLDER / name)
+    for source in (ROOT / "uringloop/_native").glob("*.c"):
+        shutil.copy(source, FOLDER / "uringloop/_native")
+    build()
+    if (how := simulate(options.seeds // 4)) is not None:
+        print(f"without a mutant: {how}")
+        return 1
+    rows = ["| Mutant | In | Found, and how | |", "|---|---|---|---|"]
+    missed = 0
+    for mutant in MUTANTS:
+        if options.names and not any(name in mutant.name for name in options.names):
+            continue
+        file = FOLDER / CORE / mutant.file
+        text = file.read_text()
+        if text.count(mutant.right) != 1:
+            raise SystemExit(f"{mutant.name}: the line is not there once")
+        file.write_text(text.replace(mutant.right, mutant.wrong))
+        build()
+        began = time.monotonic()
+        how = simulate(options.seeds)
+        took = time.monotonic() - began
+        file.write_text(text)
+        missed += how is None
+        rows.append(f"| {mutant.name} | `{mutant.file}` | {how or '**missed**'} | {took:.0f} s |")
+        print(rows[-1], flush=True)
+    (ROOT / "build" / "mutants.md").write_text("\n".join(rows) + "\n")
+    print(f"{missed} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""Random programs against the oracle of `simulation`, with hypothesis to make a failing one short.
+
+Here the kernel is the machine's own, but where the library was built with the simulator; seeds of
+that are `make simulate`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import on_io_uring, open_fds
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from simulation import faults
+from simulation.ends import End
+from simulation.model import FORMS, KINDS, SIZES, Difference, Model
+
+NUMBERS = st.integers(0, 1 << 16)
+SMALL = st.integers(1, 10)
+TURNS = st.sampled_from((0, 0, 1, 2, 5))
+
+
+class Programs(RuleBasedStateMachine):
+    backend = "soft"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fds = open_fds()
+        self.folder = Path(tempfile.mkdtemp(prefix="uringloop-simulation-"))
+        self.model: Any = None
+
+    @initialize(seed=NUMBERS)
+    def begin(self, seed: int) -> None:
+        simulated = faults.simulation() if self.backend == "soft" else None
+        rates = faults.choose(random.Random(seed)) if simulated is not None else {}
+        self.model = Model(
+            seed,
+            self.folder,
+            backend=self.backend,
+            simulated=simulated is not None,
+            harmful=bool(set(rates) & set(faults.HARMFUL)),
+        )
+        if simulated is not None:
+            faults.begin(simulated, seed, rates)
+
+    def usable(self) -> bool:
+        return bool(self.model and self.model.ends(lambda end: end.usable))
+
+    def end(self, number: int) -> End:
+        usable: list[End] = self.model.ends(lambda end: end.usable)
+        return usable[number % len(usable)]
+
+    @rule(kind=st.sampled_from(KINDS))
+    def connect(self, kind: str) -> None:
+        self.model.run(self.model.connect(kind))
+
+    @precondition(usable)
+    @rule(number=NUMBERS, size=st.sampled_from(SIZES), form=st.sampled_from(FORMS))
+    def write(self, number: int, size: int, form: str) -> None:
+        self.model.run(self.model.write(self.end(number), size, form))
+
+    @precondition(usable)
+    @rule(
+        number=NUMBERS,
+        what=st.sampled_from(("pause", "resume", "resume", "write_eof", "close", "abort")),
+    )
+    def change(self, number: int, what: str) -> None:
+        self.model.run(getattr(self.model, what)(self.end(number)))
+
+    @precondition(usable)
+    @rule(number=NUMBERS, high=st.sampled_from((0, 1000, 100_000)))
+    def limit(self, number: int, high: int) -> None:
+        self.model.run(self.model.limit(self.end(number), high))
+
+    @rule(count=TURNS)
+    def turn(self, count: int) -> None:
+        self.model.run(self.model.turns(count))
+
+    @rule(count=SMALL, what=st.sampled_from(("soon", "timers", "thread", "datagrams")))
+    def call(self, count: int, what: str) -> None:
+        self.model.run(getattr(self.model, what)(count))
+
+    @rule(size=st.sampled_from(SIZES), cancels=st.integers(0, 3))
+    def sockets(self, size: int, cancels: int) -> None:
+        self.model.run(self.model.sockets(size, cancels))
+
+    @rule(offset=NUMBERS, size=st.sampled_from(SIZES), sync=st.booleans())
+    def file_write(self, offset: int, size: int, sync: bool) -> None:
+        self.model.run(self.model.file_write(offset, size, sync))
+
+    @rule(offset=NUMBERS, size=st.sampled_from(SIZES))
+    def file_read(self, offset: int, size: int) -> None:
+        self.model.run(self.model.file_read(offset, size))
+
+    def teardown(self) -> None:
+        try:
+            if self.model is not None:
+                self.model.run(self.model.finish())
+                if (simulated := faults.simulation()) is not None:
+                    faults.end(simulated)
+                self.model.leave()
+                assert open_fds() == self.fds
+        finally:
+            if (simulated := faults.simulation()) is not None:
+                faults.end(simulated)
+            if self.model is not None and not self.model.loop.is_closed():
+                self.model.loop.close()
+            shutil.rmtree(self.folder)
+
+
+class ProgramsOnIoUring(Programs):
+    backend = "io_uring"
+
+
+def case_of(programs: type[Programs]) -> Any:
+    case = programs.TestCase
+    case.settings = settings(
+        max_examples=60,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return pytest.mark.slow(case)
+
+
+TestPrograms = case_of(Programs)
+TestProgramsOnIoUring = on_io_uring(case_of(ProgramsOnIoUring))
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [(b"ab", b"b"), (b"ab", b"aba"), (b"", b"a")],
+    ids=["lost", "twice", "odd"],
+)
+def test_the_oracle_tells_other_bytes_from_those_that_were_sent(
+    tmp_path: Path, sent: bytes, received: bytes
+) -> None:
+    model = Model(0, tmp_path)
+    model.run(model.connect("pair"))
+    left, right = model.pairs[0]
+    left.sent += sent
+    right.take(received)
+    with pytest.raises(Difference, match="other bytes"):
+        model.check()
+    left.sent[:] = right.received
+    model.differences.clear()
+    model.run(model.finish())
+    model.loop.close()
