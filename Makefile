@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,17 @@ bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of thr
 	@mkdir -p build
 	$(RUN) benchmarks/files.py --folder build --json build/files.json \
 	  --markdown build/files.md --plot build/files.png $(ARGS)
+
+faults: $(VENV)/installed  ## Try what befalls a server, on every loop; ARGS="--only reset"
+	@mkdir -p build
+	$(RUN) benchmarks/faults.py --markdown build/faults.md $(ARGS)
+
+soak: $(VENV)/compare  ## A long mixed load on either ring, every byte checked: MINUTES=30
+	@mkdir -p build
+	for ring in io_uring soft; do \
+	  $(RUN) benchmarks/soak.py --minutes $(or $(MINUTES),30) --backend $$ring \
+	    --json build/soak-$$ring.json --plot build/soak-$$ring.png $(ARGS) || exit 1; \
+	done
 
 test: $(VENV)/installed  ## Install, and run the tests against the installed package
 	$(RUN) -m pytest $(ARGS)

@@ -82,6 +82,7 @@ cdef class LoopCore:
     cdef Handle schedule_handle(self, Handle handle)
     cdef int run_turn(self) except -1
     cdef int collect(self) except -1
+    cdef int dispatch(self) except -1
     cdef void count_batch(self, uint64_t count) noexcept
     cdef int feed_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1

@@ -263,14 +263,14 @@ cdef class LoopCore:
         """Dispatch what has completed, and what the kernel holds back for an enter."""
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
-        self.ring.dispatch()
+        self.dispatch()
         while self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
             self.counters.overflows += self.ring.has_overflow()
             # What this round's protocols wrote goes along: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
-            self.ring.dispatch()
+            self.dispatch()
         if self.ring.completions != before:
             self.count_batch(self.ring.completions - before)
         if PyList_GET_SIZE(self.pool.starved):
@@ -278,6 +278,16 @@ cdef class LoopCore:
         if PyList_GET_SIZE(self.datagram_pool.starved):
             self.feed_starved(self.datagram_pool)
         return 0
+
+    @cython.final
+    cdef int dispatch(self) except -1:
+        """Hand out what has completed; a lack of memory ends one of them, and not the run."""
+        while True:
+            try:
+                return self.ring.dispatch()
+            except MemoryError as exc:
+                self.call_exception_handler(
+                    {"message": "No memory for what has completed", "exception": exc})
 
     cdef void count_batch(self, uint64_t count) noexcept:
         cdef uint64_t size = count

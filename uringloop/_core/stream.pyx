@@ -220,6 +220,8 @@ cdef class StreamTransport(WriteTransport):
                 return 0
             data = (
                 PyBytes_FromStringAndSize(memory, size) if stashing else self.absorb(memory, size))
+        except MemoryError as exc:
+            return self.fatal_error(exc, "Fatal read error on socket transport")
         finally:
             self.loop.pool.give_back(flags)
         if data is None:
@@ -322,8 +324,7 @@ cdef class StreamTransport(WriteTransport):
         memcpy(view.buf, data + taken[0], count)
         taken[0] += count
         PyBuffer_Release(&view)
-        # Released, so that the protocol may resize it now.
-        del buffer
+        del buffer  # Released, so that the protocol may resize it now.
         filled = count
         result = self.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
         if result == NULL:
@@ -374,7 +375,10 @@ cdef class StreamTransport(WriteTransport):
         self.readable = True
         while (total < AT_ONCE_MAX
                 and not (self.paused or self.stash or self.closing or self.read_ended)):
-            size = self.read_some(&left)
+            try:
+                size = self.read_some(&left)
+            except MemoryError as exc:
+                return self.end_reading(exc)
             if size == 0 or (size < 0 and size != -EINTR):
                 self.readable = False
                 if size == -EAGAIN:

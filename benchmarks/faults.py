@@ -1,0 +1,101 @@
+"""What loops do about faults: `python benchmarks/faults.py [--loops A,B] [--only WORD]`.
+
+Each fault of faults_peers.py and faults_life.py is tried on each loop in a process of its own, and
+what came of it is a cell of the table: bytes lost, memory, descriptors, how long until all was well
+again. A cell is bad if the process died or hung.
+
+The exit status is 0, or 1 when this loop's process died, hung or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
+sys.path.insert(0, str(Path(__file__).parent))
+
+import faults_life
+import faults_peers
+from faults_peers import Fault
+
+FAULTS: tuple[Fault, ...] = (*faults_peers.FAULTS, *faults_life.FAULTS)
+LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
+PATIENCE_S = 120
+
+
+def new_loop(name: str) -> object:
+    """Make a loop by name."""
+    if name == "asyncio":
+        import asyncio
+
+        return asyncio.SelectorEventLoop()
+    if name == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop()
+    import uringloop
+
+    return uringloop.Loop(backend="soft" if name == "uringloop-soft" else "auto")
+
+
+def try_one(fault: Fault, loop: str) -> tuple[str, bool]:
+    """Return what came of a fault, in a process of its own, and whether that was a result."""
+    command = [sys.executable, __file__, "--child", fault.__name__, "--loops", loop]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return f"**hangs** ({PATIENCE_S} s)", False
+    for line in done.stdout.splitlines():
+        if line.startswith("result: "):
+            return json.loads(line.removeprefix("result: ")), True
+    if done.returncode < 0:
+        return f"**dies** of signal {-done.returncode}", False
+    last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    return f"**fails**: {last[:120]}", False
+
+
+def child(name: str, loop: str) -> int:
+    """Try one fault here."""
+    fault = next(fault for fault in FAULTS if fault.__name__ == name)
+    result = fault(lambda: new_loop(loop))
+    print("result:", json.dumps(result), flush=True)
+    # What the fault has left is not to be waited for.
+    os._exit(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--loops", default=",".join(LOOPS), help="(%(default)s)")
+    parser.add_argument("--only", default="", help="faults with this in their name")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    loops = options.loops.split(",")
+    if options.child:
+        return child(options.child, loops[0])
+    rows = [f"| | {' | '.join(loops)} |", "|---" * (len(loops) + 1) + "|"]
+    print("\n".join(rows))
+    failed = False
+    for fault in FAULTS:
+        if options.only not in fault.__name__:
+            continue
+        cells = []
+        for loop in loops:
+            cell, is_result = try_one(fault, loop)
+            failed |= not is_result and loop.startswith("uringloop")
+            cells.append(cell)
+        title = (fault.__doc__ or fault.__name__).splitlines()[0].rstrip(".")
+        rows.append(f"| {title} | {' | '.join(cells)} |")
+        print(rows[-1], flush=True)
+    if options.markdown:
+        options.markdown.write_text("\n".join(rows) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

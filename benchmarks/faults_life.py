@@ -1,0 +1,496 @@
+"""What befalls a process: each function tries it on a new loop, and returns what came of it."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from typing import Any
+
+from faults_peers import (
+    MB,
+    Counted,
+    Ends,
+    Factory,
+    Fault,
+    echoes,
+    open_fds,
+    resident_kb,
+    serving,
+)
+
+
+async def _echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
+    """Return a transport that echoes, and its peer's socket."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    transport, _ = await loop.create_connection(lambda: Counted(ends), sock=ours)
+    return transport, theirs
+
+
+def fork_while_running(factory: Factory) -> str:
+    """os.fork() inside a callback; the child touches the loop, and leaves."""
+    loop = factory()
+    ends = Ends()
+
+    async def main() -> str:
+        transport, peer = await _echo_pair(loop, ends)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            told = "went on"
+            try:
+                loop.call_soon_threadsafe(print)
+                transport.write(b"of the child")
+                loop._run_once() if hasattr(loop, "_run_once") else loop.run_forever()
+            except BaseException as exc:
+                told = type(exc).__name__
+            os.write(write, told.encode())
+            os._exit(0)
+        told = os.read(read, 100).decode()
+        os.waitpid(child, 0)  # noqa: ASYNC222
+        data = os.urandom(300_000)
+        back = bytearray()
+        sending = asyncio.ensure_future(loop.sock_sendall(peer, data))
+        while len(back) < len(data):
+            back += await asyncio.wait_for(loop.sock_recv(peer, 65536), 5)
+        await sending
+        stray = len(back) - len(data) if back != data else 0
+        transport.close()
+        peer.close()
+        return f"child: {told}; parent: {'intact' if back == data else f'{stray} bytes more'}"
+
+    return str(loop.run_until_complete(main()))
+
+
+def _child_of_multiprocessing(queue: Any) -> None:
+    async def main() -> int:
+        await asyncio.sleep(0.001)
+        return 42
+
+    queue.put(asyncio.run(main()))
+
+
+def multiprocessing_both_ways(factory: Factory) -> str:
+    """multiprocessing, by fork and by spawn, from within a running loop."""
+    loop = factory()
+
+    async def main() -> str:
+        told = []
+        for way in ("fork", "spawn"):
+            context: Any = multiprocessing.get_context(way)
+            queue = context.Queue()
+            process = context.Process(target=_child_of_multiprocessing, args=(queue,))
+            process.start()
+            result: Any = "nothing"
+            with contextlib.suppress(Exception):
+                result = await loop.run_in_executor(None, queue.get, True, 10)
+            process.kill()
+            process.join()
+            told.append(f"{way}: {'well' if result == 42 else result}")
+        return ", ".join(told)
+
+    return str(loop.run_until_complete(main()))
+
+
+def exit_with_everything_open(factory: Factory) -> str:
+    """The interpreter ends while connections, timers and tasks are there."""
+    name = os.environ.get("FAULTS_LOOP", "")
+    script = f"""
+import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import asyncio, faults, socket
+loop = faults.new_loop({name or _name_of(factory)!r})
+asyncio.set_event_loop(loop)
+async def main():
+    global kept
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    client = await asyncio.open_connection(*server.sockets[0].getsockname())
+    client[1].write(bytes(1000000))
+    loop.call_later(1000, print)
+    kept = server, client, asyncio.ensure_future(client[0].read())
+    await asyncio.sleep(0.01)
+loop.run_until_complete(main())
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    took = (time.monotonic() - began) * 1e3
+    return f"status {done.returncode}, {took:.0f} ms"
+
+
+def _name_of(factory: Factory) -> str:
+    loop = factory()
+    kind = type(loop).__module__.split(".")[0]
+    backend = getattr(loop, "backend", "")
+    loop.close()
+    if kind == "uringloop":
+        return "uringloop-soft" if backend == "soft" else "uringloop"
+    return "uvloop" if kind == "uvloop" else "asyncio"
+
+
+def abandoned(factory: Factory) -> str:
+    """200 loops with a connection and a timer each are forgotten, not closed."""
+    fds = open_fds()
+    references = []
+    for _ in range(200):
+        loop = factory()
+        loop.run_until_complete(_echo_pair(loop, Ends()))
+        loop.call_later(1000, print)
+        references.append(weakref.ref(loop))
+        del loop
+    gc.collect()
+    alive = sum(reference() is not None for reference in references)
+    return f"{alive} alive, {open_fds() - fds} fds left"
+
+
+def interrupted_anywhere(factory: Factory) -> str:
+    """KeyboardInterrupt at 300 random moments of an echo; each time the run is begun again."""
+    loop = factory()
+    ends = Ends()
+    loop.set_exception_handler(ends.handler)
+    data = random.Random(1).randbytes(20 * MB)
+    _, peer = loop.run_until_complete(_echo_pair(loop, ends))
+    peer.setblocking(True)
+    back = bytearray()
+
+    def read() -> None:
+        while len(back) < len(data):
+            back.extend(peer.recv(MB))
+
+    def stop() -> None:
+        loop.call_later(0.05, stop)
+        loop.stop()
+
+    loop.call_later(0.05, stop)
+
+    threads = [
+        threading.Thread(target=read, daemon=True),
+        threading.Thread(target=peer.sendall, args=(data,), daemon=True),
+    ]
+    interrupts = 0
+    running = False
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal interrupts, running
+        if running:
+            running = False
+            interrupts += 1
+            raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        rng = random.Random(2)
+        for _ in range(300):
+            time.sleep(rng.random() * 0.002)
+            _thread.interrupt_main()
+
+    threads.append(threading.Thread(target=interrupt, daemon=True))
+    signal.signal(signal.SIGINT, on_interrupt)
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while (len(back) < len(data) or threads[2].is_alive()) and time.monotonic() < until:
+        with contextlib.suppress(KeyboardInterrupt):
+            running = True
+            loop.run_forever()
+        running = False
+    threads[2].join()
+    lost = len(data) - len(back)
+    if lost:
+        return f"{interrupts} interrupts, {lost} bytes missing"
+    return f"{interrupts} interrupts, {'0' if back == data else 'other'} bytes lost"
+
+
+def signals_at_10_khz(factory: Factory) -> str:
+    """SIGUSR1 10,000 times a second for 2 s, beside an echo."""
+    loop = factory()
+    seen = 0
+
+    def on_signal() -> None:
+        nonlocal seen
+        seen += 1
+
+    async def main() -> str:
+        loop.add_signal_handler(signal.SIGUSR1, on_signal)
+        transport, peer = await _echo_pair(loop, Ends())
+        stop = False
+
+        def send() -> None:
+            while not stop:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(0.00005)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        began = time.monotonic()
+        rounds = 0
+        while time.monotonic() - began < 2:
+            await loop.sock_sendall(peer, b"x" * 100)
+            got = 0
+            while got < 100:
+                got += len(await loop.sock_recv(peer, 100 - got))
+            rounds += 1
+        stop = True
+        sender.join()
+        transport.close()
+        peer.close()
+        loop.remove_signal_handler(signal.SIGUSR1)
+        return f"{seen / 2:.0f} signals and {rounds / 2:.0f} echoes a second"
+
+    return str(loop.run_until_complete(main()))
+
+
+def a_million_calls_of_threads(factory: Factory) -> str:
+    """8 threads make 1,000,000 call_soon_threadsafe."""
+    loop = factory()
+    each = 125_000
+    last = [-1] * 8
+    disorder = 0
+    count = 0
+
+    def called(thread: int, number: int) -> None:
+        nonlocal disorder, count
+        disorder += number != last[thread] + 1
+        last[thread] = number
+        count += 1
+        if count == 8 * each:
+            loop.stop()
+
+    def call(thread: int) -> None:
+        for number in range(each):
+            loop.call_soon_threadsafe(called, thread, number)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    loop.run_forever()
+    took = time.monotonic() - began
+    for thread in threads:
+        thread.join()
+    return f"{count:,} ran, {disorder} out of order, {took:.1f} s"
+
+
+def another_user(factory: Factory) -> str:
+    """The process becomes another user after its loop was made."""
+    ends = Ends()
+    if os.geteuid() != 0:
+        return "not tried: needs root"
+    loop = factory()
+
+    async def opened() -> None:
+        if hasattr(loop, "backend"):
+            import uringloop
+
+            # Not from the kernel's cache of names: a worker has to do it.
+            async with uringloop.open("/etc/shadow", opener=os.open):
+                pass
+            async with uringloop.open("/etc/shadow"):
+                pass
+        else:
+            (await loop.run_in_executor(None, open, "/etc/shadow")).close()
+
+    # Workers are there already.
+    loop.run_until_complete(opened())
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+
+    async def main() -> str:
+        transport, peer = await _echo_pair(loop, ends)
+        await loop.sock_sendall(peer, b"hello")
+        got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
+        transport.close()
+        peer.close()
+        try:
+            await opened()
+        except PermissionError:
+            return f"{'goes on' if got == b'hello' else 'no echo'}, may not read /etc/shadow"
+        return "**reads /etc/shadow**"
+
+    return str(loop.run_until_complete(main()))
+
+
+def no_locked_memory(factory: Factory) -> str:
+    """RLIMIT_MEMLOCK is 0."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+    ends = Ends()
+    with serving(factory, ends) as address:
+        return f"echo {echoes(address):.1f} ms"
+
+
+def no_memory(factory: Factory) -> str:
+    """RLIMIT_AS leaves 64 MB, and five connections send more than fits; then it is lifted."""
+    hoard: list[bytes] = []
+
+    class Hoarder(Counted):
+        def data_received(self, data: bytes) -> None:
+            hoard.append(data + bytes(len(data)))
+            self.ends.received += len(data)
+
+    ends = Ends()
+    with serving(factory, ends, Hoarder) as address:
+        echoed = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        block = bytes(65536)
+        resource.setrlimit(resource.RLIMIT_AS, (size + 64 * MB, echoed[1]))
+        for _ in range(5):
+            with socket.create_connection(address) as sock:
+                sock.settimeout(0.5)
+                with contextlib.suppress(OSError):
+                    for _ in range(400):
+                        sock.sendall(block)
+        hoard.clear()
+        gc.collect()
+        resource.setrlimit(resource.RLIMIT_AS, echoed)
+        before = ends.received
+        with socket.create_connection(address) as sock:
+            sock.sendall(b"x")
+            time.sleep(0.2)
+        goes_on = ends.received - before == 1
+        hoard.clear()
+    return f"{ends.complaints} complaints, then {'goes on' if goes_on else '**serves nobody**'}"
+
+
+def no_descriptors(factory: Factory) -> str:
+    """No descriptor is left while a loop runs: connect, open a file, start a process."""
+    loop = factory()
+
+    async def main() -> str:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        with tempfile.NamedTemporaryFile() as file:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_fds() - 1, hard))
+            told = []
+            for attempt in (
+                lambda: asyncio.open_connection(*address),
+                lambda: asyncio.create_subprocess_exec("/bin/true"),
+                lambda: loop.run_in_executor(None, open, file.name),
+            ):
+                try:
+                    await asyncio.wait_for(attempt(), 5)
+                    told.append("went on")
+                except OSError as exc:
+                    told.append(type(exc).__name__)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            _, writer = await asyncio.open_connection(*address)
+            writer.close()
+        server.close()
+        return f"{', '.join(told)}; then goes on"
+
+    return str(loop.run_until_complete(main()))
+
+
+def stuck_files(factory: Factory) -> str:
+    """100 opens wait for the other ends of FIFOs; an echo beside them, and the end."""
+    loop = factory()
+    is_ours = hasattr(loop, "backend")
+
+    async def main() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            tasks = []
+            for number in range(100):
+                path = os.path.join(folder, str(number))
+                os.mkfifo(path)
+                if is_ours:
+                    import uringloop
+
+                    tasks.append(asyncio.ensure_future(uringloop.open(path, "rb").__aenter__()))
+                else:
+                    tasks.append(loop.run_in_executor(None, open, path, "rb"))
+            transport, peer = await _echo_pair(loop, Ends())
+            began = time.monotonic()
+            await loop.sock_sendall(peer, b"hello")
+            await loop.sock_recv(peer, 100)
+            took = (time.monotonic() - began) * 1e3
+            for task in tasks:
+                task.cancel()
+            began = time.monotonic()
+            await asyncio.wait(tasks, timeout=10)
+            cancelled = (time.monotonic() - began) * 1e3
+            transport.close()
+            peer.close()
+            await asyncio.sleep(0.05)
+            stuck = threading.active_count() - 1
+            return f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms, {stuck} threads stuck"
+
+    return str(loop.run_until_complete(main()))
+
+
+def from_another_thread(factory: Factory) -> str:
+    """A loop is made in one thread, run in another, run in a third and closed in a fourth."""
+    ends = Ends()
+    made: list[Any] = []
+    told: list[str] = []
+
+    def run(step: Any) -> None:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join(20)
+        if thread.is_alive():
+            raise TimeoutError
+
+    def work() -> None:
+        async def main() -> None:
+            transport, peer = await _echo_pair(made[0], ends)
+            await made[0].sock_sendall(peer, b"hello")
+            told.append((await asyncio.wait_for(made[0].sock_recv(peer, 100), 5)).decode())
+            transport.close()
+            peer.close()
+
+        made[0].run_until_complete(main())
+
+    fds = open_fds()
+    run(lambda: made.append(factory()))
+    run(work)
+    run(work)
+    run(lambda: made[0].close())
+    return f"{len(told)} of 2 echoes, {open_fds() - fds} fds left"
+
+
+def created_and_closed(factory: Factory) -> str:
+    """5,000 loops are made, run and closed."""
+    for _ in range(100):
+        factory().close()
+    gc.collect()
+    before, fds = resident_kb(), open_fds()
+    began = time.monotonic()
+    for _ in range(5000):
+        loop = factory()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+    took = time.monotonic() - began
+    gc.collect()
+    grown, left = resident_kb() - before, open_fds() - fds
+    return f"{took * 1e6 / 5000:.0f} us each, {grown} KB more, {left} fds left"
+
+
+FAULTS: tuple[Fault, ...] = (
+    fork_while_running,
+    multiprocessing_both_ways,
+    exit_with_everything_open,
+    abandoned,
+    interrupted_anywhere,
+    signals_at_10_khz,
+    a_million_calls_of_threads,
+    another_user,
+    from_another_thread,
+    created_and_closed,
+    no_locked_memory,
+    no_memory,
+    no_descriptors,
+    stuck_files,
+)

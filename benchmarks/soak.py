@@ -1,0 +1,332 @@
+"""A long mixed load, every byte of it checked: `python benchmarks/soak.py --minutes 30`.
+
+Connections over TCP, UNIX sockets and TLS that echo, end and begin anew, datagrams, files,
+processes, timers, calls of threads, and tasks that are cancelled at any time. Each second the size
+of the process, its descriptors and threads, the loop's operations and buffers are noted. In the end
+a line is fitted through each, without the first fifth: a leak is a slope that can not be chance.
+
+The exit status is 0, or 1 if a byte was wrong or something grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import gc
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uringloop
+
+CERTIFICATES = Path(__file__).parents[1] / "tests" / "certificates"
+# What is noted, with the growth in an hour that counts as one: less is not told from chance.
+MEASURES = {"rss_kb": 1024.0, "fds": 1.0, "threads": 1.0, "operations": 1.0, "buffers_out": 1.0}
+WARM_UP = 0.2
+SIZES = (1, 100, 1000, 10_000, 70_000, 300_000)
+
+
+class Soak:
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.folder = folder
+        self.done: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.samples: list[dict[str, float]] = []
+        self.stopping = False
+        self.server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server_tls.load_cert_chain(CERTIFICATES / "server.pem")
+        self.client_tls = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
+
+    def check(self, what: str, sent: bytes, received: bytes) -> None:
+        """Note a piece of work, and whether its bytes have come back."""
+        self.done[what] += 1
+        self.done[f"{what}, bytes"] += len(sent)
+        if hashlib.sha256(sent).digest() != hashlib.sha256(received).digest():
+            self.wrong.append(f"{what}: {len(received)} bytes of {len(sent)}, or others")
+
+    # ── the load ─────────────────────────────────────────────────────────────────────────────
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def stream(self, what: str, connect: Callable[[], Awaitable[Any]]) -> None:
+        """Echo over one connection, some times, and end it in one of several ways."""
+        reader, writer = await connect()
+        try:
+            for _ in range(self.rng.randrange(1, 30)):
+                data = self.rng.randbytes(self.rng.choice(SIZES))
+                reading = asyncio.ensure_future(reader.readexactly(len(data)))
+                try:
+                    for start in range(0, len(data), 50_000):
+                        writer.write(data[start : start + 50_000])
+                        await writer.drain()
+                    self.check(what, data, await reading)
+                finally:
+                    reading.cancel()
+        finally:
+            if self.rng.random() < 0.2:
+                writer.transport.abort()
+            else:
+                writer.close()
+
+    async def datagrams(self, address: Any) -> None:
+        """Echo some datagrams; the kernel may lose one, and must not change it."""
+        got: asyncio.Queue[bytes] = asyncio.Queue()
+
+        class Receiver(asyncio.DatagramProtocol):
+            def datagram_received(self, data: bytes, sender: Any) -> None:
+                got.put_nowait(data)
+
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            Receiver, remote_addr=address
+        )
+        try:
+            for _ in range(20):
+                data = self.rng.randbytes(self.rng.randrange(1, 9000))
+                transport.sendto(data)
+                with contextlib.suppress(TimeoutError):
+                    self.check("datagrams", data, await asyncio.wait_for(got.get(), 5))
+        finally:
+            transport.close()
+
+    async def files(self) -> None:
+        path = self.folder / f"{self.rng.random()}"
+        data = self.rng.randbytes(self.rng.choice(SIZES))
+        async with uringloop.open(path, "w+b") as file:
+            await file.write(data)
+            await file.flush()
+            await file.seek(0)
+            self.check("files", data, await file.read())
+        await uringloop.fs.write_atomic(path, data[::-1])
+        self.check("files, at once", data[::-1], await uringloop.fs.read_bytes(path))
+        await uringloop.fs.unlink(path)
+
+    async def processes(self) -> None:
+        data = self.rng.randbytes(self.rng.choice(SIZES))
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
+        try:
+            out, _ = await process.communicate(data)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        self.check("processes", data, out)
+        await asyncio.sleep(0.1)
+
+    async def timers(self) -> None:
+        loop = asyncio.get_running_loop()
+        ran: list[int] = []
+        handles = [loop.call_later(self.rng.random() / 50, ran.append, n) for n in range(100)]
+        for handle in handles[::2]:
+            handle.cancel()
+        await asyncio.sleep(0.03)
+        self.check("timers", bytes(range(1, 100, 2)), bytes(sorted(ran)))
+
+    async def threads(self) -> None:
+        loop = asyncio.get_running_loop()
+        ran: list[int] = []
+        await loop.run_in_executor(
+            None, lambda: [loop.call_soon_threadsafe(ran.append, n) for n in range(50)]
+        )
+        await asyncio.sleep(0)
+        self.check("calls of threads", bytes(range(50)), bytes(ran))
+
+    async def again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something until the end; every now and then it is cancelled."""
+        while not self.stopping:
+            task: asyncio.Future[None] = asyncio.ensure_future(work())
+            if self.rng.random() < 0.1:
+                await asyncio.wait([task], timeout=self.rng.random() / 50)
+                if not task.done():
+                    self.done["cancelled"] += 1
+                task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    raise
+            except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError) as exc:
+                self.wrong.append(repr(exc))
+
+    # ── the run ──────────────────────────────────────────────────────────────────────────────
+
+    async def run(self, minutes: float) -> None:
+        loop = asyncio.get_running_loop()
+
+        class Echo(asyncio.DatagramProtocol):
+            def connection_made(self, transport: Any) -> None:
+                self.transport = transport
+
+            def datagram_received(self, data: bytes, address: Any) -> None:
+                self.transport.sendto(data, address)
+
+        path = str(self.folder / "socket")
+        tcp = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        tls = await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=self.server_tls)
+        unix = await asyncio.start_unix_server(self.serve, path)
+        udp, _ = await loop.create_datagram_endpoint(Echo, ("127.0.0.1", 0))
+        tcp_address, tls_address = (s.sockets[0].getsockname() for s in (tcp, tls))
+        connects: list[tuple[str, int, Callable[[], Awaitable[Any]]]] = [
+            ("TCP", 12, lambda: asyncio.open_connection(*tcp_address)),
+            ("UNIX", 8, lambda: asyncio.open_unix_connection(path)),
+            (
+                "TLS",
+                4,
+                lambda: asyncio.open_connection(
+                    *tls_address, ssl=self.client_tls, server_hostname="localhost"
+                ),
+            ),
+        ]
+        load = [
+            self.again_and_again(functools.partial(self.stream, what, connect))
+            for what, count, connect in connects
+            for _ in range(count)
+        ]
+        address = udp.get_extra_info("sockname")
+        load += [self.again_and_again(lambda: self.datagrams(address)) for _ in range(2)]
+        load += [self.again_and_again(self.files) for _ in range(3)]
+        load += [self.again_and_again(work) for work in (self.processes, self.timers, self.threads)]
+        tasks = [asyncio.ensure_future(work) for work in load]
+        end = time.monotonic() + 60 * minutes
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(1.0, left))
+            self.samples.append(self.sample(loop))
+        self.stopping = True
+        await asyncio.wait(tasks, timeout=60)
+        for task in tasks:
+            if not task.done():
+                self.wrong.append(f"does not come to an end: {task}")
+                task.cancel()
+            elif task.exception() is not None:
+                self.wrong.append(repr(task.exception()))
+        for server in (tcp, tls, unix):
+            server.close()
+        udp.close()
+        await asyncio.sleep(0.5)
+
+    def sample(self, loop: Any) -> dict[str, float]:
+        stats = loop.stats()
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+        return {
+            "second": time.monotonic(),
+            "rss_kb": pages * os.sysconf("SC_PAGE_SIZE") / 1024,
+            "fds": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "operations": stats["operations"],
+            "buffers_out": stats["buffers_out"],
+        }
+
+
+def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return growth in an hour and how far off that may be (95 %), by least squares.
+
+    Neighbours are alike, so that they count for less: by the correlation of the residuals.
+    """
+    count = len(points)
+    mean_x = sum(x for x, _ in points) / count
+    mean_y = sum(y for _, y in points) / count
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    rate = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = [y - mean_y - rate * (x - mean_x) for x, y in points]
+    variance = sum(r * r for r in rest) / max(1, count - 2)
+    squares = sum(r * r for r in rest) or 1
+    alike = sum(a * b for a, b in itertools.pairwise(rest)) / squares
+    alike = min(max(alike, 0.0), 0.99)
+    effective = variance * (1 + alike) / (1 - alike)
+    return rate * 3600, 1.96 * math.sqrt(effective / spread) * 3600
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
+    parser.add_argument("--backend", default="auto", help="io_uring, soft (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
+    parser.add_argument("--json", type=Path, help="write the samples there")
+    parser.add_argument("--plot", type=Path, help="draw them there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(options.seed, Path(folder))
+        fds = len(os.listdir("/proc/self/fd"))
+        loop = uringloop.Loop(backend=options.backend)
+        backend = loop.backend
+        complaints: list[Any] = []
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        loop.run_until_complete(soak.run(options.minutes))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        gc.collect()
+        left = loop.stats()
+        loop.close()
+    left_fds = len(os.listdir("/proc/self/fd")) - fds
+    for what, count in sorted(soak.done.items()):
+        print(f"{what}: {count:,}")
+    samples = soak.samples[int(len(soak.samples) * WARM_UP) :]
+    grows = []
+    print(f"\n{backend}, {options.minutes:g} minutes, {len(samples)} samples\n")
+    print("| | median | growth in an hour | ± (95 %) |\n|---|---|---|---|")
+    for name, least in MEASURES.items():
+        rate, off = slope([(s["second"], s[name]) for s in samples])
+        middle = sorted(s[name] for s in samples)[len(samples) // 2]
+        print(f"| {name} | {middle:,.0f} | {rate:+,.1f} | {off:,.1f} |")
+        if rate - off > least:
+            grows.append(name)
+    print(
+        f"\nwrong: {len(soak.wrong)}; left: {left_fds} descriptors, "
+        f"{left['operations']} operations, {left['buffers_out']} buffers, "
+        f"{threading.active_count() - 1} threads; complaints: {len(complaints)}"
+    )
+    for text in [*soak.wrong[:5], *map(str, complaints[:5])]:
+        print(text)
+    if options.json:
+        options.json.write_text(json.dumps({"backend": backend, "samples": soak.samples}))
+    if options.plot:
+        plot(soak.samples, options.plot, f"{backend}, {options.minutes:g} minutes")
+    if grows:
+        print("grows:", ", ".join(grows))
+    return 1 if soak.wrong or grows or complaints or left["operations"] else 0
+
+
+def plot(samples: list[dict[str, float]], path: Path, title: str) -> None:
+    """Draw what was noted over time, a panel for each measure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(len(MEASURES), 1, sharex=True, figsize=(8, 10))
+    begin = samples[0]["second"]
+    for panel, name in zip(panels, MEASURES, strict=True):
+        panel.plot(
+            [(s["second"] - begin) / 60 for s in samples], [s[name] for s in samples], linewidth=0.8
+        )
+        panel.set_ylabel(name)
+        panel.set_ylim(bottom=0)
+    panels[0].set_title(title)
+    panels[-1].set_xlabel("minutes")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
