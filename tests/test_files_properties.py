@@ -15,7 +15,7 @@ import uringloop
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 SETTINGS = settings(
@@ -100,6 +100,14 @@ def test_binary_files_do_what_plain_ones_do(
     encoding=st.sampled_from(["utf-8", "utf-16", "utf-8-sig"]),
     newline=st.sampled_from([None, "", "\n", "\r", "\r\n"]),
     calls=calls_of(st.sampled_from(["", "b", "two\nlines\n", "ö\r\n", "z" * 9000]), TEXT_CALLS),
+)
+# As many bytes are read at once as the size asked for needs: an error shows it.
+@example(
+    content="",
+    mode="r+",
+    encoding="utf-16",
+    newline=None,
+    calls=[("write", ("",)), ("truncate", (8195,)), ("read", (8193,)), ("read", (-1,))],
 )
 def test_text_files_do_what_plain_ones_do(
     each_loop: asyncio.AbstractEventLoop,

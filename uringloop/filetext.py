@@ -169,11 +169,15 @@ class TextFile(AsyncFile[str]):
         self._chars, self._used = "", 0
         self._chunks.clear()
 
-    async def _fetch(self) -> bool:
-        """Decode the next bytes behind what is unread; False at the end of the file."""
+    async def _fetch(self, chars: int = 0) -> bool:
+        """Decode the next bytes behind what is unread; False at the end of the file.
+
+        As plain files do, it asks for as many bytes as *chars* may need.
+        """
         decoder = self._get_decoder()
         # More where a lot is unread already, so that a long line is not copied over and over.
-        wanted = max(CHUNK_BYTES, len(self._chars) - self._used)
+        unread = len(self._chars) - self._used
+        wanted = max(CHUNK_BYTES, unread, int(max(self._bytes_per_char, 1.0) * chars))
         held, flags = decoder.getstate()
         data = await self.buffer._read1(wanted)
         text = decoder.decode(data, not data)
@@ -207,8 +211,8 @@ class TextFile(AsyncFile[str]):
             return text
         more = True
         try:
-            while more and len(self._chars) - self._used < size:
-                more = await self._fetch()
+            while more and (missing := size - len(self._chars) + self._used) > 0:
+                more = await self._fetch(missing)
         except UnicodeError:
             # What could be decoded counts as read, as of plain files.
             self._used = len(self._chars)
