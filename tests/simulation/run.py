@@ -167,9 +167,8 @@ def main() -> int:
         results = iter([run_some(seeds)])
         return report(seeds, results, began, options.stop)
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    with concurrent.futures.ProcessPoolExecutor(
-        options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=10
-    ) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(options.jobs, spawn) as pool:
         running = {pool.submit(run_some, chunk): chunk for chunk in chunks}
         status = report(seeds, results_of(running), began, options.stop)
         if options.stop:

@@ -381,7 +381,8 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
         soft_flush_overflow(s);
         soft_hear(s);
         enough = soft_ready(s) >= wanted;
-        res = soft_look(s, enough ? 0 : left);
+        /* What has overflowed meanwhile is there in the next round. */
+        res = soft_look(s, enough || s->overflow != NULL ? 0 : left);
         /* The flag stays, for it may be there for another reason. */
         if (s->pool != NULL && soft_is_told(s))
             soft_take_done(s);
@@ -394,7 +395,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
             left = end - uring_clock_ns();
             if (left <= 0)
                 return -ETIME;
-        } else if (timeout_ns == 0) {
+        } else if (timeout_ns == 0 && s->overflow == NULL) {
             return -ETIME;
         }
     }
