@@ -23,24 +23,11 @@ import faults_life
 import faults_peers
 from faults_peers import Fault
 
+from uringloop.bench import loops
+
 FAULTS: tuple[Fault, ...] = (*faults_peers.FAULTS, *faults_life.FAULTS)
 LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
 PATIENCE_S = 120
-
-
-def new_loop(name: str) -> object:
-    """Make a loop by name."""
-    if name == "asyncio":
-        import asyncio
-
-        return asyncio.SelectorEventLoop()
-    if name == "uvloop":
-        import uvloop
-
-        return uvloop.new_event_loop()
-    import uringloop
-
-    return uringloop.Loop(backend="soft" if name == "uringloop-soft" else "auto")
 
 
 def try_one(fault: Fault, loop: str) -> tuple[str, bool]:
@@ -62,7 +49,9 @@ def try_one(fault: Fault, loop: str) -> tuple[str, bool]:
 def child(name: str, loop: str) -> int:
     """Try one fault here."""
     fault = next(fault for fault in FAULTS if fault.__name__ == name)
-    result = fault(lambda: new_loop(loop))
+    # For a fault that needs a process of its own.
+    os.environ["FAULTS_LOOP"] = loop
+    result = fault(loops.load(loop))
     print("result:", json.dumps(result), flush=True)
     # What the fault has left is not to be waited for.
     os._exit(0)
@@ -75,17 +64,17 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table there")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    loops = options.loops.split(",")
+    names = options.loops.split(",")
     if options.child:
-        return child(options.child, loops[0])
-    rows = [f"| | {' | '.join(loops)} |", "|---" * (len(loops) + 1) + "|"]
+        return child(options.child, names[0])
+    rows = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     print("\n".join(rows))
     failed = False
     for fault in FAULTS:
         if options.only not in fault.__name__:
             continue
         cells = []
-        for loop in loops:
+        for loop in names:
             cell, is_result = try_one(fault, loop)
             failed |= not is_result and loop.startswith("uringloop")
             cells.append(cell)

@@ -28,9 +28,10 @@ from faults_peers import (
     Fault,
     echoes,
     open_fds,
-    resident_kb,
     serving,
 )
+
+from uringloop.bench.counters import rss_bytes
 
 
 async def _echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
@@ -109,11 +110,10 @@ def multiprocessing_both_ways(factory: Factory) -> str:
 
 def exit_with_everything_open(factory: Factory) -> str:
     """The interpreter ends while connections, timers and tasks are there."""
-    name = os.environ.get("FAULTS_LOOP", "")
     script = f"""
-import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
-import asyncio, faults, socket
-loop = faults.new_loop({name or _name_of(factory)!r})
+import asyncio
+from uringloop.bench import loops
+loop = loops.load({os.environ["FAULTS_LOOP"]!r})()
 asyncio.set_event_loop(loop)
 async def main():
     global kept
@@ -129,16 +129,6 @@ loop.run_until_complete(main())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     took = (time.monotonic() - began) * 1e3
     return f"status {done.returncode}, {took:.0f} ms"
-
-
-def _name_of(factory: Factory) -> str:
-    loop = factory()
-    kind = type(loop).__module__.split(".")[0]
-    backend = getattr(loop, "backend", "")
-    loop.close()
-    if kind == "uringloop":
-        return "uringloop-soft" if backend == "soft" else "uringloop"
-    return "uvloop" if kind == "uvloop" else "asyncio"
 
 
 def abandoned(factory: Factory) -> str:
@@ -466,7 +456,7 @@ def created_and_closed(factory: Factory) -> str:
     for _ in range(100):
         factory().close()
     gc.collect()
-    before, fds = resident_kb(), open_fds()
+    before, fds = rss_bytes(os.getpid()), open_fds()
     began = time.monotonic()
     for _ in range(5000):
         loop = factory()
@@ -474,7 +464,7 @@ def created_and_closed(factory: Factory) -> str:
         loop.close()
     took = time.monotonic() - began
     gc.collect()
-    grown, left = resident_kb() - before, open_fds() - fds
+    grown, left = (rss_bytes(os.getpid()) - before) // 1024, open_fds() - fds
     return f"{took * 1e6 / 5000:.0f} us each, {grown} KB more, {left} fds left"
 
 

@@ -13,15 +13,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+
+from parity_probes import tls_contexts
+
+from uringloop.bench.counters import rss_bytes
 
 Factory = Callable[[], Any]
 Fault = Callable[[Factory], str]
 
 LOCALHOST = "127.0.0.1"
 MB = 1 << 20
-CERTIFICATES = Path(__file__).parents[1] / "tests" / "certificates"
 
 
 # ── what they share ──────────────────────────────────────────────────────────────────────────
@@ -29,11 +31,6 @@ CERTIFICATES = Path(__file__).parents[1] / "tests" / "certificates"
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def resident_kb() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def reset(sock: socket.socket) -> None:
@@ -211,14 +208,14 @@ def never_reads(factory: Factory) -> str:
                     await writer.drain()
 
         server = await asyncio.start_server(serve, LOCALHOST, 0)
-        before = resident_kb()
+        before = rss_bytes(os.getpid())
         with socket.create_connection(server.sockets[0].getsockname()):
             await asyncio.sleep(1)
-            grown = resident_kb() - before
+            grown = rss_bytes(os.getpid()) - before
         server.close()
 
     loop.run_until_complete(main())
-    return f"{grown / 1024:.1f} MB more"
+    return f"{grown / MB:.1f} MB more"
 
 
 def out_of_band(factory: Factory) -> str:
@@ -234,17 +231,10 @@ def out_of_band(factory: Factory) -> str:
     return f"{ends.received} bytes of 2000 in band, next echo {took:.1f} ms"
 
 
-def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(CERTIFICATES / "server.pem")
-    client = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
-    return server, client
-
-
 def tls_garbage(factory: Factory) -> str:
     """100 clients that send garbage instead of TLS."""
     ends = Ends()
-    server, client = _contexts()
+    server, client = tls_contexts()
     fds = open_fds()
     with serving(factory, ends, ssl=server) as address:
         for _ in range(100):
@@ -265,7 +255,7 @@ def tls_garbage(factory: Factory) -> str:
 def tls_truncated(factory: Factory) -> str:
     """A TLS peer hangs up in the middle of a record, 50 times."""
     ends = Ends()
-    server, client = _contexts()
+    server, client = tls_contexts()
     fds = open_fds()
     with serving(factory, ends, ssl=server) as address:
         for _ in range(50):
@@ -369,7 +359,7 @@ def many_connections(factory: Factory) -> str:
         for _ in range(500):
             echoes(address)
         gc.collect()
-        before, fds = resident_kb(), open_fds()
+        before, fds = rss_bytes(os.getpid()), open_fds()
         began = time.monotonic()
         for _ in range(50_000):
             sock = socket.create_connection(address)
@@ -379,7 +369,7 @@ def many_connections(factory: Factory) -> str:
         took = time.monotonic() - began
         wait_for(lambda: ends.lost == ends.made)
         gc.collect()
-        grown, left = resident_kb() - before, open_fds() - fds
+        grown, left = (rss_bytes(os.getpid()) - before) // 1024, open_fds() - fds
     return f"{took:.0f} s, {grown} KB more, {left} fds left"
 
 

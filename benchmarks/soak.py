@@ -31,9 +31,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import uringloop
+# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
+sys.path.insert(0, str(Path(__file__).parent))
 
-CERTIFICATES = Path(__file__).parents[1] / "tests" / "certificates"
+from faults_peers import open_fds
+from parity_probes import tls_contexts
+
+import uringloop
+from uringloop.bench.counters import rss_bytes
+
 # What is noted, with the growth in an hour that counts as one: less is not told from chance.
 MEASURES = {"rss_kb": 1024.0, "fds": 1.0, "threads": 1.0, "operations": 1.0, "buffers_out": 1.0}
 WARM_UP = 0.2
@@ -48,9 +54,7 @@ class Soak:
         self.wrong: list[str] = []
         self.samples: list[dict[str, float]] = []
         self.stopping = False
-        self.server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.server_tls.load_cert_chain(CERTIFICATES / "server.pem")
-        self.client_tls = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
+        self.server_tls, self.client_tls = tls_contexts()
 
     def check(self, what: str, sent: bytes, received: bytes) -> None:
         """Note a piece of work, and whether its bytes have come back."""
@@ -227,12 +231,10 @@ class Soak:
 
     def sample(self, loop: Any) -> dict[str, float]:
         stats = loop.stats()
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
         return {
             "second": time.monotonic(),
-            "rss_kb": pages * os.sysconf("SC_PAGE_SIZE") / 1024,
-            "fds": len(os.listdir("/proc/self/fd")),
+            "rss_kb": rss_bytes(os.getpid()) / 1024,
+            "fds": open_fds(),
             "threads": len(os.listdir("/proc/self/task")),
             "operations": stats["operations"],
             "buffers_out": stats["buffers_out"],
@@ -268,7 +270,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(options.seed, Path(folder))
-        fds = len(os.listdir("/proc/self/fd"))
+        fds = open_fds()
         loop = uringloop.Loop(backend=options.backend)
         backend = loop.backend
         complaints: list[Any] = []
@@ -278,7 +280,7 @@ def main() -> int:
         gc.collect()
         left = loop.stats()
         loop.close()
-    left_fds = len(os.listdir("/proc/self/fd")) - fds
+    left_fds = open_fds() - fds
     for what, count in sorted(soak.done.items()):
         print(f"{what}: {count:,}")
     samples = soak.samples[int(len(soak.samples) * WARM_UP) :]

@@ -378,11 +378,11 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
 
     s->starved = false;
     for (;;) {
-        soft_flush_overflow(s);
+        /* First what may overflow: nobody sleeps beside a completion. */
         soft_hear(s);
+        soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
-        /* What has overflowed meanwhile is there in the next round. */
-        res = soft_look(s, enough || s->overflow != NULL ? 0 : left);
+        res = soft_look(s, enough ? 0 : left);
         /* The flag stays, for it may be there for another reason. */
         if (s->pool != NULL && soft_is_told(s))
             soft_take_done(s);
@@ -395,7 +395,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
             left = end - uring_clock_ns();
             if (left <= 0)
                 return -ETIME;
-        } else if (timeout_ns == 0 && s->overflow == NULL) {
+        } else if (timeout_ns == 0) {
             return -ETIME;
         }
     }
