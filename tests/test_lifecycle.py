@@ -139,45 +139,6 @@ def test_loop_can_be_subclassed(loop_factory: LoopFactory) -> None:
     loop.close()
 
 
-def test_loop_in_a_reference_cycle_is_collected(loop_factory: LoopFactory) -> None:
-    loop = loop_factory()
-    token = Token()
-    watch = weakref.ref(token)
-    loop.set_exception_handler(lambda _loop, _context, kept=(loop, token): None)  # type: ignore[misc]
-    run_turns(loop)
-    loop.close()
-    del loop, token
-    gc.collect()
-    assert watch() is None
-
-
-def test_unclosed_loop_warns_and_gives_its_resources_back(loop_factory: LoopFactory) -> None:
-    def drop() -> None:
-        loops.clear()
-        gc.collect()
-
-    fds = open_fds()
-    loops = [loop_factory()]
-    run_turns(loops[0])
-    with pytest.warns(ResourceWarning, match=r"^unclosed event loop <\w+ running=False"):
-        drop()
-    assert open_fds() == fds
-
-
-@pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uringloop.Loop"])
-def test_interpreter_exits_quietly_with_an_open_loop(kind: str) -> None:
-    script = f"""
-        import asyncio
-        import uringloop
-        loop = {kind}()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.call_later(3600, print, "never")
-        print("done")
-    """
-    ended = run_script(script)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
-
-
 @pytest.mark.slow
 def test_thousand_loops_leave_memory_and_fds_flat() -> None:
     def cycle(count: int) -> None:

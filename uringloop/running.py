@@ -86,6 +86,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
         self._open(backend, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        self._closes_itself = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
         self._task_factory: TaskFactory | None = None
@@ -128,7 +129,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             return
         _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
         if not self.is_running():
-            self.close()
+            try:
+                self.close()
+            finally:
+                # Whatever a class of the program's own does: the kernel must not be left at work.
+                RunningLoop.close(self)
 
     def stats(self) -> Stats:
         """Return what the loop has done so far, and what it has to do. Any thread may call it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
+import os
 import signal
 import socket
 import sys
@@ -33,7 +34,8 @@ class SignalState:
         self.handlers: dict[int, asyncio.Handle] = {}
         # What the loop itself does before the program's handler is scheduled.
         self.before: dict[int, Callable[[RunningLoop], None]] = {}
-        self._pair: tuple[socket.socket, socket.socket] | None = None
+        # Two descriptors, not sockets: the collector must not end them before their loop.
+        self._pair: tuple[int, int] | None = None
         # What was there before: given back when the loop needs the descriptor no more.
         self._previous_fd: int | None = None
 
@@ -45,15 +47,15 @@ class SignalState:
             reader, writer = socket.socketpair()
             reader.setblocking(False)
             writer.setblocking(False)
-            self._pair = reader, writer
-        previous = signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
+            self._pair = reader.detach(), writer.detach()
+        previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
         if self._previous_fd is None:
             self._previous_fd = previous
 
     def watch(self, loop: RunningLoop) -> None:
         """Poll the socket; the poll outlives the run, and holds the loop weakly."""
         if self._pair is not None:
-            loop._watch_signals(self._pair[0].fileno(), self._read)
+            loop._watch_signals(self._pair[0], self._read)
 
     def yield_back(self) -> None:
         """Restore the descriptor that was there before, unless handlers need the loop's."""
@@ -69,7 +71,7 @@ class SignalState:
     def close(self) -> None:
         if self._pair is not None:
             for end in self._pair:
-                end.close()
+                os.close(end)
             self._pair = None
 
     def _read(self) -> None:
@@ -78,7 +80,7 @@ class SignalState:
             return
         while True:
             try:
-                numbers = self._pair[0].recv(4096)
+                numbers = os.read(self._pair[0], 4096)
             except (BlockingIOError, InterruptedError):
                 return
             for number in numbers:

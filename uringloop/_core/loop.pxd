@@ -72,6 +72,8 @@ cdef class LoopCore:
     cdef Owners owners          # the transports, by descriptor
     cdef Counters counters
     cdef public double slow_callback_duration
+    # Garbage is closed before it is taken apart, operations and all: told to the collector then.
+    cdef public bint _closes_itself
     cdef object __weakref__
 
     cdef int64_t now_ns(self) except? -1

@@ -20,6 +20,7 @@ class Flushable: ...
 @disjoint_base
 class LoopCore:
     slow_callback_duration: float
+    _closes_itself: bool
 
     def __init__(
         self,

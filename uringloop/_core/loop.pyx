@@ -55,8 +55,8 @@ from uringloop._core.pyapi cimport (
     visitproc,
 )
 from uringloop._core.ready cimport ReadyQueue
-from uringloop._core.ring cimport Ring
-from uringloop._core.timers cimport NO_DEADLINE, TimerHeap
+from uringloop._core.ring cimport Ring, traverse_ring
+from uringloop._core.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._core.wakeup cimport WakeUp
 from uringloop._native.uring cimport (
     EFD_CLOEXEC,
@@ -591,10 +591,10 @@ cdef traverseproc traverse_fields
 
 
 cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
-    """Answer the garbage collector for the timers too, which it does not see."""
-    cdef TimerHeap timers = (<LoopCore>self).timers
-    return traverse_fields(self, visit, argument) or (
-        0 if timers is None else timers.traverse(visit, argument))
+    """Answer the garbage collector for what it does not see: the timers, what is in flight."""
+    cdef LoopCore loop = <LoopCore>self
+    return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
+            or (loop._closes_itself and traverse_ring(loop.ring, visit, argument)))
 
 
 traverse_fields = set_traverse(LoopCore, traverse_all)

@@ -4,6 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
+from uringloop._core.pyapi cimport visitproc
 from uringloop._native.uring cimport io_uring_sqe, uring
 
 
@@ -124,3 +125,22 @@ cdef inline void move_first(Operation *source, Operation *target) noexcept:
     cdef Operation *op = source.next
     remove(op)
     append(target, op)
+
+
+cdef inline int traverse_operations(
+        const Operation *head, visitproc visit, void *argument) noexcept:
+    """Tell the garbage collector the owners that a list's operations keep alive."""
+    cdef const Operation *op = head.next
+    while op != head:
+        if visit(op.owner, argument):
+            return 1
+        op = op.next
+    return 0
+
+
+cdef inline int traverse_ring(Ring ring, visitproc visit, void *argument) noexcept:
+    # Once it is closed, whoever an operation still keeps is kept for good: a thread works on it.
+    if ring is None or not ring.u.open:
+        return 0
+    return (traverse_operations(&ring.in_flight, visit, argument)
+            or traverse_operations(&ring.quiet, visit, argument))

@@ -39,7 +39,6 @@ cdef class TimerHeap:
     cdef int expire(self, int64_t now_ns) except -1
     cdef TimerHandle next_due(self)
     cdef int clear(self) except -1
-    cdef int traverse(self, visitproc visit, void *argument) noexcept
     cdef PyObject *_pop(self) noexcept
     cdef int _compact(self) except -1
     cdef int _resize(self, Py_ssize_t capacity) except -1
@@ -47,3 +46,6 @@ cdef class TimerHeap:
     cdef void _forget_due(self) noexcept
     cdef void _sift_up(self, Py_ssize_t index) noexcept
     cdef void _sift_down(self, Py_ssize_t index) noexcept
+
+
+cdef int traverse_timers(TimerHeap heap, visitproc visit, void *argument) noexcept

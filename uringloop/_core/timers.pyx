@@ -8,8 +8,8 @@ cancelled, as asyncio does it: cancelling costs nothing, which is what timeouts 
 gets no timer per deadline, the wait carries the nearest one.
 
 The garbage collector does not go through the handles that wait, which took nearly half of the time
-of making a million of them: they are untracked while they are here. `traverse` answers for what
-they refer to, so that a loop which nobody holds is collected with its timers.
+of making a million of them: they are untracked while they are here. `traverse_timers` answers for
+what they refer to, so that a loop which nobody holds is collected with its timers.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -137,16 +137,6 @@ cdef class TimerHeap:
         PyMem_Free(storage)
         return 0
 
-    cdef int traverse(self, visitproc visit, void *argument) noexcept:
-        """Tell the garbage collector what the timers refer to."""
-        cdef Py_ssize_t index
-        cdef int res = 0
-        for index in range(self.due_begin, self.due_end):
-            res = res or traverse_waiting(self.due[index], visit, argument)
-        for index in range(self.count):
-            res = res or traverse_waiting(self.entries[index].timer, visit, argument)
-        return res
-
     cdef int _compact(self) except -1:
         """Drop the timers that are cancelled."""
         cdef Py_ssize_t index
@@ -238,3 +228,16 @@ cdef class TimerHeap:
             index = below
             below = 4 * index + 1
         self.entries[index] = moving
+
+
+cdef int traverse_timers(TimerHeap heap, visitproc visit, void *argument) noexcept:
+    """Tell the garbage collector what the timers refer to."""
+    cdef Py_ssize_t index
+    cdef int res = 0
+    if heap is None:
+        return 0
+    for index in range(heap.due_begin, heap.due_end):
+        res = res or traverse_waiting(heap.due[index], visit, argument)
+    for index in range(heap.count):
+        res = res or traverse_waiting(heap.entries[index].timer, visit, argument)
+    return res
