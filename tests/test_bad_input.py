@@ -7,9 +7,7 @@ ours, and everything that came of it is compared.
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,15 +71,6 @@ DELIBERATE = {
 }
 
 UNCLOSED = re.compile("ResourceWarning: unclosed (<socket|transport <_Unix)")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen() -> Iterator[None]:
-    """Leave what is there already to itself: every case collects garbage several times."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
