@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -109,6 +109,19 @@ test: $(VENV)/installed  ## Install, and run the tests against the installed pac
 
 test-soft: $(VENV)/installed  ## The same on the software ring, without io_uring
 	URINGLOOP_BACKEND=soft $(RUN) -m pytest $(ARGS)
+
+# At the same time: much of a test is waiting. What is told is told one after the other. Left out on
+# the software ring is what is not about rings, and what chooses its own: some of that forbids io_uring
+# for a moment, by the sysctl.
+LEFT_OUT = frameworks $(patsubst %,test_%.py, \
+  backends bench compare doctor packaging softring softring_files tidy)
+test-rings: $(VENV)/installed  ## Both of them, side by side
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory test-soft ARGS="$(LEFT_OUT:%=--ignore tests/%) $(ARGS)" \
+	  >build/test-soft.log 2>&1 & soft=$$!; \
+	$(MAKE) --no-print-directory test >build/test.log 2>&1; kernel=$$?; \
+	wait $$soft; soft=$$?; \
+	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
 
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
