@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -212,6 +212,22 @@ simulate:  ## Run programs on a simulated kernel: SEEDS=10000, or one of them, S
 
 mutants: $(DEV)/installed  ## Put bugs in, one at a time, and see that the simulation finds each
 	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
+
+# libFuzzer on the C of the software ring; atheris on what Python calls, on asyncio and on this loop.
+FUZZ = -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/
+fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four targets
+	@mkdir -p build/fuzz/softring
+	clang -g -O1 -Wall -Wextra -D_GNU_SOURCE -fsanitize=fuzzer,address,undefined \
+	  -fno-sanitize-recover=undefined -Iuringloop/_native tests/fuzz/softring.c \
+	  uringloop/_native/soft*.c -pthread -l:liburing.a -o build/fuzz/softring-fuzzer
+	build/fuzz/softring-fuzzer $(FUZZ) -max_len=1000 -len_control=0 build/fuzz/softring
+	@$(MAKE) --no-print-directory .venv-fuzz/installed VENV=.venv-fuzz
+	.venv-fuzz/bin/python -m pip install --quiet atheris
+	@mkdir -p build/fuzz/literals build/fuzz/addresses build/fuzz/records
+	for target in literals addresses records; do \
+	  PYTHONSAFEPATH=1 .venv-fuzz/bin/python tests/fuzz/calls.py $$target $(FUZZ) build/fuzz/$$target \
+	    || exit 1; \
+	done
 
 sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist

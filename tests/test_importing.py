@@ -37,6 +37,23 @@ async def main():
 print(uringloop.run(main()))
 """
 
+# The modules have different names, and tell of an exception in different ways.
+SECOND_INTERPRETER = """
+import asyncio, sys, uringloop
+if sys.version_info >= (3, 13):
+    import _interpreters as interpreters
+else:
+    import _xxsubinterpreters as interpreters
+second = interpreters.create()
+script = f"import sys; sys.path[:0] = {sys.path}; import uringloop"
+try:
+    failure = interpreters.run_string(second, script)
+    print(failure.formatted)
+except interpreters.RunFailedError as exc:
+    print(exc)
+print(uringloop.run(asyncio.sleep(0, "ran")))
+"""
+
 
 def test_an_import_loads_every_module_of_a_loop() -> None:
     done = run_script(LOADED)
@@ -87,3 +104,12 @@ def test_an_interrupted_import_can_be_tried_again() -> None:
     done = run_script(INTERRUPTED)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran\n"
+
+
+def test_a_second_interpreter_of_the_process_is_refused() -> None:
+    done = run_script(SECOND_INTERPRETER)
+    assert done.returncode == 0, done.stderr
+    refusal, ran = done.stdout.splitlines()
+    assert "ImportError" in refusal
+    assert "interpreter" in refusal
+    assert ran == "ran"
