@@ -9,157 +9,19 @@
  *   - a buffer that is handed out was the ring's, and only once;
  *   - bytes arrive in order, each once: what was sent is what the completions say.
  */
-#include "requests.h"
+#include "ledger.h"
 
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-
-enum {
-    SLOTS = 24,
-    STREAMS = 3,
-    BUFFERS = 4,
-    BUFFER_SIZE = 256,
-    MEMORY = 512,
-    GUESTS = 8,
-    COMMANDS_MAX = 300,
-    /* Waits of a millisecond until what has been cancelled must have ended. */
-    PATIENCE = 3000,
-};
-
-enum kinds { RECEIVE, SEND, ACCEPT, OTHER };
-
-typedef struct slot {
-    uint64_t id; /* in its user_data; 0 if it is free */
-    enum kinds kind;
-    int stream;      /* whose bytes it carries; -1 for none */
-    bool multishot;
-    bool quiet;      /* only a failure completes */
-    int group;
-    unsigned sequence;
-    char *memory;    /* what the ring may use until the last completion */
-    size_t size;
-    struct msghdr *message;
-} slot;
-
-typedef struct stream {
-    int near, far;
-    bool spoiled;       /* nobody can say what its bytes should be */
-    bool far_ended;
-    slot *receiver, *sender;
-    unsigned written, received; /* by the far end, and here */
-    unsigned sent, read;        /* by completions, and by the far end */
-} stream;
-
-typedef struct group {
-    struct io_uring_buf_ring *ring;
-    char *memory;
-    bool out[BUFFERS];
-} group;
-
-static struct {
-    uring u;
-    slot slots[SLOTS];
-    stream streams[STREAMS];
-    group groups[2];
-    int datagrams[2], listener, file, guests[GUESTS];
-    uint64_t next_id;
-    const uint8_t *data, *end;
-    bool spoiled;
-} f;
 
 static char directory[] = "/tmp/fuzz-softring-XXXXXX";
 static char fifo[64];
 
-static void die(const char *why) {
-    fprintf(stderr, "%s\n", why);
-    abort();
-}
-
 static unsigned byte(void) { return f.data < f.end ? *f.data++ : 0; }
 
 static unsigned many(unsigned most) { return (byte() << 8 | byte()) % (most + 1); }
-
-static char pattern(unsigned stream, unsigned position) {
-    return (char)(stream * 91 + position * 7 + (position >> 8) * 13);
-}
-
-/* ── completions ─────────────────────────────────────────────────────────────────────────────── */
-
-static void finish(slot *s) {
-    if (s->stream >= 0) {
-        stream *of = &f.streams[s->stream];
-
-        if (of->receiver == s)
-            of->receiver = NULL;
-        if (of->sender == s)
-            of->sender = NULL;
-    }
-    free(s->memory);
-    free(s->message);
-    memset(s, 0, sizeof(*s));
-}
-
-static void receive(slot *s, const char *data, int res) {
-    stream *from = &f.streams[s->stream];
-
-    if (from->spoiled)
-        return;
-    if (res == 0 && s->size != 0 && !from->far_ended)
-        die("an end that nobody has made");
-    for (int i = 0; i < res; i++)
-        if (data[i] != pattern((unsigned)s->stream, from->received++))
-            die("other bytes than were sent");
-    if (from->received > from->written)
-        die("more bytes than were sent");
-}
-
-static void complete(const struct io_uring_cqe *cqe) {
-    slot *s = &f.slots[cqe->user_data % SLOTS];
-    bool more = cqe->flags & IORING_CQE_F_MORE;
-    const char *data;
-
-    if (s->id == 0 || s->id != cqe->user_data)
-        die("a completion of nobody's, or after the last");
-    if (more && !s->multishot)
-        die("more to come of what happens once");
-    data = s->memory;
-    if (cqe->flags & IORING_CQE_F_BUFFER) {
-        unsigned id = cqe->flags >> IORING_CQE_BUFFER_SHIFT;
-        group *from = &f.groups[s->group];
-
-        if (id >= BUFFERS || from->out[id])
-            die("a buffer that is not the ring's");
-        from->out[id] = true;
-        data = from->memory + id * BUFFER_SIZE;
-    }
-    if (cqe->res > 0 && s->kind == RECEIVE && s->stream >= 0)
-        receive(s, data, cqe->res);
-    else if (cqe->res == 0 && s->kind == RECEIVE && s->stream >= 0)
-        receive(s, data, 0);
-    if (cqe->res > 0 && s->kind == SEND) {
-        if ((size_t)cqe->res > s->size)
-            die("more was sent than there is");
-        f.streams[s->stream].sent += (unsigned)cqe->res;
-    }
-    if (cqe->res >= 0 && s->kind == ACCEPT)
-        close(cqe->res);
-    if (!more)
-        finish(s);
-}
-
-static void look(void) {
-    unsigned head = uring_head(&f.u);
-
-    while (head != uring_tail(&f.u)) {
-        struct io_uring_cqe cqe = *uring_completion(&f.u, head++);
-
-        uring_consume(&f.u, head);
-        complete(&cqe);
-    }
-}
 
 /* ── requests ────────────────────────────────────────────────────────────────────────────────── */
 
@@ -193,7 +55,6 @@ static slot *new_slot(enum kinds kind, int of, size_t size) {
 
 static void start(slot *s, struct io_uring_sqe *sqe, unsigned flags) {
     uring_set_user_data(sqe, s->id, flags);
-    s->sequence = uring_sequence(&f.u);
 }
 
 /* One at a time for each stream and direction, as the loop does it: two would interleave. */
@@ -416,11 +277,11 @@ static void submit_nonsense(void) {
     s->multishot = true;
     for (int i = 0; i < STREAMS; i++)
         f.streams[i].spoiled = true;
-    f.spoiled = true;
     start(s, sqe, byte() & (IOSQE_BUFFER_SELECT | IOSQE_ASYNC));
 }
 
-static void submit_cancel(unsigned which) {
+static void submit_cancel(void) {
+    unsigned which = byte();
     slot *target = &f.slots[which % SLOTS];
     slot *s = new_slot(OTHER, -1, 0);
     struct io_uring_sqe *sqe;
@@ -457,6 +318,8 @@ static bool far_read(unsigned index, size_t most) {
             die("the other end reads other bytes");
     return res > 0;
 }
+
+static void far_read_some(void) { far_read(byte() % STREAMS, 1 + many(65535)); }
 
 static void far_end(void) {
     stream *of = &f.streams[byte() % STREAMS];
@@ -514,72 +377,32 @@ static void connect_guest(void) {
 
 /* ── a run ───────────────────────────────────────────────────────────────────────────────────── */
 
-static void command(void) {
+static void send_datagram(void) {
     char datagram[100] = {0};
 
-    switch (byte() % 21) {
-    case 0:
-    case 1:
-        submit_receive();
-        break;
-    case 2:
-    case 3:
-        submit_send();
-        break;
-    case 4:
-        submit_datagrams();
-        break;
-    case 5:
-        submit_accept();
-        break;
-    case 6:
-        submit_poll();
-        break;
-    case 7:
-        submit_file();
-        break;
-    case 8:
-        submit_nonsense();
-        break;
-    case 9:
-        submit_cancel(byte());
-        break;
-    case 10:
-    case 11:
-        far_write();
-        break;
-    case 12:
-        far_read(byte() % STREAMS, 1 + many(65535));
-        break;
-    case 13:
-        far_end();
-        break;
-    case 14:
-        close_behind();
-        break;
-    case 15:
-        give_back();
-        break;
-    case 16:
-        connect_guest();
-        break;
-    case 17:
-        send(f.datagrams[1], datagram, many(sizeof(datagram)), MSG_DONTWAIT | MSG_NOSIGNAL);
-        break;
-    case 18:
-        submit_durable_write();
-        break;
-    case 19: /* what has completed stays in the queue */
-        uring_submit(&f.u);
-        break;
-    default:
-        if (byte() & 1)
-            uring_wait(&f.u, 100000);
-        else
-            uring_submit(&f.u);
-        look();
-    }
+    send(f.datagrams[1], datagram, many(sizeof(datagram)), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
+
+static void enter(void) {
+    unsigned how = byte();
+
+    if (how & 1)
+        uring_wait(&f.u, 100000);
+    else
+        uring_submit(&f.u);
+    /* What has completed may stay in the queue. */
+    if (how & 6)
+        look();
+}
+
+/* What is wanted more often stands here more often. */
+static void (*const COMMANDS[])(void) = {
+    submit_receive, submit_receive,   submit_send,   submit_send,   submit_datagrams,
+    submit_accept,  submit_poll,      submit_file,   submit_cancel, submit_durable_write,
+    far_write,      far_write,        far_read_some, far_end,       close_behind,
+    give_back,      connect_guest,    send_datagram, enter,         enter,
+    enter,          submit_nonsense,
+};
 
 static void open_group(int index) {
     group *g = &f.groups[index];
@@ -702,7 +525,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     f.end = data + size;
     open_all();
     for (int i = 0; i < COMMANDS_MAX && f.data < f.end; i++)
-        command();
+        COMMANDS[byte() % (sizeof(COMMANDS) / sizeof(*COMMANDS))]();
     end_all();
     close_all();
     return 0;

@@ -1,0 +1,141 @@
+/* What the fuzzer has asked of a ring and what is still owed: each completion is checked against it. */
+#ifndef FUZZ_LEDGER_H
+#define FUZZ_LEDGER_H
+
+#include "requests.h"
+
+#include <stdio.h>
+
+enum {
+    SLOTS = 24,
+    STREAMS = 3,
+    BUFFERS = 4,
+    BUFFER_SIZE = 256,
+    MEMORY = 512,
+    GUESTS = 8,
+    COMMANDS_MAX = 300,
+    /* Waits of a millisecond until what has been cancelled must have ended. */
+    PATIENCE = 3000,
+};
+
+enum kinds { RECEIVE, SEND, ACCEPT, OTHER };
+
+typedef struct slot {
+    uint64_t id; /* in its user_data; 0 if it is free */
+    enum kinds kind;
+    int stream;      /* whose bytes it carries; -1 for none */
+    bool multishot;
+    int group;
+    char *memory;    /* what the ring may use until the last completion */
+    size_t size;
+    struct msghdr *message;
+} slot;
+
+typedef struct stream {
+    int near, far;
+    bool spoiled;       /* nobody can say what its bytes should be */
+    bool far_ended;
+    slot *receiver, *sender;
+    unsigned written, received; /* by the far end, and here */
+    unsigned sent, read;        /* by completions, and by the far end */
+} stream;
+
+typedef struct group {
+    struct io_uring_buf_ring *ring;
+    char *memory;
+    bool out[BUFFERS];
+} group;
+
+static struct {
+    uring u;
+    slot slots[SLOTS];
+    stream streams[STREAMS];
+    group groups[2];
+    int datagrams[2], listener, file, guests[GUESTS];
+    uint64_t next_id;
+    const uint8_t *data, *end;
+} f;
+
+static void die(const char *why) {
+    fprintf(stderr, "%s\n", why);
+    abort();
+}
+
+static char pattern(unsigned stream, unsigned position) {
+    return (char)(stream * 91 + position * 7 + (position >> 8) * 13);
+}
+
+/* ── completions ─────────────────────────────────────────────────────────────────────────────── */
+
+static void finish(slot *s) {
+    if (s->stream >= 0) {
+        stream *of = &f.streams[s->stream];
+
+        if (of->receiver == s)
+            of->receiver = NULL;
+        if (of->sender == s)
+            of->sender = NULL;
+    }
+    free(s->memory);
+    free(s->message);
+    memset(s, 0, sizeof(*s));
+}
+
+static void receive(slot *s, const char *data, int res) {
+    stream *from = &f.streams[s->stream];
+
+    if (from->spoiled)
+        return;
+    if (res == 0 && s->size != 0 && !from->far_ended)
+        die("an end that nobody has made");
+    for (int i = 0; i < res; i++)
+        if (data[i] != pattern((unsigned)s->stream, from->received++))
+            die("other bytes than were sent");
+    if (from->received > from->written)
+        die("more bytes than were sent");
+}
+
+static void complete(const struct io_uring_cqe *cqe) {
+    slot *s = &f.slots[cqe->user_data % SLOTS];
+    bool more = cqe->flags & IORING_CQE_F_MORE;
+    const char *data;
+
+    if (s->id == 0 || s->id != cqe->user_data)
+        die("a completion of nobody's, or after the last");
+    if (more && !s->multishot)
+        die("more to come of what happens once");
+    data = s->memory;
+    if (cqe->flags & IORING_CQE_F_BUFFER) {
+        unsigned id = cqe->flags >> IORING_CQE_BUFFER_SHIFT;
+        group *from = &f.groups[s->group];
+
+        if (id >= BUFFERS || from->out[id])
+            die("a buffer that is not the ring's");
+        from->out[id] = true;
+        data = from->memory + id * BUFFER_SIZE;
+    }
+    if (cqe->res >= 0 && s->kind == RECEIVE)
+        receive(s, data, cqe->res);
+    if (cqe->res > 0 && s->kind == SEND) {
+        if ((size_t)cqe->res > s->size)
+            die("more was sent than there is");
+        f.streams[s->stream].sent += (unsigned)cqe->res;
+    }
+    if (cqe->res >= 0 && s->kind == ACCEPT)
+        close(cqe->res);
+    if (!more)
+        finish(s);
+}
+
+static void look(void) {
+    unsigned head = uring_head(&f.u);
+
+    while (head != uring_tail(&f.u)) {
+        struct io_uring_cqe cqe = *uring_completion(&f.u, head++);
+
+        uring_consume(&f.u, head);
+        complete(&cqe);
+    }
+}
+
+#endif
