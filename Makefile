@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -228,6 +228,20 @@ fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four
 	  PYTHONSAFEPATH=1 .venv-fuzz/bin/python tests/fuzz/calls.py $$target $(FUZZ) build/fuzz/$$target \
 	    || exit 1; \
 	done
+
+# The same programs without a fuzzer, of random bytes: between the ring's thread and those for files.
+build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_native/*.[ch])
+	@mkdir -p build/fuzz
+	$${CC:-cc} -g -O1 $(ALONE) -D_GNU_SOURCE -Iuringloop/_native tests/fuzz/*.c \
+	  uringloop/_native/soft*.c -pthread -l:liburing.a -o $@
+
+build/fuzz/tsan: ALONE = -fsanitize=thread -Wno-tsan
+tsan: build/fuzz/tsan  ## Run programs on the software ring under the thread sanitizer: SEEDS=1000
+	build/fuzz/tsan $(or $(SEEDS),1000)
+
+valgrind: build/fuzz/plain  ## Run programs on the software ring under valgrind: SEEDS=100
+	valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite \
+	  --errors-for-leak-kinds=definite build/fuzz/plain $(or $(SEEDS),100)
 
 sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist

@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -236,13 +237,15 @@ static void submit_durable_write(void) {
 }
 
 /* What no program should ask for: an answer it gets all the same. Structures are left to those who
- * have them: a pointer into nowhere is a crash in user space, and EFAULT in the kernel. */
+ * have them: a pointer into nowhere is a crash in user space, and EFAULT in the kernel. Nobody closes
+ * what others are about to use. */
 static void submit_nonsense(void) {
     unsigned opcode = byte();
     slot *s;
     struct io_uring_sqe *sqe;
 
     switch (opcode) {
+    case IORING_OP_CLOSE:
     case IORING_OP_READV:
     case IORING_OP_WRITEV:
     case IORING_OP_SENDMSG:
@@ -515,6 +518,8 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     if (mkfifo(fifo, 0600) < 0)
         die("no FIFO");
     atexit(clean_up);
+    /* As Python has it. */
+    signal(SIGPIPE, SIG_IGN);
     return 0;
 }
 
