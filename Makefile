@@ -117,8 +117,8 @@ LEFT_OUT = frameworks $(patsubst %,test_%.py, \
   backends bench compare doctor packaging softring softring_files tidy)
 test-rings: $(VENV)/installed  ## Both of them, side by side
 	@mkdir -p build; \
-	$(MAKE) --no-print-directory test-soft ARGS="$(LEFT_OUT:%=--ignore tests/%) $(ARGS)" \
-	  >build/test-soft.log 2>&1 & soft=$$!; \
+	$(MAKE) --no-print-directory test-soft $(SOFT) \
+	  ARGS="$(LEFT_OUT:%=--ignore tests/%) $(ARGS)" >build/test-soft.log 2>&1 & soft=$$!; \
 	$(MAKE) --no-print-directory test >build/test.log 2>&1; kernel=$$?; \
 	wait $$soft; soft=$$?; \
 	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
