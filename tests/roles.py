@@ -55,6 +55,14 @@ def in_thread(function: Callable[[], T]) -> T:
         return pool.submit(function).result(2 * PATIENCE)
 
 
+def wait_until(fact: Callable[[], bool]) -> None:
+    """Wait, without a loop, until *fact* holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     with open("/proc/self/statm") as statm:

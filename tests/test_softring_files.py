@@ -8,13 +8,13 @@ import os
 import random
 import time
 import tty
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import open_fds
-from roles import fill, on_loop, turns, until
+from roles import fill, on_loop, turns, until, wait_until
 from software import output, room_for
 
 import uringloop
@@ -39,14 +39,6 @@ def threads() -> int:
 def no_thread_before() -> None:
     """Wait for those of tests before, whose loops are closed."""
     wait_until(lambda: threads() == 0)
-
-
-def wait_until(fact: Callable[[], bool]) -> None:
-    """Wait, without a loop, until *fact* holds."""
-    deadline = time.monotonic() + 10
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @on_loop

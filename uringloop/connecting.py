@@ -209,19 +209,22 @@ async def _connect_first(
             except OSError:
                 continue
     else:
-        sock, _, _ = await staggered.staggered_race(attempts, delay, loop=loop)
+        # The rest, if it had a name, would be exceptions again.
+        sock = (await staggered.staggered_race(attempts, delay, loop=loop))[0]
     try:
         if sock is not None:
             return sock
         raise _combined([exc for group in failures for exc in group], all_errors)
     finally:
         # The exceptions refer to frames that refer to them.
-        del failures, attempts
+        failures.clear()
 
 
 def _combined(failures: list[OSError], all_errors: bool) -> Exception:
     if all_errors:
         return ExceptionGroup("create_connection failed", failures)
+    if not failures:
+        return TimeoutError("create_connection failed")
     if len({str(exc) for exc in failures}) == 1:
         return failures[0]
     return OSError("Multiple exceptions: {}".format(", ".join(map(str, failures))))

@@ -147,7 +147,10 @@ cdef class FileOperation:
         return self.tell()
 
     cdef int tell(self) except -1:
-        if not self.future.done() and not self.future.get_loop().is_closed():
+        if self.future.get_loop().is_closed():
+            # Nobody will be resumed; and what a worker may still use keeps only what it must.
+            self.future = None
+        elif not self.future.done():
             self.future.set_result(None)
         return 0
 
@@ -157,6 +160,7 @@ cdef FileOperation new_operation(InFlight file, object held):
     operation.file = file
     operation.held = held
     operation_init(&operation.op, file_operation_on_completion, <PyObject*>operation)
+    operation.op.lends = True
     return operation
 
 

@@ -109,6 +109,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
     io_uring_prep_statx(
         &operation.request, folder, name, flags, STATX_BASIC_STATS,
         <statx*>PyBytes_AS_STRING(facts))
+    operation.repeatable = True
     await operation.run()
     taken(operation.res, path)
     return stat_result(<statx*>PyBytes_AS_STRING(facts))

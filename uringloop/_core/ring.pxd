@@ -32,7 +32,8 @@ cdef struct Operation:
     bint cancelled             # ends with the run only because it has been cancelled
     bint quiet                 # will post a completion only if it fails
     unsigned int sequence      # of its submission, if it is quiet
-    bint lingers               # a worker may use its memory even if the ring is closed
+    bint lends                 # memory that a worker may use even if the ring is closed
+    bint lingers               # the same, and the end of a run waits for it
     bint opens                 # its result is a descriptor: told even as the ring is closed
     bint closes                # a descriptor, which would else be lost: never cancelled
     bint background            # belongs to the loop itself: not counted as in flight
@@ -101,7 +102,7 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.ends_with_run = False
     op.cancelled = False
     op.quiet = False
-    op.lingers = op.opens = op.closes = False
+    op.lends = op.lingers = op.opens = op.closes = False
     op.background = False
 
 

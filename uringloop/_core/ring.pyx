@@ -493,8 +493,7 @@ cdef class Ring:
         """
         cdef Operation orphans
         cdef uring fresh
-        cdef int res
-        cdef int generation = self.generation
+        cdef int res, generation = self.generation
         cdef object failure = None
         # First what can raise. An owner that finds the queue full may rebuild the ring itself.
         while self.has_completions():
@@ -520,7 +519,7 @@ cdef class Ring:
             try:
                 # How much of a send has gone nobody knows: sending it again may double bytes.
                 unknown = orphans.next.ends_with_run and not orphans.next.quiet
-                if orphans.next.lingers:
+                if orphans.next.lends:
                     # Its memory is the worker's for good.
                     Py_INCREF(<object>orphans.next.owner)
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
@@ -538,7 +537,10 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
             self._unlink(op)
-            if not op.lingers:
+            if op.lends:
+                # Its memory is a worker's for good. Nobody need wait for its end any more.
+                op.on_completion(op, -ECANCELED, 0)
+            else:
                 Py_DECREF(<object>op.owner)
         return 0
 
@@ -552,7 +554,7 @@ cdef class Ring:
         cdef io_uring_cqe *cqe
         cdef unsigned int head, expected = 0
         cdef int idle = 0
-        cdef bint by_worker = self.lingering
+        cdef bint by_worker = False
         if not self.u.open or self.u.inherited or not self.u.enabled:
             return 0
         self.held = self.u.threaded
@@ -563,7 +565,7 @@ cdef class Ring:
         while op != &self.in_flight:
             if not op.closes:
                 self.cancel(op)
-            by_worker = by_worker or op.opens
+            by_worker = by_worker or op.lends
             expected += 1
             op = op.next
         while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:

@@ -12,8 +12,14 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 
 #include "filecalls.h"
+
+/* An old name, and a new one. */
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
 
 /* Threads at most, until the owner asks for another number; what asyncio's executor has. */
 #define SOFT_WORKERS_MAX 32
@@ -24,6 +30,8 @@
 /* A pipe that is writable takes so much without waiting; and what a pipe holds at most. */
 #define SOFT_PIPE_ROOM 4096
 #define SOFT_PIPE_SIZE (64 * 1024)
+/* How often a thread is interrupted that must not wait any more. */
+#define SOFT_ALARM_NS (10 * 1000000)
 
 /* ── the threads ────────────────────────────────────────────────────────────────────────────── */
 
@@ -123,7 +131,7 @@ static soft_request *soft_take_work(soft_pool *pool) {
         request->queued = false;
         pool->queued--;
         request->running = true;
-        request->worker = pthread_self();
+        request->worker = (pid_t)syscall(SYS_gettid);
     }
     return request;
 }
@@ -168,6 +176,8 @@ static void *soft_work(void *argument) {
         soft_perform_chain(chain);
         pthread_mutex_lock(&pool->lock);
         chain->running = false;
+        if (chain->given_up)
+            syscall(SYS_timer_delete, chain->alarm);
         if (pool->closed || chain->given_up)
             soft_discard_chain(chain);
         else
@@ -211,8 +221,24 @@ static bool soft_may_signal(void) {
     return action.sa_handler == soft_on_signal;
 }
 
+/* Interrupts the thread that is at a request, again and again: one signal may come before it waits.
+ * The thread ends that itself. Without a timer it is one signal. */
+static void soft_interrupt(soft_request *request) {
+    struct itimerspec when = {.it_value.tv_nsec = 1, .it_interval.tv_nsec = SOFT_ALARM_NS};
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = soft_signal};
+
+    event.sigev_notify_thread_id = request->worker;
+    request->alarm = -1;
+    if (!soft_may_signal())
+        return;
+    if (syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &request->alarm) == 0)
+        syscall(SYS_timer_settime, request->alarm, 0, &when, NULL);
+    else
+        syscall(SYS_tgkill, getpid(), request->worker, soft_signal);
+}
+
 /* Has an open that a thread is at be for nobody, and ends it if it waits; false if it is another
- * request, or has been done. A thread that the signal reaches too early waits on, in vain. */
+ * request, or has been done. */
 bool soft_give_up(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool running;
@@ -224,8 +250,7 @@ bool soft_give_up(softring *s, soft_request *request) {
     if (running) {
         request->given_up = true;
         soft_forget(s, request);
-        if (soft_may_signal())
-            pthread_kill(request->worker, soft_signal);
+        soft_interrupt(request);
     }
     pthread_mutex_unlock(&pool->lock);
     return running;

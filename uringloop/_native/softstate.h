@@ -62,7 +62,8 @@ typedef struct soft_request {
     bool queued;                   /* in the pool's list; this and the next three under its lock */
     bool running;                  /* a thread is at it */
     bool given_up;                 /* it has been cancelled: the result is for nobody */
-    pthread_t worker;              /* which thread, while it runs */
+    pid_t worker;                  /* which thread, while it runs */
+    int alarm;                     /* a timer that interrupts that until it hears, if given up */
     bool doomed;                   /* cancelled, and still there: a simulated kernel takes time */
     int res;                       /* the thread's answer */
 } soft_request;
