@@ -214,12 +214,13 @@ mutants: $(DEV)/installed  ## Put bugs in, one at a time, and see that the simul
 	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
 
 # libFuzzer on the C of the software ring; atheris on what Python calls, on asyncio and on this loop.
+PROGRAMS = -g -O1 -Wall -Wextra -D_GNU_SOURCE -Iuringloop/_native tests/fuzz/softring.c \
+  uringloop/_native/soft*.c -pthread -l:liburing.a
 FUZZ = -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/
 fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four targets
 	@mkdir -p build/fuzz/softring
-	clang -g -O1 -Wall -Wextra -D_GNU_SOURCE -fsanitize=fuzzer,address,undefined \
-	  -fno-sanitize-recover=undefined -Iuringloop/_native tests/fuzz/softring.c \
-	  uringloop/_native/soft*.c -pthread -l:liburing.a -o build/fuzz/softring-fuzzer
+	clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(PROGRAMS) \
+	  -o build/fuzz/softring-fuzzer
 	build/fuzz/softring-fuzzer $(FUZZ) -max_len=1000 -len_control=0 build/fuzz/softring
 	@$(MAKE) --no-print-directory .venv-fuzz/installed VENV=.venv-fuzz
 	.venv-fuzz/bin/python -m pip install --quiet atheris
@@ -232,8 +233,7 @@ fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four
 # The same programs without a fuzzer, of random bytes: between the ring's thread and those for files.
 build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_native/*.[ch])
 	@mkdir -p build/fuzz
-	$${CC:-cc} -g -O1 $(ALONE) -D_GNU_SOURCE -Iuringloop/_native tests/fuzz/*.c \
-	  uringloop/_native/soft*.c -pthread -l:liburing.a -o $@
+	$${CC:-cc} $(ALONE) tests/fuzz/alone.c $(PROGRAMS) -o $@
 
 build/fuzz/tsan: ALONE = -fsanitize=thread -Wno-tsan
 tsan: build/fuzz/tsan  ## Run programs on the software ring under the thread sanitizer: SEEDS=1000

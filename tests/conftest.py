@@ -82,7 +82,7 @@ def drain_executor(loop: asyncio.AbstractEventLoop) -> None:
 def _frozen() -> Iterator[None]:
     """Leave what is there already to itself: most tests collect garbage, twice and more often.
 
-    To go through all that pytest holds each time was two thirds of the whole run.
+    To go through all that pytest holds each time was three quarters of the whole run.
     """
     gc.collect()
     gc.freeze()

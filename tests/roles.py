@@ -40,6 +40,10 @@ TIME_LIMIT = 30.0
 PATIENCE = 10.0
 
 
+class Token:
+    """Something that a weak reference can watch."""
+
+
 # ── running ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -59,8 +63,13 @@ def wait_until(fact: Callable[[], bool]) -> None:
     """Wait, without a loop, until *fact* holds."""
     deadline = time.monotonic() + PATIENCE
     while not fact():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
         time.sleep(0.001)
+
+
+def kernel_version() -> tuple[int, ...]:
+    """Return the first two numbers of the kernel's."""
+    return tuple(map(int, os.uname().release.split(".")[:2]))
 
 
 def resident_bytes() -> int:

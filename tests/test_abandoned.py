@@ -9,13 +9,9 @@ from asyncio import AbstractEventLoop, DatagramProtocol
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, run_turns, tcp_pair
-from roles import run_script
+from roles import Token, run_script
 
 import uringloop
-
-
-class Token:
-    """Something that a weak reference can watch."""
 
 
 def test_loop_in_a_reference_cycle_is_collected(loop_factory: LoopFactory) -> None:

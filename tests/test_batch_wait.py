@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import signal
 import socket
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import backend
-from roles import PATIENCE
+from roles import PATIENCE, kernel_version
 
 import uringloop
 
@@ -25,7 +24,7 @@ AT_ONCE_S = 0.25
 BATCH = 64
 
 gathers = pytest.mark.skipif(
-    backend() == "io_uring" and tuple(map(int, platform.release().split(".")[:2])) < (6, 12),
+    backend() == "io_uring" and kernel_version() < (6, 12),
     reason="a sleep has a least time since kernel 6.12",
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from filing import opened
+from roles import kernel_version
 
 import uringloop
 
@@ -166,7 +167,7 @@ def test_large_writes_to_memory_leave_others_their_turns(
 def test_a_close_that_has_nothing_to_write_is_done_at_once(
     loop: uringloop.Loop, folder: Path
 ) -> None:
-    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 8):
+    if kernel_version() < (6, 8):
         pytest.skip("this kernel does not tell what is local")
 
     async def main() -> None:

@@ -13,13 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, run_turns
-from roles import resident_bytes, run_script
+from roles import Token, resident_bytes, run_script
 
 import uringloop
-
-
-class Token:
-    """Something that a weak reference can watch."""
 
 
 class Unusual(BaseException):

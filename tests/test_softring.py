@@ -29,6 +29,7 @@ from roles import (
     complaints,
     ended,
     fill,
+    kernel_version,
     link,
     narrow_pair,
     noise,
@@ -415,8 +416,8 @@ def test_timers_keep_their_time_without_the_wait_in_nanoseconds_too(refusal: str
     # What is early is only the time that the loop took before it counted.
     assert float(earliest) > -0.0005
     # To the millisecond without, which 5.11 brought; the median would be the other processes'.
-    old = tuple(map(int, os.uname().release.split(".")[:2])) < (5, 11)
-    assert float(later) - float(plain) < (0.0018 if refusal or old else 0.0006)
+    rounded = refusal or kernel_version() < (5, 11)
+    assert float(later) - float(plain) < (0.0018 if rounded else 0.0006)
     assert echoed == "b'ping'"
 
 

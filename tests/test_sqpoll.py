@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 from conftest import Collector, Echo, drain_executor, on_io_uring, open_fds, tcp_pair
 from roles import (
-    PATIENCE,
     in_thread,
     narrow_pair,
     noise,
@@ -30,6 +29,7 @@ from roles import (
     run_script,
     turns,
     until,
+    wait_until,
 )
 
 import uringloop
@@ -54,26 +54,18 @@ def kernel_threads() -> dict[int, str]:
     return found
 
 
-def wait_for(fact: Callable[[], bool]) -> None:
-    """Wait for what the kernel does to its threads: they get their names late, and end late."""
-    deadline = time.monotonic() + PATIENCE
-    while not fact():
-        assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
-        time.sleep(0.001)
-
-
 @contextlib.contextmanager
 def one_more_thread() -> Iterator[Callable[[], int]]:
     """Yield what tells the number of the kernel thread that the block makes and lets end."""
     before = set(kernel_threads())
 
     def number() -> int:
-        wait_for(lambda: len(set(kernel_threads()) - before) == 1)
+        wait_until(lambda: len(set(kernel_threads()) - before) == 1)
         (found,) = set(kernel_threads()) - before
         return found
 
     yield number
-    wait_for(lambda: not set(kernel_threads()) - before)
+    wait_until(lambda: not set(kernel_threads()) - before)
 
 
 @pytest.fixture
@@ -147,7 +139,7 @@ def test_loops_leave_no_thread_and_no_descriptor() -> None:
         with contextlib.closing(uringloop.Loop(sqpoll=IDLE_MS)) as loop:
             loop.run_until_complete(asyncio.sleep(0))
     uringloop.Loop(sqpoll=IDLE_MS).close()
-    wait_for(lambda: not kernel_threads())
+    wait_until(lambda: not kernel_threads())
     assert open_fds() == fds
 
 

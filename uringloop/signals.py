@@ -1,4 +1,4 @@
-"""Signals: Python writes each one's number to a socket that the loop polls.
+"""Signals: Python writes each one's number to a pipe that the loop polls.
 
 The wake-up descriptor is set for every run in the main thread, handlers or not: without it a
 signal that lands between the last check and the wait would be noticed only when something else
@@ -12,7 +12,6 @@ import errno
 import inspect
 import os
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class SignalState:
-    """The handlers of one loop, and the socket pair that tells of signals."""
+    """The handlers of one loop, and the pipe that tells of signals."""
 
     def __init__(self, loop: RunningLoop) -> None:
         self._loop = weakref.ref(loop)
         self.handlers: dict[int, asyncio.Handle] = {}
         # What the loop itself does before the program's handler is scheduled.
         self.before: dict[int, Callable[[RunningLoop], None]] = {}
-        # Two descriptors, not sockets: the collector must not end them before their loop.
+        # Descriptors, not objects: the collector must not end them before their loop.
         self._pair: tuple[int, int] | None = None
         # What was there before: given back when the loop needs the descriptor no more.
         self._previous_fd: int | None = None
@@ -44,16 +43,13 @@ class SignalState:
     def claim(self) -> None:
         """Have Python write signal numbers to the loop. Raises ValueError in other threads."""
         if self._pair is None:
-            reader, writer = socket.socketpair()
-            reader.setblocking(False)
-            writer.setblocking(False)
-            self._pair = reader.detach(), writer.detach()
+            self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
         if self._previous_fd is None:
             self._previous_fd = previous
 
     def watch(self, loop: RunningLoop) -> None:
-        """Poll the socket; the poll outlives the run, and holds the loop weakly."""
+        """Poll the pipe; the poll outlives the run, and holds the loop weakly."""
         if self._pair is not None:
             loop._watch_signals(self._pair[0], self._read)
 

@@ -455,6 +455,7 @@ static bool busy(void) {
 
 /* Cancels until everything has ended, as the loop does before it closes. */
 static void end_all(void) {
+    f.ending = true;
     for (int tries = 0; busy(); tries++) {
         if (tries == PATIENCE)
             die("a request that has been cancelled does not end");
@@ -467,13 +468,7 @@ static void end_all(void) {
                 uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
             }
         uring_wait(&f.u, 1000000);
-        for (unsigned head = uring_head(&f.u); head != uring_tail(&f.u); head++) {
-            struct io_uring_cqe cqe = *uring_completion(&f.u, head);
-
-            uring_consume(&f.u, head + 1);
-            if (cqe.user_data != 0)
-                complete(&cqe);
-        }
+        look();
     }
 }
 
