@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,90 @@ def test_many_large_reads_at_once_have_all_their_bytes(loop: uringloop.Loop, lar
                 assert data == CONTENT[start : start + 2 * SHARE]
 
     loop.run_until_complete(main())
+
+
+def test_a_reader_goes_on_while_nobody_waits(loop: uringloop.Loop, large: Path) -> None:
+    if loop.backend != "io_uring":
+        pytest.skip("this ring has to look")
+
+    async def main() -> None:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            await asyncio.sleep(0.001)
+            for number in range(5):
+                assert at_once(file.read(SHARE)) == CONTENT[number * SHARE : (number + 1) * SHARE]
+                assert len(at_once(file.pread(SHARE, 3))) == SHARE
+            assert at_once(file.tell()) == 5 * SHARE
+
+    loop.run_until_complete(main())
+
+
+async def call_soon(told: list[int]) -> None:
+    asyncio.get_running_loop().call_soon(told.append, 1)
+
+
+async def call_later(told: list[int]) -> None:
+    asyncio.get_running_loop().call_later(1e-9, told.append, 1)
+
+
+async def call_from_a_thread(told: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(told.append, 1))
+    thread.start()
+    thread.join()
+
+
+async def be_sent_a_byte(told: list[int]) -> None:
+    near, far = socket.socketpair()
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        loop.remove_reader(near)
+        near.close()
+        told.append(1)
+
+    loop.add_reader(near, tell)
+    await asyncio.sleep(0.001)
+    far.send(b"x")
+    far.close()
+
+
+@pytest.mark.parametrize(
+    "begin", [call_soon, call_later, call_from_a_thread, be_sent_a_byte], ids=lambda f: f.__name__
+)
+def test_a_reader_lets_who_waits_go_first(
+    loop: uringloop.Loop, large: Path, begin: Callable[[list[int]], Awaitable[None]]
+) -> None:
+    async def main() -> int:
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            for _ in range(3):
+                await file.pread(SHARE, 0)
+            told: list[int] = []
+            await begin(told)
+            reads = 0
+            while not told:
+                await file.pread(SHARE, 0)
+                reads += 1
+            return reads
+
+    assert loop.run_until_complete(main()) <= 3
+
+
+def test_a_reader_does_not_keep_a_loop_from_stopping(loop: uringloop.Loop, large: Path) -> None:
+    reads = 0
+
+    async def main() -> None:
+        nonlocal reads
+        async with uringloop.open(large, "rb", buffering=0) as file:
+            loop.stop()
+            while reads < 100:
+                await file.pread(SHARE, 0)
+                reads += 1
+
+    task = loop.create_task(main())
+    loop.run_forever()
+    assert reads <= 2
+    loop.run_until_complete(task)
+    assert reads == 100
 
 
 def test_a_file_stays_open_for_a_read_that_waits_for_its_turn(

@@ -46,3 +46,4 @@ cdef class FileOperation:
 cdef FileOperation new_operation(InFlight file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
+cdef Py_ssize_t share_of(LoopCore loop, Py_ssize_t size) except? -1

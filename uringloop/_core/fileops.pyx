@@ -14,13 +14,15 @@ from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._core.errors cimport ECANCELED, EINTR
-from uringloop._core.loop cimport LoopCore
+from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
 from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._core.ring cimport Operation, operation_init
+from uringloop._core.timers cimport NO_DEADLINE
 from uringloop._native.filecalls cimport (
     io_uring_prep_read,
     uring_copy_submission,
@@ -195,6 +197,31 @@ cdef LoopCore ring_loop():
     """Return the running loop if it is one of ours, else None."""
     loop = get_running_loop()
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
+
+
+cdef Py_ssize_t share_of(LoopCore loop, Py_ssize_t size) except? -1:
+    """Return how many of *size* bytes may be copied at once: what a turn has left for that.
+
+    When nobody waits for the next turn its share is taken without it; not in debug mode, which
+    would report a callback that takes so long.
+    """
+    if loop.inline_bytes < size and not loop.debug and nobody_waits(loop):
+        loop.inline_bytes = INLINE_BYTES_MAX
+    return min(size, loop.inline_bytes)
+
+
+cdef bint nobody_waits(LoopCore loop) except -1:
+    """Whether a turn would find nothing to do now: known without a call of the kernel."""
+    cdef int64_t deadline
+    # A ring of ours would have to look.
+    if loop.ready.count or loop.stopping or loop.ring.u.soft != NULL:
+        return False
+    if PyList_GET_SIZE(loop.flush_list) or PyList_GET_SIZE(loop.rearm_list) or loop.has_starved():
+        return False
+    if loop.ring.has_completions() or loop.ring.needs_enter() or loop.timers.due_end:
+        return False
+    deadline = loop.timers.next_deadline_ns()
+    return deadline == NO_DEADLINE or deadline > loop.now_ns()
 
 
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:

@@ -2,12 +2,11 @@
 
 Calls with an offset run beside each other; those without are made by one caller at a time, which
 is for the classes in Python to see to. Where the descriptor stands is the kernel's to know, as for
-plain files: it is shared with children and copies. It is moved when the bytes are there, so that
-what is cancelled has not moved it.
+plain files: it is shared with children and copies. What is cancelled leaves it where it was.
 
 A read first takes what is in the page cache, without waiting and without a ring, as long as the
-turn may still copy that much; the rest goes to the ring. Where the file system can write without
-waiting the same holds for writes.
+turn may still copy that much or nobody waits for the next; the rest goes to the ring. Where the
+file system can write without waiting the same holds for writes.
 """
 
 import asyncio
@@ -29,6 +28,7 @@ from uringloop._core.fileops cimport (
     begin_linked,
     new_operation,
     ring_loop,
+    share_of,
 )
 from uringloop._core.fileviews cimport start_of, vectors_of, view_data
 from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
@@ -228,7 +228,6 @@ cdef class OpenFile(InFlight):
         Of a regular file less than that only at its end, of a stream what is there.
         """
         cdef FileOperation operation
-        cdef int64_t position = -1
         self.check_open()
         if self.stray is not None:
             data = self.stray[:n]
@@ -237,14 +236,14 @@ cdef class OpenFile(InFlight):
                 return data
             buffer[:len(data)] = data
             return len(data)
-        if self._seekable:
-            position = self.position()
-        operation = self.reading(buffer, n, position)
+        operation = self.reading(buffer, n, -1)
         operation.detachable = self._regular and buffer is None
         if not operation.has_ended:
             try:
                 await self._ask(operation)
             except BaseException:
+                if operation.filled and self.fd >= 0:
+                    lseek(self.fd, -operation.filled, SEEK_CUR)
                 if not self._seekable and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.stray = taken[:operation.res]
@@ -254,8 +253,9 @@ cdef class OpenFile(InFlight):
             count = len(data)
         else:
             data = count = self.count_of(operation)
-        if self._seekable and count:
-            self.move_to(position + count)
+        if self._seekable and operation.res > 0:
+            # What was cached has moved it already.
+            self.move_to(operation.request.off + operation.res)
         return data
 
     async def _drain(self, view):
@@ -494,20 +494,17 @@ cdef class OpenFile(InFlight):
         cdef ssize_t count
         cdef int rest = 0
         operation.postponed = False
-        if not self.reads_cached:
-            return 0
-        loop = ring_loop()
+        loop = ring_loop() if self.reads_cached else None
         if loop is None:
             return 0
-        if loop.inline_bytes > 0:
-            share = min(<Py_ssize_t>operation.request.len, loop.inline_bytes)
+        share = share_of(loop, operation.request.len)
+        if share > 0:
             count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
             loop.inline_bytes -= CALL_BYTES + count
             operation.filled += count
             if rest == 0 and (count < share or operation.request.len == 0):
                 operation.has_ended = True
-            if rest not in (0, -EAGAIN):
-                self.reads_cached = False
+            self.reads_cached = rest in (0, -EAGAIN)
         operation.postponed = rest == 0 and operation.request.len >= WORKER
         return 0
 
@@ -519,6 +516,8 @@ cdef class OpenFile(InFlight):
             await self._next_turn()
             self.take_cached(operation)
         if not operation.has_ended:
+            if self._seekable and operation.request.off == <uint64_t>-1:
+                operation.request.off = self.position()
             if operation.postponed:
                 uring_leave_to_worker(&operation.request)
             await operation.run()
@@ -537,7 +536,7 @@ cdef class OpenFile(InFlight):
         if not self.writes_cached or size > INLINE_BYTES_MAX:
             return False
         loop = ring_loop()
-        return loop is not None and loop.inline_bytes < size
+        return loop is not None and share_of(loop, size) < size
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or ask for all to be written."""
@@ -547,7 +546,7 @@ cdef class OpenFile(InFlight):
         cdef int res
         if self.writes_cached:
             loop = ring_loop()
-            if loop is not None and size <= loop.inline_bytes:
+            if loop is not None and share_of(loop, size) == size:
                 res = uring_write_cached(
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)

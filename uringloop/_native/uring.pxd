@@ -82,6 +82,7 @@ cdef extern from "uring.h" nogil:
     int IORING_CQE_BUFFER_SHIFT
 
     struct io_uring_sqe:
+        uint64_t off
         unsigned int len
 
     struct io_uring_cqe:
