@@ -119,7 +119,9 @@ def compare(
     """Take all rounds of one kind of work; return the medians."""
     taken: dict[str, list[Result]] = {contender: [] for contender in contenders}
     for number in range(rounds):
-        for contender in contenders:
+        # Each goes first in its turn: what one leaves behind, in memory or on disk, the next has.
+        first = number % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
             print(f"{work}: {contender}, round {number + 1}", file=sys.stderr, flush=True)
             if work == "echo":
                 taken[contender].append(echoed(contender, folder, max(seconds, 0.5)))
