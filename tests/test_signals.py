@@ -14,6 +14,7 @@ import textwrap
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 from conftest import LoopFactory, run_turns
@@ -405,6 +406,46 @@ def test_sigint_interrupts_a_task_that_never_waits(each_loop: AbstractEventLoop)
     assert task.done() or isinstance(each_loop, asyncio.SelectorEventLoop)
     if task.done() and not task.cancelled():
         assert isinstance(task.exception(), KeyboardInterrupt)
+
+
+def test_an_interrupt_at_any_moment_leaves_a_loop_that_runs(loop_factory: LoopFactory) -> None:
+    # Python raises it where a function begins, and after a call of one in C: a profiler's moments.
+    def interrupted(loop: AbstractEventLoop, moment: int) -> bool:
+        moments = 0
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal moments
+            if event in ("call", "c_return"):
+                moments += 1
+                if moments == moment:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        loop.call_soon(loop.stop)
+        sys.setprofile(profile)
+        try:
+            loop.run_forever()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    for moment in range(1, 1000):
+        # A new one each time: the first run does the most.
+        loop = loop_factory()
+        with contextlib.closing(loop):
+            if not interrupted(loop, moment):
+                break
+            assert not loop.is_running()
+            assert asyncio._get_running_loop() is None
+            # What has been scheduled may be waiting still.
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            assert loop.run_until_complete(asyncio.sleep(0, "again")) == "again"
+    else:
+        raise AssertionError("it is always interrupted")
+    assert moment > 5
 
 
 # ── runners ──────────────────────────────────────────────────────

@@ -155,10 +155,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             signals.begin_run(self)
             self._run()
         finally:
-            signals.end_run(self)
+            # Python raises a KeyboardInterrupt after any call. This one decides whether a loop can
+            # ever run again in this thread.
             events._set_running_loop(None)
-            self._track_origins(False)
             sys.set_asyncgen_hooks(*hooks)
+            self._track_origins(False)
+            signals.end_run(self)
 
     def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         self._check_closed()

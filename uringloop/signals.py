@@ -44,8 +44,12 @@ class SignalState:
         """Have Python write signal numbers to the loop. Raises ValueError in other threads."""
         if self._pair is None:
             self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        unclaimed = self._previous_fd is None
+        if unclaimed:
+            # A KeyboardInterrupt may keep the answer: then it is given up, and not kept for ever.
+            self._previous_fd = -1
         previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
-        if self._previous_fd is None:
+        if unclaimed:
             self._previous_fd = previous
 
     def watch(self, loop: RunningLoop) -> None:
@@ -57,12 +61,12 @@ class SignalState:
         """Restore the descriptor that was there before, unless handlers need the loop's."""
         if self._previous_fd is None or self.handlers:
             return
-        previous, self._previous_fd = self._previous_fd, None
         try:
-            signal.set_wakeup_fd(previous)
+            signal.set_wakeup_fd(self._previous_fd)
         except (ValueError, OSError) as exc:
             # Another thread closes the loop, or the old descriptor has gone.
-            logger.info("set_wakeup_fd(%d) failed: %s", previous, exc)
+            logger.info("set_wakeup_fd(%d) failed: %s", self._previous_fd, exc)
+        self._previous_fd = None
 
     def close(self) -> None:
         if self._pair is not None:
