@@ -109,6 +109,14 @@ def test_binary_files_do_what_plain_ones_do(
     newline=None,
     calls=[("write", ("",)), ("truncate", (8195,)), ("read", (8193,)), ("read", (-1,))],
 )
+# From a position within a decoder's state less is decoded again than was before.
+@example(
+    content="a\r\n",
+    mode="r",
+    encoding="utf-8",
+    newline="",
+    calls=[("read", (2,)), ("seek", (0, 1)), ("readline", (-1,)), ("tell", ())],
+)
 def test_text_files_do_what_plain_ones_do(
     each_loop: asyncio.AbstractEventLoop,
     folder: Path,

@@ -350,7 +350,7 @@ class TextFile(AsyncFile[str]):
         """
         decoder = self._decoder
         # First a guess, by what a character of the chunk took, that is not too far.
-        low, back = int(self._bytes_per_char * chars), 1
+        low, back = min(int(self._bytes_per_char * chars), len(data)), 1
         while low > 0:
             decoder.setstate((b"", flags))
             count = len(decoder.decode(data[:low]))
