@@ -44,6 +44,16 @@ async def _echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
     return transport, theirs
 
 
+async def _echoes(loop: Any, ends: Ends | None = None) -> bool:
+    """Whether a new connection of the loop gives back what it was sent."""
+    transport, peer = await _echo_pair(loop, ends or Ends())
+    await loop.sock_sendall(peer, b"hello")
+    got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
+    transport.close()
+    peer.close()
+    return bool(got == b"hello")
+
+
 def fork_while_running(factory: Factory) -> str:
     """os.fork() inside a callback; the child touches the loop, and leaves."""
     loop = factory()
@@ -258,7 +268,6 @@ def a_million_calls_of_threads(factory: Factory) -> str:
 
 def another_user(factory: Factory) -> str:
     """The process becomes another user after its loop was made."""
-    ends = Ends()
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
@@ -281,15 +290,11 @@ def another_user(factory: Factory) -> str:
     os.setresuid(65534, 65534, 65534)
 
     async def main() -> str:
-        transport, peer = await _echo_pair(loop, ends)
-        await loop.sock_sendall(peer, b"hello")
-        got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
-        transport.close()
-        peer.close()
+        echoed = await _echoes(loop)
         try:
             await opened()
         except PermissionError:
-            return f"{must(got == b'hello', f'echo of {len(got)} bytes')}, may not read /etc/shadow"
+            return f"{must(echoed, 'an echo' if echoed else 'no echo')}, may not read /etc/shadow"
         return "**reads /etc/shadow**"
 
     return str(loop.run_until_complete(main()))
@@ -406,9 +411,8 @@ def stuck_files(factory: Factory) -> str:
 
 def from_another_thread(factory: Factory) -> str:
     """A loop is made in one thread, run in another, run in a third and closed in a fourth."""
-    ends = Ends()
     made: list[Any] = []
-    told: list[str] = []
+    echoes: list[bool] = []
 
     def run(step: Any) -> None:
         thread = threading.Thread(target=step)
@@ -418,21 +422,14 @@ def from_another_thread(factory: Factory) -> str:
             raise TimeoutError
 
     def work() -> None:
-        async def main() -> None:
-            transport, peer = await _echo_pair(made[0], ends)
-            await made[0].sock_sendall(peer, b"hello")
-            told.append((await asyncio.wait_for(made[0].sock_recv(peer, 100), 5)).decode())
-            transport.close()
-            peer.close()
-
-        made[0].run_until_complete(main())
+        echoes.append(made[0].run_until_complete(_echoes(made[0])))
 
     fds = open_fds()
     run(lambda: made.append(factory()))
     run(work)
     run(work)
     run(lambda: made[0].close())
-    return f"{must(len(told) == 2, f'{len(told)} of 2 echoes')}, {left(fds)}"
+    return f"{must(echoes == [True, True], f'{sum(echoes)} of 2 echoes')}, {left(fds)}"
 
 
 def created_and_closed(factory: Factory) -> str:
@@ -533,12 +530,7 @@ def every_callback_raises(factory: Factory) -> str:
     async def main() -> bool:
         await _protocols_fail(loop, fail)
         await _callbacks_fail(loop, fail)
-        transport, peer = await _echo_pair(loop, ends)
-        await loop.sock_sendall(peer, b"hello")
-        got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
-        transport.close()
-        peer.close()
-        return bool(got == b"hello")
+        return await _echoes(loop, ends)
 
     goes_on = loop.run_until_complete(main())
     return f"{len(told)} kinds have raised, {must(goes_on, 'then an echo')}"
@@ -548,9 +540,10 @@ def run_within_a_run(factory: Factory) -> str:
     """A callback runs its own loop, another loop, and closes its own."""
     loop = factory()
     other = factory()
-    told = []
+    refused = 0
 
     async def main() -> bool:
+        nonlocal refused
         for attempt, *arguments in (
             (loop.run_forever,),
             (loop.run_until_complete, loop.create_future()),
@@ -560,18 +553,13 @@ def run_within_a_run(factory: Factory) -> str:
             try:
                 attempt(*arguments)
             except RuntimeError:
-                told.append("RuntimeError")
-        transport, peer = await _echo_pair(loop, Ends())
-        await loop.sock_sendall(peer, b"hello")
-        got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
-        transport.close()
-        peer.close()
-        return bool(got == b"hello")
+                refused += 1
+        return await _echoes(loop)
 
     goes_on = loop.run_until_complete(main())
     other.close()
     loop.close()
-    return must(goes_on and len(told) == 4, f"refused {len(told)} of 4 times, then an echo")
+    return must(goes_on and refused == 4, f"refused {refused} of 4 times, then an echo")
 
 
 FAULTS: tuple[Fault, ...] = (

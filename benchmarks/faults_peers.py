@@ -409,7 +409,7 @@ class Datagrams(asyncio.DatagramProtocol):
     """Counts what comes, and sends back what is not empty."""
 
     def __init__(self) -> None:
-        self.empty = self.full = self.errors = 0
+        self.empty = self.full = 0
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -421,13 +421,10 @@ class Datagrams(asyncio.DatagramProtocol):
         else:
             self.empty += 1
 
-    def error_received(self, exc: Exception) -> None:
-        self.errors += 1
-
 
 def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> Datagrams:
     """Make trouble for an endpoint, between two echoes."""
-    loop = factory()
+    loop: asyncio.AbstractEventLoop = factory()
     socks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     for sock in socks:
         sock.bind((LOCALHOST, 0))
@@ -457,7 +454,7 @@ def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> 
         return protocol
 
     with peer:
-        return loop.run_until_complete(main())  # type: ignore[no-any-return]
+        return loop.run_until_complete(main())
 
 
 def datagrams_to_nobody(factory: Factory) -> str:

@@ -214,11 +214,9 @@ cdef bint nobody_waits(LoopCore loop) except -1:
     """Whether a turn would find nothing to do now: known without a call of the kernel."""
     cdef int64_t deadline
     # A ring of ours would have to look.
-    if loop.ready.count or loop.stopping or loop.ring.u.soft != NULL:
+    if loop.ring.u.soft != NULL or not loop.is_idle():
         return False
-    if PyList_GET_SIZE(loop.flush_list) or PyList_GET_SIZE(loop.rearm_list) or loop.has_starved():
-        return False
-    if loop.ring.has_completions() or loop.ring.needs_enter() or loop.timers.due_end:
+    if PyList_GET_SIZE(loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
         return False
     deadline = loop.timers.next_deadline_ns()
     return deadline == NO_DEADLINE or deadline > loop.now_ns()

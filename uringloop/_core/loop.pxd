@@ -1,5 +1,6 @@
 """The turn: what a loop does over and over, and what may be asked of it."""
 
+from cpython.list cimport PyList_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool
@@ -94,6 +95,10 @@ cdef class LoopCore:
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
+    cdef inline bint is_idle(self) noexcept:
+        """Whether nothing is to be run, handed over or handed out; timers are not asked."""
+        return not (self.ready.count or self.stopping or self.ring.has_completions()
+                    or self.has_starved() or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1

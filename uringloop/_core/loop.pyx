@@ -397,8 +397,7 @@ cdef class LoopCore:
         # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
         # from here to the wait no other thread may schedule without seeing that we sleep.
         deadline = self.timers.next_deadline_ns()
-        if not (self.ready.count or self.stopping or self.ring.has_completions()
-                or self.has_starved() or PyList_GET_SIZE(self.flush_list)):
+        if self.is_idle():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
