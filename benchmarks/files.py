@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from uringloop.bench.loadgen import Histogram, LoadGenerator
 
 ROUNDS = 5
 SECONDS = 1.0
+HELD_SECONDS = 3.0
 ECHO_CLIENTS = 50
 ECHO_BYTES = 128
 ECHO_RATE = 10_000.0
@@ -69,14 +71,17 @@ def command(contender: str, work: str, folder: Path, seconds: float) -> list[str
 
 
 def have_memory(path: Path) -> None:
-    """Use as much of the page cache as a file takes, and free it.
+    """Have as much free memory as a file takes, for a second or two.
 
-    A virtual machine's host may have taken the memory back: whoever is first waits for it, for
-    milliseconds at a time.
+    The host of a virtual machine takes free memory back some seconds after it was freed, which
+    takes a second of processor time, and gives it again page by page, which takes two: whoever
+    writes then measures that. So memory is held until nothing that was freed before is left to
+    take, and is freed just before it is needed.
     """
     with path.open("wb") as file:
         for _ in range(files_work.BIG_BYTES // files_work.BIG_BLOCK):
             file.write(bytes(files_work.BIG_BLOCK))
+    time.sleep(HELD_SECONDS)
     path.unlink()
 
 
