@@ -1,8 +1,8 @@
 """What loops do about faults: `python benchmarks/faults.py [--loops A,B] [--only WORD]`.
 
-Each fault of faults_peers.py, faults_life.py and faults_ends.py is tried on each loop in a
-process of its own, and what came of it is a cell of the table: bytes lost, memory, descriptors, how
-long until all was well again. What must not be is in bold.
+Each fault of faults_peers.py, faults_life.py, faults_limits.py and faults_ends.py is tried on each
+loop in a process of its own, and what came of it is a cell of the table: bytes lost, memory,
+descriptors, how long until all was well again. What must not be is in bold.
 
 The exit status is 0, or 1 if anything of this loop is.
 """
@@ -22,14 +22,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import faults_ends
 import faults_life
+import faults_limits
 import faults_peers
-from faults_peers import Fault
+from faults_shared import Fault
 
 from uringloop.bench import loops
 
 FAULTS: tuple[Fault, ...] = (
     *faults_peers.FAULTS,
     *faults_life.FAULTS,
+    *faults_limits.FAULTS,
     *faults_ends.FAULTS,
 )
 LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")

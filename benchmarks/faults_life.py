@@ -9,49 +9,28 @@ import gc
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import socket
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from faults_peers import (
+from faults_shared import (
     MB,
     Counted,
     Ends,
     Factory,
     Fault,
-    echoes,
+    echo_pair,
+    goes_on,
     left,
     must,
     open_fds,
-    serving,
 )
 
 from uringloop.bench.counters import rss_bytes
-
-
-async def _echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
-    """Return a transport that echoes, and its peer's socket."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    transport, _ = await loop.create_connection(lambda: Counted(ends), sock=ours)
-    return transport, theirs
-
-
-async def _echoes(loop: Any, ends: Ends | None = None) -> bool:
-    """Whether a new connection of the loop gives back what it was sent."""
-    transport, peer = await _echo_pair(loop, ends or Ends())
-    await loop.sock_sendall(peer, b"hello")
-    got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
-    transport.close()
-    peer.close()
-    return bool(got == b"hello")
 
 
 def fork_while_running(factory: Factory) -> str:
@@ -60,7 +39,7 @@ def fork_while_running(factory: Factory) -> str:
     ends = Ends()
 
     async def main() -> str:
-        transport, peer = await _echo_pair(loop, ends)
+        transport, peer = await echo_pair(loop, ends)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -126,7 +105,7 @@ def abandoned(factory: Factory) -> str:
     references = []
     for _ in range(200):
         loop = factory()
-        loop.run_until_complete(_echo_pair(loop, Ends()))
+        loop.run_until_complete(echo_pair(loop, Ends()))
         loop.call_later(1000, print)
         references.append(weakref.ref(loop))
         del loop
@@ -141,7 +120,7 @@ def interrupted_anywhere(factory: Factory) -> str:
     ends = Ends()
     loop.set_exception_handler(ends.handler)
     data = random.Random(1).randbytes(20 * MB)
-    _, peer = loop.run_until_complete(_echo_pair(loop, ends))
+    _, peer = loop.run_until_complete(echo_pair(loop, ends))
     peer.setblocking(True)
     back = bytearray()
 
@@ -206,7 +185,7 @@ def signals_at_10_khz(factory: Factory) -> str:
 
     async def main() -> str:
         loop.add_signal_handler(signal.SIGUSR1, on_signal)
-        transport, peer = await _echo_pair(loop, Ends())
+        transport, peer = await echo_pair(loop, Ends())
         stop = False
 
         def send() -> None:
@@ -290,121 +269,12 @@ def another_user(factory: Factory) -> str:
     os.setresuid(65534, 65534, 65534)
 
     async def main() -> str:
-        echoed = await _echoes(loop)
+        echoed = await goes_on(loop)
         try:
             await opened()
         except PermissionError:
             return f"{must(echoed, 'an echo' if echoed else 'no echo')}, may not read /etc/shadow"
         return "**reads /etc/shadow**"
-
-    return str(loop.run_until_complete(main()))
-
-
-def no_locked_memory(factory: Factory) -> str:
-    """RLIMIT_MEMLOCK is 0."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
-    ends = Ends()
-    with serving(factory, ends) as address:
-        return f"echo {echoes(address):.1f} ms"
-
-
-def no_memory(factory: Factory) -> str:
-    """RLIMIT_AS leaves 64 MB, and five connections send more than fits; then it is lifted."""
-    hoard: list[bytes] = []
-
-    class Hoarder(Counted):
-        def data_received(self, data: bytes) -> None:
-            hoard.append(data + bytes(len(data)))
-            self.ends.received += len(data)
-
-    ends = Ends()
-    with serving(factory, ends, Hoarder) as address:
-        echoed = resource.getrlimit(resource.RLIMIT_AS)
-        with open("/proc/self/statm") as file:
-            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        block = bytes(65536)
-        resource.setrlimit(resource.RLIMIT_AS, (size + 64 * MB, echoed[1]))
-        for _ in range(5):
-            with socket.create_connection(address) as sock:
-                sock.settimeout(0.5)
-                with contextlib.suppress(OSError):
-                    for _ in range(400):
-                        sock.sendall(block)
-        hoard.clear()
-        gc.collect()
-        resource.setrlimit(resource.RLIMIT_AS, echoed)
-        before = ends.received
-        with socket.create_connection(address) as sock:
-            sock.sendall(b"x")
-            time.sleep(0.2)
-        goes_on = ends.received - before == 1
-        hoard.clear()
-    return f"{ends.complaints} complaints, then {'goes on' if goes_on else '**serves nobody**'}"
-
-
-def no_descriptors(factory: Factory) -> str:
-    """No descriptor is left while a loop runs: connect, open a file, start a process."""
-    loop = factory()
-
-    async def main() -> str:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
-        address = server.sockets[0].getsockname()
-        with tempfile.NamedTemporaryFile() as file:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_fds() - 1, hard))
-            told = []
-            for attempt in (
-                lambda: asyncio.open_connection(*address),
-                lambda: asyncio.create_subprocess_exec("/bin/true"),
-                lambda: loop.run_in_executor(None, open, file.name),
-            ):
-                try:
-                    await asyncio.wait_for(attempt(), 5)
-                    told.append("went on")
-                except OSError as exc:
-                    told.append(type(exc).__name__)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            _, writer = await asyncio.open_connection(*address)
-            writer.close()
-        server.close()
-        return f"{', '.join(told)}; then goes on"
-
-    return str(loop.run_until_complete(main()))
-
-
-def stuck_files(factory: Factory) -> str:
-    """100 opens wait for the other ends of FIFOs; an echo beside them, and the end."""
-    loop = factory()
-    is_ours = hasattr(loop, "backend")
-
-    async def main() -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            tasks = []
-            for number in range(100):
-                path = os.path.join(folder, str(number))
-                os.mkfifo(path)
-                if is_ours:
-                    import uringloop
-
-                    tasks.append(asyncio.ensure_future(uringloop.open(path, "rb").__aenter__()))
-                else:
-                    tasks.append(loop.run_in_executor(None, open, path, "rb"))
-            transport, peer = await _echo_pair(loop, Ends())
-            began = time.monotonic()
-            await loop.sock_sendall(peer, b"hello")
-            await loop.sock_recv(peer, 100)
-            took = (time.monotonic() - began) * 1e3
-            for task in tasks:
-                task.cancel()
-            began = time.monotonic()
-            await asyncio.wait(tasks, timeout=10)
-            cancelled = (time.monotonic() - began) * 1e3
-            transport.close()
-            peer.close()
-            await asyncio.sleep(0.05)
-            stuck = threading.active_count() - 1
-            told = f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms"
-            return f"{told}, {must(stuck == 0, f'{stuck} threads stuck')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -422,7 +292,7 @@ def from_another_thread(factory: Factory) -> str:
             raise TimeoutError
 
     def work() -> None:
-        echoes.append(made[0].run_until_complete(_echoes(made[0])))
+        echoes.append(made[0].run_until_complete(goes_on(made[0])))
 
     fds = open_fds()
     run(lambda: made.append(factory()))
@@ -530,7 +400,7 @@ def every_callback_raises(factory: Factory) -> str:
     async def main() -> bool:
         await _protocols_fail(loop, fail)
         await _callbacks_fail(loop, fail)
-        return await _echoes(loop, ends)
+        return await goes_on(loop, ends)
 
     goes_on = loop.run_until_complete(main())
     return f"{len(told)} kinds have raised, {must(goes_on, 'then an echo')}"
@@ -554,7 +424,7 @@ def run_within_a_run(factory: Factory) -> str:
                 attempt(*arguments)
             except RuntimeError:
                 refused += 1
-        return await _echoes(loop)
+        return await goes_on(loop)
 
     goes_on = loop.run_until_complete(main())
     other.close()
@@ -572,10 +442,6 @@ FAULTS: tuple[Fault, ...] = (
     another_user,
     from_another_thread,
     created_and_closed,
-    no_locked_memory,
-    no_memory,
-    no_descriptors,
-    stuck_files,
     every_callback_raises,
     run_within_a_run,
 )

@@ -9,126 +9,29 @@ import os
 import resource
 import socket
 import ssl
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from faults_shared import (
+    LOCALHOST,
+    MB,
+    Counted,
+    Ends,
+    Factory,
+    Fault,
+    echoes,
+    left,
+    must,
+    open_fds,
+    reset,
+    serving,
+    wait_for,
+)
 from parity_probes import tls_contexts
 
 from uringloop.bench.counters import rss_bytes
-
-Factory = Callable[[], Any]
-Fault = Callable[[Factory], str]
-
-LOCALHOST = "127.0.0.1"
-MB = 1 << 20
-
-
-# ── what they share ──────────────────────────────────────────────────────────────────────────
-
-
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def must(well: bool, told: str) -> str:
-    """Return what is told, in bold if that is not as it must be."""
-    return told if well else f"**{told}**"
-
-
-def left(before: int) -> str:
-    """Tell how many descriptors there are more than before."""
-    more = open_fds() - before
-    return must(more == 0, f"{more} fds left")
-
-
-def reset(sock: socket.socket) -> None:
-    """Close a connection by a reset."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-
-
-class Ends:
-    """How the connections of a server have ended, and what its exception handler was told."""
-
-    def __init__(self) -> None:
-        self.made = self.lost = self.errors = self.complaints = 0
-        self.received = 0
-
-    def handler(self, loop: Any, context: dict[str, Any]) -> None:
-        self.complaints += 1
-
-
-class Counted(asyncio.Protocol):
-    """Echoes, or does what a subclass does."""
-
-    transport: Any
-
-    def __init__(self, ends: Ends) -> None:
-        self.ends = ends
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self.ends.made += 1
-
-    def data_received(self, data: bytes) -> None:
-        self.ends.received += len(data)
-        self.transport.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ends.lost += 1
-        self.ends.errors += exc is not None
-
-
-@contextlib.contextmanager
-def serving(
-    factory: Factory, ends: Ends, protocol: type[Counted] = Counted, **options: Any
-) -> Iterator[tuple[str, int]]:
-    """Have a loop serve in a thread of its own."""
-    loop = factory()
-    loop.set_exception_handler(ends.handler)
-    server = loop.run_until_complete(
-        loop.create_server(lambda: protocol(ends), LOCALHOST, 0, **options)
-    )
-    address = server.sockets[0].getsockname()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield address
-    finally:
-        loop.call_soon_threadsafe(server.close)
-        loop.call_soon_threadsafe(loop.call_later, 0.05, loop.stop)
-        thread.join(30)
-        if thread.is_alive():
-            raise TimeoutError("the loop does not stop")
-        loop.close()
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 20) -> float:
-    """Return how many milliseconds it took until something was true."""
-    began = time.monotonic()
-    while not true():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"not within {seconds} s")
-        time.sleep(0.0005)
-    return (time.monotonic() - began) * 1e3
-
-
-def echoes(address: tuple[str, int], data: bytes = b"well?") -> float:
-    """Return how many milliseconds an echo took, with the connection for it."""
-    began = time.monotonic()
-    with socket.create_connection(address, timeout=20) as sock:
-        sock.sendall(data)
-        got = b""
-        while len(got) < len(data):
-            got += sock.recv(65536) or (_ for _ in ()).throw(EOFError)
-    assert got == data
-    return (time.monotonic() - began) * 1e3
-
-
-# ── the faults ───────────────────────────────────────────────────────────────────────────────
 
 
 def reset_before_accept(factory: Factory) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 # For an interpreter that does not look beside the script (PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults_peers import open_fds
+from faults_shared import open_fds
 from parity_probes import tls_contexts
 
 import uringloop

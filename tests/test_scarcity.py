@@ -1,9 +1,10 @@
-"""What is scarce: a loop goes on when there was no memory for something."""
+"""What is scarce: a loop goes on when there was no memory, or no thread, for something."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -82,3 +83,54 @@ def test_no_memory_for_what_was_received_ends_that_connection(name: str, size: i
         "['MemoryError'] ['Fatal read error on socket transport'] b'well'\n",
         "['MemoryError'] ['Fatal error'] b'well'\n",
     )
+
+
+# A process that may start no thread, nor may the kernel for it.
+FILES = """
+import asyncio, os, resource, sys, uringloop, uringloop.files, uringloop.fs as fs
+
+folder = sys.argv[1]
+path = os.path.join(folder, "file")
+os.mkfifo(os.path.join(folder, "fifo"))
+data = os.urandom(3_000_000)
+
+async def main():
+    async with uringloop.open(path, "xb") as file:
+        print(await file.write(data) == len(data))
+        await file.fsync()
+    await fs.rename(path, path + "2")
+    await fs.mkdir(os.path.join(folder, "made"))
+    async with uringloop.open(path + "2", "r+b", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        print(await file.read() == data)
+        print(await file.pwrite(b"end", len(data)), (await fs.stat(path + "2")).st_size)
+    await fs.unlink(path + "2")
+    try:
+        await uringloop.open(os.path.join(folder, "fifo"), "rb")
+    except BlockingIOError as exc:
+        print(os.path.basename(exc.filename))
+    print(sorted(os.listdir(folder)))
+
+before = len(os.listdir("/proc/self/fd"))
+loop = uringloop.new_event_loop()
+if os.geteuid() == 0:
+    # Root has no such limit.
+    os.chmod(folder, 0o777)
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+loop.run_until_complete(asyncio.wait_for(main(), 20))
+loop.close()
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_files_go_on_without_a_thread_to_be_had() -> None:
+    # Not in pytest's folders: another user may not go there.
+    with tempfile.TemporaryDirectory(prefix="uringloop-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", FILES, folder], capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = ["True", "True", "3 3000003", "fifo", "['fifo', 'made']", "0"]
+    assert done.stdout.splitlines() == expected

@@ -27,9 +27,11 @@ cdef class FileOperation:
     cdef object held                # bytes, views, paths: what the kernel reads or fills
     cdef object future              # of who waits
     cdef int res                    # a count, a descriptor or -errno, once it has ended
+    cdef int generation             # of the ring that it was submitted to
     cdef bint counted               # in operations_in_flight
     cdef bint has_ended
-    cdef bint cancelled             # by who waits; an ECANCELED else means that the ring is lost
+    cdef bint cancelled             # by who waits
+    cdef bint follows               # linked: an ECANCELED means that the first one was not done
     cdef bint repeatable            # doing it twice is doing it once
     cdef bint detachable            # who waits need not wait for the end of what he cancels
     cdef bint postponed             # the turn had no share for it, and it may be cached
@@ -40,6 +42,7 @@ cdef class FileOperation:
     cdef int submit(self) except -1
     cdef int cancel(self) except -1
     cdef int on_end(self, int res) except -1
+    cdef bint had_no_worker(self) noexcept
     cdef int tell(self) except -1
 
 

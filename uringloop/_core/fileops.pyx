@@ -6,8 +6,9 @@ copied into the ring's queue; under another loop than ours the same request is p
 thread. Who awaits it comes back after its end, and so do those who cancel it, except where all
 memory is the operation's own and nothing is changed by it (`detachable`).
 
-A ring that is lost, with a thread that has ended, ends its operations with an ECANCELED that nobody
-asked for: what can be done twice is submitted again.
+An ECANCELED that nobody asked for has one of two reasons. A ring that is lost, with a thread that
+has ended: what can be done twice is submitted again. Or the kernel could start no worker, for the
+limits of the process: then it is done here, and the loop waits.
 """
 
 from asyncio import CancelledError, Future, get_running_loop
@@ -30,6 +31,7 @@ from uringloop._native.filecalls cimport (
     uring_leave_to_worker,
     uring_link,
     uring_perform,
+    uring_perform_here,
     uring_unlink,
 )
 from uringloop._native.uring cimport close, io_uring_sqe
@@ -112,6 +114,7 @@ cdef class FileOperation:
         uring_copy_submission(sqe, &self.request)
         # Submitted again it stands alone.
         uring_unlink(&self.request)
+        self.generation = self.loop.ring.generation
         return self.loop.ring.start(sqe, &self.op)
 
     cdef int cancel(self) except -1:
@@ -138,6 +141,9 @@ cdef class FileOperation:
         self.on_end(-ECANCELED if performed.cancelled() else performed.result())
 
     cdef int on_end(self, int res) except -1:
+        if res == -ECANCELED and self.had_no_worker():
+            with nogil:
+                res = uring_perform_here(&self.request)
         if res == -EINTR or (res == -ECANCELED and self.repeatable):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
@@ -147,6 +153,15 @@ cdef class FileOperation:
             self.counted = False
             self.file.ended()
         return self.tell()
+
+    cdef bint had_no_worker(self) noexcept:
+        """Whether an ECANCELED means that nobody could be found to do it."""
+        if self.cancelled or self.follows or self.loop is None:
+            return False
+        if self.generation != self.loop.ring.generation or not self.loop.ring.u.open:
+            return False
+        # The end of a loop cancels everything, but never what closes.
+        return self.op.closes or not self.loop.closed
 
     cdef int tell(self) except -1:
         if self.future.get_loop().is_closed():
@@ -188,6 +203,7 @@ cdef int begin_linked(FileOperation first, FileOperation second) except -1:
     """
     ring_loop().ring.make_room(2)
     uring_link(&first.request)
+    second.follows = True
     first.begin()
     second.begin()
     return 0

@@ -545,7 +545,7 @@ cdef class Ring:
         return 0
 
     cdef int drain(self) except -1:
-        """Cancel everything and take the completions; only what opens a descriptor is told.
+        """Cancel everything and take the completions; only opening and closing is told of.
 
         So that closing descriptors has its effect: a socket's FIN, a port's freedom. A thread that
         does not own the ring can not cancel: the kernel does, some milliseconds after its end.
@@ -583,7 +583,7 @@ cdef class Ring:
                 op = operation_of(cqe.user_data)
                 head += 1
                 uring_consume(&self.u, head)
-                if op != NULL and op.opens:
+                if op != NULL and (op.opens or op.closes):
                     self._complete(op, cqe.res, cqe.flags)
                 elif op != NULL and not cqe.flags & IORING_CQE_F_MORE:
                     owner = <object>op.owner

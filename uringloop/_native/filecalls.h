@@ -204,4 +204,17 @@ static inline int uring_perform(const struct io_uring_sqe *sqe) {
     return res < 0 ? -errno : (int)res;
 }
 
+/* The same in the loop's thread, for want of a worker: all that it does not wait for is the other end
+ * of a FIFO, which may never come. */
+static inline int uring_perform_here(const struct io_uring_sqe *sqe) {
+    const int ready = O_NONBLOCK | O_PATH | O_RDWR;
+    struct stat facts;
+
+    if (sqe->opcode == IORING_OP_OPENAT && !((int)sqe->open_flags & ready) &&
+        fstatat(sqe->fd, (const char *)(uintptr_t)sqe->addr, &facts, 0) == 0 &&
+        S_ISFIFO(facts.st_mode))
+        return -EAGAIN;
+    return uring_perform(sqe);
+}
+
 #endif

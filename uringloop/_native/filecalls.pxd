@@ -43,6 +43,7 @@ cdef extern from "filecalls.h" nogil:
         int fd, const char *data, size_t size, int64_t offset, bint in_memory)
     bint uring_is_cached(int fd, int64_t offset, int64_t size)
     int uring_perform(const io_uring_sqe *sqe)
+    int uring_perform_here(const io_uring_sqe *sqe)
 
 
 cdef extern from "<sys/stat.h>" nogil:

@@ -68,12 +68,15 @@ static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     }
 }
 
-/* Does a chain: what follows a failure, or a short count, is not begun. */
-static void soft_perform_chain(soft_request *request) {
+/* Does a chain, in a thread or *here* in the loop's: what follows a failure, or a short count, is not
+ * begun. */
+static void soft_perform_chain(soft_request *request, bool here) {
     bool broken = false;
 
     for (; request != NULL; request = request->linked) {
-        request->res = broken ? -ECANCELED : uring_perform(&request->sqe);
+        request->res = broken ? -ECANCELED
+                       : here ? uring_perform_here(&request->sqe)
+                              : uring_perform(&request->sqe);
         /* Asked only where it matters: the vectors of one that stands alone may be gone. */
         broken = request->linked != NULL &&
                  (request->res < 0 || (size_t)request->res < soft_bytes_asked(&request->sqe));
@@ -173,7 +176,7 @@ static void *soft_work(void *argument) {
     pthread_mutex_lock(&pool->lock);
     while ((chain = soft_wait_for_work(pool)) != NULL) {
         pthread_mutex_unlock(&pool->lock);
-        soft_perform_chain(chain);
+        soft_perform_chain(chain, false);
         pthread_mutex_lock(&pool->lock);
         chain->running = false;
         if (chain->given_up)
@@ -416,7 +419,7 @@ static void soft_queue(softring *s, soft_request *chain) {
         request->state = SOFT_GIVEN;
     if ((s->pool != NULL || soft_open_pool(s) == 0) && soft_give(s->pool, chain))
         return;
-    soft_perform_chain(chain);
+    soft_perform_chain(chain, true);
     soft_finish_chain(s, chain);
 }
 

@@ -1,0 +1,261 @@
+"""What runs out: each function takes it from a new loop, and returns what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+# Another user may not be able to read it when it is needed.
+import concurrent.futures.thread  # noqa: F401
+import contextlib
+import gc
+import os
+import resource
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from faults_shared import (
+    MB,
+    Counted,
+    Ends,
+    Factory,
+    Fault,
+    echo_pair,
+    echoes,
+    goes_on,
+    must,
+    open_fds,
+    serving,
+)
+
+
+def no_locked_memory(factory: Factory) -> str:
+    """RLIMIT_MEMLOCK is 0."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+    ends = Ends()
+    with serving(factory, ends) as address:
+        return f"echo {echoes(address):.1f} ms"
+
+
+def no_memory(factory: Factory) -> str:
+    """RLIMIT_AS leaves 64 MB, and five connections send more than fits; then it is lifted."""
+    hoard: list[bytes] = []
+
+    class Hoarder(Counted):
+        def data_received(self, data: bytes) -> None:
+            hoard.append(data + bytes(len(data)))
+            self.ends.received += len(data)
+
+    ends = Ends()
+    with serving(factory, ends, Hoarder) as address:
+        echoed = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        block = bytes(65536)
+        resource.setrlimit(resource.RLIMIT_AS, (size + 64 * MB, echoed[1]))
+        for _ in range(5):
+            with socket.create_connection(address) as sock:
+                sock.settimeout(0.5)
+                with contextlib.suppress(OSError):
+                    for _ in range(400):
+                        sock.sendall(block)
+        hoard.clear()
+        gc.collect()
+        resource.setrlimit(resource.RLIMIT_AS, echoed)
+        before = ends.received
+        with socket.create_connection(address) as sock:
+            sock.sendall(b"x")
+            time.sleep(0.2)
+        goes_on = ends.received - before == 1
+        hoard.clear()
+    return f"{ends.complaints} complaints, then {'goes on' if goes_on else '**serves nobody**'}"
+
+
+def no_descriptors(factory: Factory) -> str:
+    """No descriptor is left while a loop runs: connect, open a file, start a process."""
+    loop = factory()
+
+    async def main() -> str:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        with tempfile.NamedTemporaryFile() as file:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_fds() - 1, hard))
+            told = []
+            for attempt in (
+                lambda: asyncio.open_connection(*address),
+                lambda: asyncio.create_subprocess_exec("/bin/true"),
+                lambda: loop.run_in_executor(None, open, file.name),
+            ):
+                try:
+                    await asyncio.wait_for(attempt(), 5)
+                    told.append("went on")
+                except OSError as exc:
+                    told.append(type(exc).__name__)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            _, writer = await asyncio.open_connection(*address)
+            writer.close()
+        server.close()
+        return f"{', '.join(told)}; then goes on"
+
+    return str(loop.run_until_complete(main()))
+
+
+def stuck_files(factory: Factory) -> str:
+    """100 opens wait for the other ends of FIFOs; an echo beside them, and the end."""
+    loop = factory()
+    is_ours = hasattr(loop, "backend")
+
+    async def main() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            tasks = []
+            for number in range(100):
+                path = os.path.join(folder, str(number))
+                os.mkfifo(path)
+                if is_ours:
+                    import uringloop
+
+                    tasks.append(asyncio.ensure_future(uringloop.open(path, "rb").__aenter__()))
+                else:
+                    tasks.append(loop.run_in_executor(None, open, path, "rb"))
+            transport, peer = await echo_pair(loop, Ends())
+            began = time.monotonic()
+            await loop.sock_sendall(peer, b"hello")
+            await loop.sock_recv(peer, 100)
+            took = (time.monotonic() - began) * 1e3
+            for task in tasks:
+                task.cancel()
+            began = time.monotonic()
+            await asyncio.wait(tasks, timeout=10)
+            cancelled = (time.monotonic() - began) * 1e3
+            transport.close()
+            peer.close()
+            await asyncio.sleep(0.05)
+            stuck = threading.active_count() - 1
+            told = f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms"
+            return f"{told}, {must(stuck == 0, f'{stuck} threads stuck')}"
+
+    return str(loop.run_until_complete(main()))
+
+
+async def _write_and_read(loop: Any, path: str, size: int) -> int:
+    """Write so many bytes, sync and read them, as this loop does it; return how many are wrong."""
+    block = os.urandom(MB)
+
+    def plain() -> int:
+        wrong = 0
+        with open(path, "w+b", buffering=0) as file:
+            for _ in range(size // MB):
+                file.write(block)
+            os.fsync(file.fileno())
+            file.seek(0)
+            for _ in range(size // MB):
+                wrong += MB * (file.read(MB) != block)
+        return wrong
+
+    if not hasattr(loop, "backend"):
+        return int(await loop.run_in_executor(None, plain))
+    import uringloop
+
+    wrong = 0
+    async with uringloop.open(path, "w+b", buffering=0) as file:
+        for _ in range(size // MB):
+            await file.write(block)
+        await file.fsync()
+        await file.seek(0)
+        for _ in range(size // MB):
+            wrong += MB * (await file.read(MB) != block)
+    return wrong
+
+
+def no_threads(factory: Factory) -> str:
+    """No thread can be started: 8 MB are written to a file, synced and read, then an echo."""
+    if os.geteuid() == 0:
+        # Root has no such limit.
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = factory()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
+
+        async def main() -> str:
+            path = os.path.join(folder, "file")
+            try:
+                wrong = await asyncio.wait_for(_write_and_read(loop, path, 8 * MB), 20)
+                told = must(wrong == 0, f"{wrong} bytes wrong")
+            except (OSError, RuntimeError) as exc:
+                told = f"{type(exc).__name__}: {exc}"
+            return f"{told}, {must(await goes_on(loop), 'then an echo')}"
+
+        told = str(loop.run_until_complete(main()))
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+        return told
+
+
+@contextlib.contextmanager
+def _memory_cgroup(room: int) -> Iterator[bool]:
+    """Have this process in a cgroup with so much room for memory; False where that is not to be."""
+    v1 = Path("/sys/fs/cgroup/memory")
+    parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v1.parent, "memory.max")
+    own = parent / f"uringloop-faults-{os.getpid()}"
+    try:
+        own.mkdir()
+    except OSError:
+        yield False
+        return
+    try:
+        (own / limit).write_text(str(room))
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        own.rmdir()
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        (parent / "cgroup.procs").write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):
+            own.rmdir()
+
+
+def memory_cgroup(factory: Factory) -> str:
+    """A memory cgroup has room for 32 MB: 256 MB are written to a file and read beside echoes."""
+    loop = factory()
+    latest = 0.0
+
+    async def echo(stop: asyncio.Event) -> None:
+        nonlocal latest
+        while not stop.is_set():
+            began = time.monotonic()
+            assert await goes_on(loop)
+            latest = max(latest, time.monotonic() - began)
+            await asyncio.sleep(0.005)
+
+    async def main(path: str) -> int:
+        stop = asyncio.Event()
+        echoing = asyncio.ensure_future(echo(stop))
+        wrong = await _write_and_read(loop, path, 256 * MB)
+        stop.set()
+        await echoing
+        return wrong
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, _memory_cgroup(32 * MB) as limited:
+        if not limited:
+            return "not tried: needs a memory cgroup"
+        wrong = loop.run_until_complete(main(os.path.join(folder, "file")))
+    return f"{must(wrong == 0, f'{wrong} bytes wrong')}, echo within {latest * 1e3:.0f} ms"
+
+
+FAULTS: tuple[Fault, ...] = (
+    no_locked_memory,
+    no_memory,
+    memory_cgroup,
+    no_descriptors,
+    no_threads,
+    stuck_files,
+)
