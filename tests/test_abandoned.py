@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import sys
 import weakref
 from asyncio import AbstractEventLoop, DatagramProtocol
 
@@ -66,8 +67,13 @@ def test_abandoned_loop_is_collected_with_its_connections(loop_factory: LoopFact
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_abandoned_loop_is_closed_even_if_its_class_fails_to() -> None:
+def test_abandoned_loop_is_closed_even_if_its_class_fails_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # pytest would keep the report, and the loop with it.
+    told: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: told.append(str(report.exc_value)))
+
     class Failing(uringloop.Loop):
         def close(self) -> None:
             raise OSError("not today")
@@ -78,6 +84,7 @@ def test_abandoned_loop_is_closed_even_if_its_class_fails_to() -> None:
     watch = weakref.ref(loop)
     del loop
     gc.collect()
+    assert told == ["not today"]
     assert watch() is None
     assert open_fds() == fds
 

@@ -11,6 +11,7 @@ import asyncio
 import builtins
 import io
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -221,8 +222,9 @@ def _layered(
         raise ValueError("can't have unbuffered text I/O")
     kind = next(letter for letter in mode if letter in "rwax")
     plus = "+" if "+" in mode else ""
-    # As a plain binary file has it: "w+" is "rb+" there.
-    raw_mode = "rb+" if kind == "w" and plus else f"{kind}b{plus}"
+    # As a plain binary file has it: before 3.15 "w+" is "rb+" there.
+    other = kind == "w" and plus and sys.version_info < (3, 15)
+    raw_mode = "rb+" if other else f"{kind}b{plus}"
     if buffering == 0:
         return RawFile(fd, name, mode=raw_mode, closefd=closefd)
     line_buffering = not binary and (buffering == 1 or (buffering < 0 and os.isatty(fd)))
