@@ -402,8 +402,8 @@ def every_callback_raises(factory: Factory) -> str:
         await _callbacks_fail(loop, fail)
         return await goes_on(loop, ends)
 
-    goes_on = loop.run_until_complete(main())
-    return f"{len(told)} kinds have raised, {must(goes_on, 'then an echo')}"
+    well = loop.run_until_complete(main())
+    return f"{len(told)} kinds have raised, {must(well, 'then an echo')}"
 
 
 def run_within_a_run(factory: Factory) -> str:
@@ -426,10 +426,10 @@ def run_within_a_run(factory: Factory) -> str:
                 refused += 1
         return await goes_on(loop)
 
-    goes_on = loop.run_until_complete(main())
+    well = loop.run_until_complete(main())
     other.close()
     loop.close()
-    return must(goes_on and refused == 4, f"refused {refused} of 4 times, then an echo")
+    return must(well and refused == 4, f"refused {refused} of 4 times, then an echo")
 
 
 FAULTS: tuple[Fault, ...] = (
