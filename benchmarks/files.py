@@ -255,7 +255,8 @@ def main() -> int:
         options.json.write_text(json.dumps(report, indent=1))
     if options.markdown:
         options.markdown.write_text(table(report))
-    if options.plot:
+    # Of echoes there is nothing to draw.
+    if options.plot and set(works) - {"echo"}:
         draw(report, options.plot)
     print(table(report))
     return 0
