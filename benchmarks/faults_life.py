@@ -23,6 +23,7 @@ from faults_shared import (
     Ends,
     Factory,
     Fault,
+    become_nobody,
     echo_pair,
     goes_on,
     left,
@@ -265,8 +266,7 @@ def another_user(factory: Factory) -> str:
 
     # Workers are there already.
     loop.run_until_complete(opened())
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
+    become_nobody()
 
     async def main() -> str:
         echoed = await goes_on(loop)

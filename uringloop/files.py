@@ -223,8 +223,7 @@ def _layered(
     kind = next(letter for letter in mode if letter in "rwax")
     plus = "+" if "+" in mode else ""
     # As a plain binary file has it: before 3.15 "w+" is "rb+" there.
-    other = kind == "w" and plus and sys.version_info < (3, 15)
-    raw_mode = "rb+" if other else f"{kind}b{plus}"
+    raw_mode = "rb+" if kind + plus == "w+" and sys.version_info < (3, 15) else f"{kind}b{plus}"
     if buffering == 0:
         return RawFile(fd, name, mode=raw_mode, closefd=closefd)
     line_buffering = not binary and (buffering == 1 or (buffering < 0 and os.isatty(fd)))
