@@ -159,13 +159,16 @@ def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
     chosen: tuple[str, ...] = arguments.loops
     process.raise_descriptor_limit()
     where = placement.choose(True)
-    with tempfile.TemporaryDirectory(prefix="uringloop-compare-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="uringloop-compare-") as name,
+        placement.awake() as idle,
+    ):
         directory = Path(name)
         programs = {} if arguments.no_reference else built_references(rows, directory)
         bench = Bench(where, directory, duration, quick, programs)
         taking_part = {row.name: columns_of(row, chosen, programs) for row in rows}
         columns = list(dict.fromkeys(sum(taking_part.values(), list(chosen))))
-        facts = environment.describe(columns, where.note)
+        facts = environment.describe(columns, where.note, idle)
         facts = {"python_version": ".".join(platform.python_version_tuple()[:2])} | facts
         lines = [
             measure_row(row, bench, taking_part[row.name], rounds, report_step) for row in rows

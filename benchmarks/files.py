@@ -3,6 +3,8 @@
 Ours on our loop, aiofiles and run_in_executor on uvloop, and plain calls without a loop. Each
 measurement is a process of its own; the contenders take turns, and medians are compared. Files are
 made in a folder of --folder, which should be on a disk: one in memory has nothing to sync.
+Processors are kept awake where that is allowed, as whoever waits for a worker waits for one to
+wake; --may-sleep leaves them alone.
 
 The exit status is 0, or 1 when a measurement has failed.
 """
@@ -10,6 +12,7 @@ The exit status is 0, or 1 when a measurement has failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import files_work
 
-from uringloop.bench import environment
+from uringloop.bench import environment, placement
 from uringloop.bench.loadgen import Histogram, LoadGenerator
 
 ROUNDS = 5
@@ -35,9 +39,12 @@ HELD_SECONDS = 3.0
 ECHO_CLIENTS = 50
 ECHO_BYTES = 128
 ECHO_RATE = 10_000.0
-ECHO_SECONDS = 5.0
-# Beside the echo the plain calls would only show that they block. Each loop without any besides.
-ECHO_CONTENDERS = ("none, uringloop", "uringloop", "none, uvloop", "aiofiles", "executor")
+ECHO_SECONDS = 2.0
+ECHO_WARM_UP = 0.25
+# In each process by turns without and with file work, so that what changes meanwhile falls on both.
+ECHO_TURNS = (False, True, True, False, False, True, True, False)
+# Beside the echo the plain calls would only show that they block.
+ECHO_CONTENDERS = ("uringloop", "aiofiles", "executor")
 
 Result = dict[str, float]
 
@@ -101,35 +108,60 @@ def measured(contender: str, work: str, folder: Path, seconds: float) -> Result:
     }
 
 
-def echoed(contender: str, folder: Path, seconds: float) -> Result:
-    """Ask an echo server that has file work to do beside; latencies from the scheduled time."""
-    nothing, _, loop = contender.rpartition(", ")
+def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
+    """Ask an echo server that has file work to do by turns; latencies from the scheduled time.
+
+    Return, of each turn with file work and the one without beside it, both and the differences.
+    """
     server = subprocess.Popen(
-        command("executor" if loop == "uvloop" else loop, "echo", folder, 0 if nothing else 1),
+        command(contender, "echo", folder, seconds),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert server.stdin is not None
     assert server.stdout is not None
+
+    def told(line: str) -> Result:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(line + "\n")
+        server.stdin.flush()
+        answer: Result = json.loads(server.stdout.readline())
+        return answer
+
+    turns: list[Result] = []
     with server:
         port = json.loads(server.stdout.readline())["port"]
         load = LoadGenerator(("127.0.0.1", port), ECHO_CLIENTS, ECHO_BYTES, rate=ECHO_RATE)
         load.connect()
-        found = load.run(seconds)
+        load.run(ECHO_WARM_UP)
+        for beside in ECHO_TURNS:
+            before = told("work" if beside else "rest")
+            found = load.run(seconds)
+            after = told("rest")
+            histogram = next(each for each in found if isinstance(each, Histogram))
+            done = {f"{name}_s": (after[name] - before[name]) / seconds for name in after}
+            turns.append({f"p{n}_us": histogram.percentile(n) / 1000 for n in (50, 99)} | done)
+            # What the file work has begun ends in nobody's turn.
+            load.run(ECHO_WARM_UP)
         load.drain()
         failures = load.failures()
         load.close()
         server.stdin.close()
-        result = json.loads(server.stdout.readline())
     if any(failures.values()):
         raise RuntimeError(f"{contender}: {failures}")
-    histogram = next(each for each in found if isinstance(each, Histogram))
-    return {
-        "p50_us": histogram.percentile(50) / 1000,
-        "p99_us": histogram.percentile(99) / 1000,
-        "files": result["operations"] / seconds,
-    }
+    pairs = []
+    for number in range(0, len(turns), 2):
+        alone, beside_it = turns[number : number + 2]
+        if ECHO_TURNS[number]:
+            alone, beside_it = beside_it, alone
+        pairs.append(
+            beside_it
+            | {f"alone_{key}": alone[key] for key in ("p50_us", "p99_us")}
+            | {f"added_{key}": beside_it[key] - alone[key] for key in ("p50_us", "p99_us")}
+        )
+    return pairs
 
 
 def compare(
@@ -143,7 +175,7 @@ def compare(
         for contender in contenders[first:] + contenders[:first]:
             print(f"{work}: {contender}, round {number + 1}", file=sys.stderr, flush=True)
             if work == "echo":
-                taken[contender].append(echoed(contender, folder, max(seconds, 0.5)))
+                taken[contender].extend(echoed(contender, folder, seconds))
             else:
                 taken[contender].append(measured(contender, work, folder, seconds))
     return {
@@ -152,81 +184,8 @@ def compare(
     }
 
 
-# ── the report ───────────────────────────────────────────────────────────────────────────────
-
-
-def table(report: dict[str, Any]) -> str:
-    """Return the report as Markdown."""
-    lines = [
-        "| Work | Contender | Per second | To aiofiles | CPU each | Timer late by |",
-        "|---|---|---|---|---|---|",
-    ]
-    echo: dict[str, Result] = report["works"].get("echo", {})
-    for work, found in report["works"].items():
-        if work == "echo":
-            continue
-        base = found["aiofiles"]["per_second"]
-        for contender, each in found.items():
-            late = f"{each['late_ms']:.1f} ms" if each["late_ms"] else ""
-            lines.append(
-                f"| {work} | {contender} | {each['per_second']:,.0f} | "
-                f"{each['per_second'] / base:.2f} | {each['cpu_us']:,.2f} us | {late} |"
-            )
-    if echo:
-        lines += ["", "| Echo beside file work of | p50 | p99 | Files/s |", "|---|---|---|---|"]
-        lines += [
-            f"| {name} | {each['p50_us']:.0f} us | {each['p99_us']:.0f} us | {each['files']:.0f} |"
-            for name, each in echo.items()
-        ]
-    head = [f"- {key}: {value}" for key, value in report["environment"].items()]
-    return "\n".join(["# Files", "", *head, "", *lines, ""])
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw operations per second of each kind of work, relative to aiofiles."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    works = [work for work in report["works"] if work != "echo"]
-    figure = Figure(figsize=(9, 1.2 + 0.75 * len(works)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = list(files_work.CONTENDERS)
-    for number, name in enumerate(names):
-        ratios = [
-            report["works"][work][name]["per_second"]
-            / report["works"][work]["aiofiles"]["per_second"]
-            for work in works
-        ]
-        places = [row + (number - (len(names) - 1) / 2) * 0.2 for row in range(len(works))]
-        bars = axes.barh(places, ratios, height=0.19, label=name)
-        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=7)
-    axes.set_yticks(range(len(works)), works)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.12)
-    axes.set_xlabel("operations per second, as multiples of aiofiles on uvloop (log)")
-    axes.legend(loc="lower right", fontsize=8)
-    axes.set_title("Asynchronous files")
-    figure.savefig(path, dpi=130)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    add = parser.add_argument
-    add("--works", default=",".join(files_work.WORKS), help="which kinds of work")
-    add("--rounds", type=int, default=ROUNDS)
-    add("--seconds", type=float, default=SECONDS, help="of a round of reads")
-    add("--quick", action="store_true", help="one short round: no figures to quote")
-    add("--core", type=int, default=None, help="the only one that is used, but for echoes")
-    add("--folder", type=Path, default=None, help="where the files are made")
-    add("--json", type=Path)
-    add("--markdown", type=Path)
-    add("--plot", type=Path, help="needs matplotlib")
-    options = parser.parse_args()
-    if options.core is not None:
-        # For the measurements to inherit.
-        os.sched_setaffinity(0, {options.core})
+def measured_all(options: argparse.Namespace) -> dict[str, dict[str, Result]]:
+    """Make the files, take every measurement that is asked for, and remove them."""
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
     folder = Path(tempfile.mkdtemp(prefix="uringloop-files-", dir=options.folder))
     works: dict[str, dict[str, Result]] = {}
@@ -239,24 +198,134 @@ def main() -> int:
             contenders = list(ECHO_CONTENDERS if echo else files_work.CONTENDERS)
             length = ECHO_SECONDS if echo and not options.quick else seconds
             works[work] = compare(work, contenders, folder, rounds, length)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return works
+
+
+# ── the report ───────────────────────────────────────────────────────────────────────────────
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
+    works = dict(report["works"])
+    echo: dict[str, Result] = works.pop("echo", {})
+    lines = []
+    if works:
+        lines += [
+            "| Work | Contender | Per second | To aiofiles | CPU each | Timer late by |",
+            "|---|---|---|---|---|---|",
+        ]
+    for work, found in works.items():
+        base = found["aiofiles"]["per_second"]
+        for contender, each in found.items():
+            late = f"{each['late_ms']:.1f} ms" if each["late_ms"] else ""
+            lines.append(
+                f"| {work} | {contender} | {each['per_second']:,.0f} | "
+                f"{each['per_second'] / base:.2f} | {each['cpu_us']:,.2f} us | {late} |"
+            )
+    if echo:
+        lines += [
+            "",
+            "| Echo beside file work of | p50 alone | beside | added | p99 alone | beside | added "
+            "| Reads/s | Writes/s |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        times = [f"{kind}p{n}_us" for n in (50, 99) for kind in ("alone_", "", "added_")]
+        for name, each in echo.items():
+            cells = [f"{each[key]:.0f} us" for key in times]
+            cells += [f"{each[key]:.0f}" for key in ("reads_s", "writes_s")]
+            lines.append(f"| {' | '.join([name, *cells])} |")
+    head = [f"- {key}: {value}" for key, value in report["environment"].items()]
+    return "\n".join(["# Files", "", *head, "", *lines, ""])
+
+
+def draw_work(axes: Any, works: dict[str, dict[str, Result]]) -> None:
+    """Draw operations per second of each kind of work, relative to aiofiles."""
+    names = list(files_work.CONTENDERS)
+    for number, name in enumerate(names):
+        bases = [each["aiofiles"]["per_second"] for each in works.values()]
+        found = [each[name]["per_second"] for each in works.values()]
+        ratios = [rate / base for rate, base in zip(found, bases, strict=True)]
+        places = [row + (number - (len(names) - 1) / 2) * 0.2 for row in range(len(works))]
+        bars = axes.barh(places, ratios, height=0.19, label=name)
+        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=7)
+    axes.set_yticks(range(len(works)), works)
+    axes.set_xscale("log")
+    axes.set_xlabel("operations per second, as multiples of aiofiles on uvloop (log)")
+
+
+def draw_echo(axes: Any, echo: dict[str, Result]) -> None:
+    """Draw the slowest of a hundred echoes, with and without file work."""
+    for number, (key, label) in enumerate((("alone_p99_us", "alone"), ("p99_us", "beside files"))):
+        times = [each[key] for each in echo.values()]
+        places = [row + (number - 0.5) * 0.3 for row in range(len(echo))]
+        bars = axes.barh(places, times, height=0.28, label=label)
+        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=7)
+    axes.set_yticks(range(len(echo)), echo)
+    axes.set_xlabel("p99 of an echo, us")
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw what was measured, a panel for the works and one for the echoes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    works = dict(report["works"])
+    echo = works.pop("echo", {})
+    # Of each panel that there is: how to draw it, of what, and its height in inches.
+    panels: list[tuple[Callable[[Any, Any], None], dict[str, Any], float]] = [
+        panel
+        for panel in ((draw_work, works, 0.75 * len(works)), (draw_echo, echo, 0.5 * len(echo)))
+        if panel[1]
+    ]
+    heights = [height for _, _, height in panels]
+    figure = Figure(figsize=(9, 1.2 * len(panels) + sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    places = figure.subplots(len(panels), squeeze=False, height_ratios=heights)
+    for (axes,), (draw_panel, found, _) in zip(places, panels, strict=True):
+        draw_panel(axes, found)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.legend(loc="lower right", fontsize=8)
+    figure.suptitle("Asynchronous files")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--works", default=",".join(files_work.WORKS), help="which kinds of work")
+    add("--rounds", type=int, default=ROUNDS)
+    add("--seconds", type=float, default=SECONDS, help="of a round of reads")
+    add("--quick", action="store_true", help="one short round: no figures to quote")
+    add("--core", type=int, default=None, help="the only one that is used, but for echoes")
+    add("--may-sleep", action="store_true", help="leave idle processors to the kernel")
+    add("--folder", type=Path, default=None, help="where the files are made")
+    add("--json", type=Path)
+    add("--markdown", type=Path)
+    add("--plot", type=Path, help="needs matplotlib")
+    options = parser.parse_args()
+    if options.core is not None:
+        # For the measurements to inherit.
+        os.sched_setaffinity(0, {options.core})
+    awake = contextlib.nullcontext("may sleep") if options.may_sleep else placement.awake()
+    try:
+        with awake as idle:
+            works = measured_all(options)
     except subprocess.CalledProcessError as exc:
         print(exc.stderr, file=sys.stderr)
         return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    pinning = "not pinned" if options.core is None else f"all on core {options.core}"
     report = {
-        "environment": environment.describe(
-            ["asyncio", "uvloop", "uringloop"],
-            "not pinned" if options.core is None else f"all on core {options.core}",
-        ),
+        "environment": environment.describe(["asyncio", "uvloop", "uringloop"], pinning, idle),
         "works": works,
     }
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
     if options.markdown:
         options.markdown.write_text(table(report))
-    # Of echoes there is nothing to draw.
-    if options.plot and set(works) - {"echo"}:
+    if options.plot:
         draw(report, options.plot)
     print(table(report))
     return 0

@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ BIG_BYTES = 1024 * BIG_BLOCK
 SMALL_FILES = 1000
 SMALL_BYTES = 4096
 TIMER_S = 0.005
-# Beside an echo server: so often, so much is read, and every so many of these written and synced.
-# It is what each contender has time for.
-BESIDE_EVERY_S = 0.005
+# Beside an echo server: so much is read in blocks, and so much written and synced, so often. It is
+# what each contender has time for.
 BESIDE_BYTES = 64 * 1024
-BESIDE_WRITES = 10
+BESIDE_READ_S = 0.01
+BESIDE_WRITE_S = 0.05
 
 Reader = Callable[[int], Awaitable[bytes]]
 
@@ -253,8 +253,43 @@ async def write_big(contender: Plain, folder: Path, seconds: float) -> int:
     return BIG_BYTES // BIG_BLOCK
 
 
+class Beside:
+    """File work beside an echo server: so many reads and synced writes a second, on demand."""
+
+    def __init__(self, contender: Plain, folder: Path) -> None:
+        self.contender = contender
+        self.folder = folder
+        self.wanted = asyncio.Event()
+        self.reads = self.writes = 0
+
+    async def read(self) -> None:
+        read = await self.contender.reader(self.folder / "cached")
+        chance = random.Random(0)
+        async for _ in self._paced(BESIDE_READ_S):
+            start = chance.randrange((CACHED_BYTES - BESIDE_BYTES) // BLOCK) * BLOCK
+            for offset in range(0, BESIDE_BYTES, BLOCK):
+                await read(start + offset)
+            self.reads += 1
+
+    async def write(self) -> None:
+        async for _ in self._paced(BESIDE_WRITE_S):
+            await self.contender.write_synced(self.folder / "beside", bytes(BESIDE_BYTES))
+            self.writes += 1
+
+    async def _paced(self, every: float) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.wanted.is_set():
+                await self.wanted.wait()
+                at = loop.time()
+            yield
+            # Who is behind goes on at once, and does not catch up.
+            at = max(at + every, loop.time())
+            await asyncio.sleep(at - loop.time())
+
+
 async def beside_echo(contender: Plain, folder: Path, seconds: float) -> int:
-    """Serve echoes, and read and write files at a fixed rate until standard input ends."""
+    """Serve echoes; each line of standard input begins or ends the file work and is answered."""
     loop = asyncio.get_running_loop()
 
     class Echo(asyncio.Protocol):
@@ -264,28 +299,26 @@ async def beside_echo(contender: Plain, folder: Path, seconds: float) -> int:
         def data_received(self, data: bytes) -> None:
             self.write(data)
 
+    def told() -> None:
+        line = sys.stdin.readline()
+        if not line:
+            loop.remove_reader(sys.stdin.fileno())
+            ended.set_result(None)
+            return
+        (beside.wanted.set if line == "work\n" else beside.wanted.clear)()
+        print(json.dumps({"reads": beside.reads, "writes": beside.writes}), flush=True)
+
     server = await loop.create_server(Echo, "127.0.0.1", 0)
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     ended = loop.create_future()
-    loop.add_reader(sys.stdin.fileno(), lambda: None if ended.done() else ended.set_result(None))
-    done = 0
-    if seconds:
-        read = await contender.reader(folder / "cached")
-        chance = random.Random(0)
-        blocks = range(0, BESIDE_BYTES, BLOCK)
-        at = loop.time()
-        while not ended.done():
-            start = chance.randrange((CACHED_BYTES - BESIDE_BYTES) // BLOCK) * BLOCK
-            for offset in blocks:
-                await read(start + offset)
-            done += 1
-            if done % BESIDE_WRITES == 0:
-                await contender.write_synced(folder / "beside", bytes(BESIDE_BYTES))
-            at += BESIDE_EVERY_S
-            await asyncio.sleep(at - loop.time())
+    beside = Beside(contender, folder)
+    tasks = [asyncio.ensure_future(each) for each in (beside.read(), beside.write())]
+    loop.add_reader(sys.stdin.fileno(), told)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await ended
+    for task in tasks:
+        task.cancel()
     server.close()
-    return done
+    return beside.reads + beside.writes
 
 
 WORKS: dict[str, Work] = {

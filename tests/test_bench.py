@@ -332,6 +332,23 @@ def test_cpu_time_of_a_process_is_its_own_clock() -> None:
     assert first <= seen <= time.process_time_ns()
 
 
+def test_idle_processors_are_kept_awake_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "cpu_dma_latency"
+    monkeypatch.setattr(placement, "_LATENCY", device)
+    with placement.awake() as note:
+        assert device.read_bytes() == bytes(4)
+        # The kernel forgets the wish with the descriptor.
+        found = (Path(f"/proc/self/fd/{number}") for number in range(100))
+        assert device in {each.readlink() for each in found if each.exists()}
+    assert note == f"kept awake by {device}"
+    device.unlink()
+    device.mkdir()
+    with placement.awake() as note:
+        assert note == f"may sleep ({device}: Is a directory)"
+
+
 def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
     # What a receive into 256 KiB does: the block shrinks before it is freed, so it settles nothing.
     program = (

@@ -184,11 +184,14 @@ def _run(arguments: argparse.Namespace) -> int:
     except ImportError as exc:
         raise BenchError(f"the load generator is not built: {exc}") from None
     where = placement.choose(settings.same_core)
-    with tempfile.TemporaryDirectory(prefix="uringloop-bench-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="uringloop-bench-") as name,
+        placement.awake() as idle,
+    ):
         directory = Path(name)
         programs = reference.build(directory) if settings.reference else {}
         names = [*settings.loops, *programs]
-        facts = environment.describe(names, where.note)
+        facts = environment.describe(names, where.note, idle)
         print("\n".join([report.title(settings), *report.environment_lines(facts), ""]), flush=True)
         steps = len(names) * len(settings.cells) * settings.rounds
         with terminal.progress(steps) as step:

@@ -59,7 +59,7 @@ def _tcp() -> str:
         return "unknown"
 
 
-def describe(names: list[str], pinning: str) -> dict[str, str]:
+def describe(names: list[str], pinning: str, idle: str) -> dict[str, str]:
     """Return what a reader must know to judge the figures, in the order of the report."""
     versions = ", ".join(f"{name} {loops.version(name)}" for name in names)
     interpreter = f"{platform.python_implementation()} {platform.python_version()}"
@@ -73,4 +73,5 @@ def describe(names: list[str], pinning: str) -> dict[str, str]:
         "allocator": _allocator(),
         "tcp": f"congestion control {_tcp()}",
         "pinning": pinning,
+        "idle processors": idle,
     }
