@@ -39,10 +39,11 @@ HELD_SECONDS = 3.0
 ECHO_CLIENTS = 50
 ECHO_BYTES = 128
 ECHO_RATE = 10_000.0
-ECHO_SECONDS = 2.0
-ECHO_WARM_UP = 0.25
 # In each process by turns without and with file work, so that what changes meanwhile falls on both.
-ECHO_TURNS = (False, True, True, False, False, True, True, False)
+# Short ones, so that most are without a stall of the whole machine.
+ECHO_SECONDS = 0.5
+ECHO_TURNS = (False, True, True, False) * 6
+ECHO_WARM_UP = 0.1
 # Beside the echo the plain calls would only show that they block.
 ECHO_CONTENDERS = ("uringloop", "aiofiles", "executor")
 
@@ -149,6 +150,9 @@ def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
         failures = load.failures()
         load.close()
         server.stdin.close()
+        server.stdout.read()
+    if server.returncode:
+        raise subprocess.CalledProcessError(server.returncode, server.args)
     if any(failures.values()):
         raise RuntimeError(f"{contender}: {failures}")
     pairs = []
@@ -314,7 +318,7 @@ def main() -> int:
         with awake as idle:
             works = measured_all(options)
     except subprocess.CalledProcessError as exc:
-        print(exc.stderr, file=sys.stderr)
+        print(exc, exc.stderr or "", sep="\n", file=sys.stderr)
         return 1
     pinning = "not pinned" if options.core is None else f"all on core {options.core}"
     report = {
