@@ -26,7 +26,6 @@ DESCRIPTORS_LOW = 1024
 BRINGS = {
     "multishot_accept": "one submission for all connections of a listening socket",
     "multishot_recv": "one submission for all that a socket receives",
-    "unix_multishot": "the same for UNIX sockets (some kernels lose the peer's end)",
     "quiet_sends": "no completion for a send that has done everything",
     "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
     "min_wait": "batch_wait_us (6.12)",

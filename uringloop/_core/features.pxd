@@ -4,11 +4,10 @@
 cdef enum:
     MULTISHOT_ACCEPT = 1    # one submission for all connections of a listening socket
     MULTISHOT_RECV = 2      # one for all that a socket receives
-    UNIX_MULTISHOT = 4      # of a UNIX socket, hearing of the peer's end each time
-    QUIET_SENDS = 8         # no completion for a send that has done everything
-    NO_IOWAIT = 16          # a loop that sleeps is no processor that waits for a disk
-    MIN_WAIT = 32           # completions gather in a sleep
-    CACHED_FILES = 64       # what is in the kernel's caches is had without a submission
+    QUIET_SENDS = 4         # no completion for a send that has done everything
+    NO_IOWAIT = 8           # a loop that sleeps is no processor that waits for a disk
+    MIN_WAIT = 16           # completions gather in a sleep
+    CACHED_FILES = 32       # what is in the kernel's caches is had without a submission
 
 
 cdef bint uses(unsigned int feature) noexcept

@@ -5,7 +5,7 @@ guessed from its version, once in a process and at the first need. Changed under
 """
 
 from uringloop._core.errors cimport os_error
-from uringloop._native.probes cimport uring_try, uring_unix_multishot_works
+from uringloop._native.probes cimport uring_try
 from uringloop._native.uring cimport (
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
@@ -19,7 +19,6 @@ LIBURING = URINGLOOP_LIBURING.decode()
 FEATURES = {
     "multishot_accept": MULTISHOT_ACCEPT,
     "multishot_recv": MULTISHOT_RECV,
-    "unix_multishot": UNIX_MULTISHOT,
     "quiet_sends": QUIET_SENDS,
     "no_iowait": NO_IOWAIT,
     "min_wait": MIN_WAIT,
@@ -30,19 +29,10 @@ FEATURES = {
 cdef unsigned int present = MULTISHOT_ACCEPT | MULTISHOT_RECV | CACHED_FILES
 cdef unsigned int disabled = 0
 cdef bint kernel_tried = False
-cdef bint unix_tried = False
 
 
 cdef bint uses(unsigned int feature) noexcept:
     """Whether the kernel has it and it is not switched off; `try_kernel` must have been."""
-    global present, unix_tried
-    cdef int works
-    if feature == UNIX_MULTISHOT and not unix_tried:
-        works = uring_unix_multishot_works()
-        # Without a descriptor to try it with, this one is slow, and the next is tried again.
-        unix_tried = works >= 0
-        if works > 0:
-            present |= UNIX_MULTISHOT
     return present & ~disabled & feature != 0
 
 
@@ -84,7 +74,6 @@ def report(kernel):
     cdef unsigned int there = present & CACHED_FILES
     if kernel:
         try_kernel()
-        uses(UNIX_MULTISHOT)
         there = present
     return {
         name: "disabled" if disabled & <unsigned int>bit

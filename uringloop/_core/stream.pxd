@@ -16,6 +16,7 @@ cdef class StreamTransport(WriteTransport):
     cdef bint secure                # it is TLS, see secure.pyx
     cdef bint fed                   # it is asyncio's StreamReaderProtocol, see feeding.pyx
     cdef bint cancelling            # a cancel of recv_op is on its way
+    cdef bint emptied               # the newest receive left nothing in the socket
     cdef bint single_shot           # receives are armed one by one
     cdef bint starving              # waits for receive buffers
     cdef bint read_ended            # the peer's FIN was seen, or reading failed

@@ -24,7 +24,7 @@ from libc.string cimport memcpy
 from uringloop._core.addresses cimport NearEnd, python_address
 from uringloop._core.buffers cimport STREAM_GROUP
 from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os_error
-from uringloop._core.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
+from uringloop._core.features cimport MULTISHOT_RECV, uses
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport (
@@ -51,6 +51,7 @@ from uringloop._native.requests cimport (
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
+    IORING_CQE_F_SOCK_NONEMPTY,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
@@ -64,7 +65,6 @@ from uringloop._native.uring cimport (
     sockaddr,
     sockaddr_in6,
 )
-
 
 # Bytes of an average receive from which on a connection is polled, and below which no longer. Both
 # ways take the same time at about 2.5 KB (50 clients).
@@ -140,16 +140,15 @@ cdef class StreamTransport(WriteTransport):
                 or self.starving):
             return 0
         if not self.recv_op.in_flight:
-            return self.submit_recv(False)
+            return self.submit_recv(self.emptied)
         if self.readable and not self.read_scheduled:
             self.read_scheduled = True
             self.loop.schedule(self._read_on, (), None)
         return 0
 
     cdef int submit_recv(self, bint poll_first) except -1:
-        cdef io_uring_sqe *sqe
         self.loop.pool.prepare()
-        sqe = self.loop.ring.submission()
+        cdef io_uring_sqe *sqe = self.loop.ring.submission()
         self.polling = self.polled
         self.loop.counters.rearms += self.armed
         self.armed = True
@@ -169,6 +168,7 @@ cdef class StreamTransport(WriteTransport):
             return self.on_poll(res, flags)
         if flags & IORING_CQE_F_MORE and res > 0:
             return self.receive(res, flags)
+        self.emptied = res > 0 and not flags & IORING_CQE_F_SOCK_NONEMPTY
         try:
             if res > 0:
                 self.receive(res, flags)
@@ -563,7 +563,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
     if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
-        transport.single_shot = not (uses(MULTISHOT_RECV) and uses(UNIX_MULTISHOT))
+        transport.single_shot = True  # A multishot may lose the peer's end.
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport

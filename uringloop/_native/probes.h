@@ -5,25 +5,14 @@
 #ifndef URINGLOOP_PROBES_H
 #define URINGLOOP_PROBES_H
 
-#include <stdio.h>
-#include <sys/utsname.h>
-
 #include "requests.h"
-
-/* The first kernel of which it is not known that its multishot receives on UNIX sockets hear of
- * every end. 7.2.13 and 7.3-rc7 lose one in a thousand when the peer writes and shuts down on
- * another processor meanwhile, too seldom for a trial; 6.1.176, 6.12.107 and 6.18.44 lose none. */
-#define URING_UNIX_UNKNOWN_MAJOR 6
-#define URING_UNIX_UNKNOWN_MINOR 19
 
 typedef struct uring_trial {
     uring u;
     int pair[2]; /* of UNIX stream sockets */
-    void *memory;
 } uring_trial;
 
-/* Page-sized memory comes with it, for buffers that the kernel is told of. 0, or -errno; to be
- * closed either way. */
+/* 0, or -errno; to be closed either way. */
 static inline int uring_trial_open(uring_trial *trial) {
     int res;
 
@@ -31,17 +20,12 @@ static inline int uring_trial_open(uring_trial *trial) {
     trial->pair[0] = trial->pair[1] = -1;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0)
         return -errno;
-    trial->memory = uring_map(4096);
-    if (trial->memory == NULL)
-        return -ENOMEM;
     res = uring_open(&trial->u, 4, 16);
     return res < 0 ? res : uring_enable(&trial->u);
 }
 
 static inline void uring_trial_close(uring_trial *trial) {
     uring_close(&trial->u);
-    if (trial->memory != NULL)
-        munmap(trial->memory, 4096);
     if (trial->pair[0] >= 0) {
         close(trial->pair[0]);
         close(trial->pair[1]);
@@ -87,52 +71,6 @@ static inline int uring_try(int *quiet, unsigned *facts) {
     *quiet = res == 0 && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
              results[2] == -EAGAIN;
     return res;
-}
-
-static inline int uring_unix_multishot_is_known(void) {
-    struct utsname name;
-    unsigned major, minor;
-
-    if (uname(&name) < 0 || sscanf(name.release, "%u.%u", &major, &minor) != 2)
-        return 0;
-    return major < URING_UNIX_UNKNOWN_MAJOR ||
-           (major == URING_UNIX_UNKNOWN_MAJOR && minor < URING_UNIX_UNKNOWN_MINOR);
-}
-
-/* Whether a multishot receive on a UNIX socket sees the end of a peer that writes and shuts down
- * before the receive has run. Kernels before spring 2026 lose it: what wakes the receive up for the
- * second time is taken for a part of the first. Nothing runs here before the next enter. -errno if
- * that could not be tried. */
-static inline int uring_unix_multishot_works(void) {
-    struct io_uring_cqe completion;
-    struct io_uring_buf_ring *buffers;
-    uring_trial trial;
-    int last = -1, i, res;
-
-    if (!uring_unix_multishot_is_known())
-        return 0;
-    res = uring_trial_open(&trial);
-    if (res < 0) {
-        uring_trial_close(&trial);
-        return res;
-    }
-    buffers = (struct io_uring_buf_ring *)trial.memory;
-    io_uring_buf_ring_init(buffers);
-    if (uring_register_buffers(&trial.u, buffers, 2, 0) == 0) {
-        struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
-
-        uring_give_buffer(buffers, 2, (char *)trial.memory + 1024, 1024, 0);
-        uring_give_buffer(buffers, 2, (char *)trial.memory + 2048, 1024, 1);
-        uring_prep_recv_multishot(sqe, trial.pair[0], 0, false);
-        uring_set_user_data(sqe, 0, 0);
-        uring_submit(&trial.u);
-        if (send(trial.pair[1], "", 1, MSG_NOSIGNAL) == 1 && shutdown(trial.pair[1], SHUT_WR) == 0)
-            for (i = 0; i < 4; i++)
-                if (uring_trial_run(&trial, &completion) > 0)
-                    last = completion.res;
-    }
-    uring_trial_close(&trial);
-    return last == 0;
 }
 
 #endif

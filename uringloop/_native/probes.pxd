@@ -3,4 +3,3 @@
 
 cdef extern from "probes.h" nogil:
     int uring_try(bint *quiet, unsigned int *facts)
-    int uring_unix_multishot_works()

@@ -78,6 +78,7 @@ cdef extern from "uring.h" nogil:
 
     unsigned int IORING_CQE_F_BUFFER
     unsigned int IORING_CQE_F_MORE
+    unsigned int IORING_CQE_F_SOCK_NONEMPTY
     unsigned int IOSQE_CQE_SKIP_SUCCESS
     int IORING_CQE_BUFFER_SHIFT
 
