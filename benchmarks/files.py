@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def prepare(folder: Path) -> None:
                 pass
 
 
-def command(contender: str, work: str, folder: Path, seconds: float) -> list[str]:
+def command(contender: str, work: str, folder: Path, seconds: float = 0.0) -> list[str]:
+    """Return the command of one measurement; the echo server works until it is told to end."""
     return [
         sys.executable,
         files_work.__file__,
@@ -109,38 +110,62 @@ def measured(contender: str, work: str, folder: Path, seconds: float) -> Result:
     }
 
 
-def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
-    """Ask an echo server that has file work to do by turns; latencies from the scheduled time.
+@contextlib.contextmanager
+def echo_server(contender: str, folder: Path) -> Iterator[tuple[int, Callable[[str], Result]]]:
+    """Run an echo server that has file work to do when it is told to.
 
-    Return, of each turn with file work and the one without beside it, both and the differences.
+    Give its port, and the call that tells it "work" or "rest" and returns how many reads and writes
+    it has done until then.
     """
-    server = subprocess.Popen(
-        command(contender, "echo", folder, seconds),
+    with subprocess.Popen(
+        command(contender, "echo", folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
-
-    def told(line: str) -> Result:
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        server.stdin.write(line + "\n")
-        server.stdin.flush()
-        answer: Result = json.loads(server.stdout.readline())
-        return answer
+        told, answers = server.stdin, server.stdout
 
+        def tell(line: str) -> Result:
+            told.write(line + "\n")
+            told.flush()
+            answer: Result = json.loads(answers.readline())
+            return answer
+
+        yield json.loads(answers.readline())["port"], tell
+        told.close()
+        answers.read()
+    if server.returncode:
+        raise subprocess.CalledProcessError(server.returncode, server.args)
+
+
+def paired(turns: list[Result]) -> list[Result]:
+    """Return, of each turn with file work and the one without beside it, both and what differs."""
+    pairs = []
+    for number in range(0, len(turns), 2):
+        alone, beside = turns[number : number + 2]
+        if ECHO_TURNS[number]:
+            alone, beside = beside, alone
+        pairs.append(
+            beside
+            | {f"alone_{key}": alone[key] for key in ("p50_us", "p99_us")}
+            | {f"added_{key}": beside[key] - alone[key] for key in ("p50_us", "p99_us")}
+        )
+    return pairs
+
+
+def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
+    """Ask an echo server that has file work to do by turns; latencies from the scheduled time."""
     turns: list[Result] = []
-    with server:
-        port = json.loads(server.stdout.readline())["port"]
+    with echo_server(contender, folder) as (port, tell):
         load = LoadGenerator(("127.0.0.1", port), ECHO_CLIENTS, ECHO_BYTES, rate=ECHO_RATE)
         load.connect()
         load.run(ECHO_WARM_UP)
         for beside in ECHO_TURNS:
-            before = told("work" if beside else "rest")
+            before = tell("work" if beside else "rest")
             found = load.run(seconds)
-            after = told("rest")
+            after = tell("rest")
             histogram = next(each for each in found if isinstance(each, Histogram))
             done = {f"{name}_s": (after[name] - before[name]) / seconds for name in after}
             turns.append({f"p{n}_us": histogram.percentile(n) / 1000 for n in (50, 99)} | done)
@@ -149,23 +174,9 @@ def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
         load.drain()
         failures = load.failures()
         load.close()
-        server.stdin.close()
-        server.stdout.read()
-    if server.returncode:
-        raise subprocess.CalledProcessError(server.returncode, server.args)
     if any(failures.values()):
         raise RuntimeError(f"{contender}: {failures}")
-    pairs = []
-    for number in range(0, len(turns), 2):
-        alone, beside_it = turns[number : number + 2]
-        if ECHO_TURNS[number]:
-            alone, beside_it = beside_it, alone
-        pairs.append(
-            beside_it
-            | {f"alone_{key}": alone[key] for key in ("p50_us", "p99_us")}
-            | {f"added_{key}": beside_it[key] - alone[key] for key in ("p50_us", "p99_us")}
-        )
-    return pairs
+    return paired(turns)
 
 
 def compare(

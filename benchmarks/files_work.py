@@ -288,7 +288,7 @@ class Beside:
             await asyncio.sleep(at - loop.time())
 
 
-async def beside_echo(contender: Plain, folder: Path, seconds: float) -> int:
+async def beside_echo(contender: Plain, folder: Path, _seconds: float) -> int:
     """Serve echoes; each line of standard input begins or ends the file work and is answered."""
     loop = asyncio.get_running_loop()
 
