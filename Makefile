@@ -114,7 +114,7 @@ test-soft: $(VENV)/installed  ## The same on the software ring, without io_uring
 # the software ring is what is not about rings, and what chooses its own: some of that forbids io_uring
 # for a moment, by the sysctl.
 LEFT_OUT = frameworks $(patsubst %,test_%.py, \
-  backends bench compare doctor packaging softring softring_files tidy)
+  backends bench compare doctor features packaging softring softring_files tidy)
 test-rings: $(VENV)/installed  ## Both of them, side by side
 	@mkdir -p build; \
 	$(MAKE) --no-print-directory test-soft $(SOFT) \

@@ -37,6 +37,9 @@ def backend() -> str:
 
 
 on_io_uring = pytest.mark.skipif(backend() != "io_uring", reason="only io_uring has that")
+each_ring = pytest.mark.parametrize(
+    "backend", [pytest.param("io_uring", marks=on_io_uring), "soft"]
+)
 
 FACTORIES: dict[str, LoopFactory] = {
     "asyncio": asyncio.SelectorEventLoop,

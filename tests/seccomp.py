@@ -14,6 +14,7 @@ import resource
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 # <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>.
@@ -82,6 +83,13 @@ def run(
         timeout=PATIENCE,
         check=False,
     )
+
+
+def lines_of(script: str, *options: str, under: str | None = None, **variables: str) -> list[str]:
+    """Run *script* in a child, which must end well and complain of nothing; return its lines."""
+    ended = run(*options, "-c", textwrap.dedent(script), under=under, **variables)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
 
 
 # ── programs to run so ───────────────────────────────────────────────────────────────────────

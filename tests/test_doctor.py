@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import platform
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import TypedDict
 
 import pytest
@@ -145,6 +147,41 @@ def test_refusal_is_told_with_cause_and_remedy(refusal: str) -> None:
     assert "allow io_uring_setup, io_uring_enter and io_uring_register" in advice
 
 
+@pytest.mark.parametrize("refusal", ["EPERM", "EINVAL", "EACCES", "ENOMEM"])
+def test_whatever_refuses_the_software_ring_is_not_called_a_choice(refusal: str) -> None:
+    _, facts, status = examined(refusal)
+    assert (facts["backend"], status) == ("soft", 1)
+    (advice,) = [line for line in facts["advice"] if "io_uring" in line]
+    assert advice.startswith("for io_uring: ")
+    assert facts["reason"].endswith(advice.removeprefix("for io_uring: "))
+
+
+def test_what_the_software_ring_has_is_told_as_used() -> None:
+    _, facts, _ = examined(URINGLOOP_BACKEND="soft")
+    used = {name for name, state in facts["features"].items() if state == "used"}
+    # Whether the kernel tells of paths is its own matter.
+    assert used | {"cached_paths"} == set(features.FEATURES) - {"no_iowait"} | {"cached_paths"}
+
+
+@pytest.mark.parametrize(
+    ("release", "version", "kind"),
+    [
+        ("4.19.0-gvisor", "#1 SMP Sun Jan 10 15:06:54 PST 2016", "gvisor"),
+        ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016", "gvisor"),
+        ("6.1.0-50-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.1-1 (2026-01-10)", "lxc"),
+    ],
+)
+def test_kind_of_container_is_told(
+    monkeypatch: pytest.MonkeyPatch, release: str, version: str, kind: str
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(platform, "version", lambda: version)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("container", "lxc")
+    assert doctor.container() == kind
+
+
 def test_software_ring_by_choice_is_told_with_who_chose() -> None:
     _, facts, status = examined(URINGLOOP_BACKEND="soft")
     assert (facts["backend"], status) == ("soft", 1)
@@ -175,7 +212,7 @@ def test_ring_that_must_be_the_kernels_and_is_refused_is_a_report_too() -> None:
     ("variable", "known"),
     [
         ("URINGLOOP_BACKEND", "auto, io_uring, soft"),
-        ("URINGLOOP_DISABLE", "min_wait, cached_files"),
+        ("URINGLOOP_DISABLE", "min_wait, cached_files, cached_paths"),
     ],
 )
 def test_mistake_in_a_variable_is_told_as_one(variable: str, known: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import open_fds
-from roles import fill, on_loop, turns, until, wait_until
+from roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
 from software import output, room_for
 
 import uringloop
@@ -168,6 +168,97 @@ def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_pat
     loop.run_until_complete(main())
     loop.close()
     # What was queued is begun when a thread has become free, or never.
+    wait_until(lambda: threads() == 0)
+    assert open_fds() == fds
+
+
+@pytest.mark.slow
+@on_loop
+async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    try:
+        async with uringloop.open(slave, "rb", 0, closefd=False) as file:
+            opens = [
+                loop.create_task(uringloop.open(fifo, "rb").__aenter__())
+                for _ in range(BOUNDED_WORKERS_MAX)
+            ]
+            await until(lambda: threads() == BOUNDED_WORKERS_MAX)
+            reading = loop.create_task(file.read(10))
+            await turns(5)
+            # The terminal is ready, and no thread is.
+            os.write(master, b"taken")
+            await turns(5)
+            assert os.read(slave, 10) == b"taken"
+            for task in opens:
+                task.cancel()
+            await asyncio.gather(*opens, return_exceptions=True)
+            await asyncio.sleep(0.05)
+            assert not reading.done()
+            reading.cancel()
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+            # And nobody has taken what comes then.
+            os.write(master, b"later")
+            assert await file.read(10) == b"later"
+    finally:
+        os.close(slave)
+        os.close(master)
+
+
+def open_fifo(loop: uringloop.Loop, fifo: Path) -> asyncio.Task[Any]:
+    """Run a loop in this thread until a thread of its own waits in an open."""
+
+    async def begin() -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = loop.create_task(uringloop.open(fifo, "rb").__aenter__())
+        await until(lambda: threads() == 1)
+        return task
+
+    os.mkfifo(fifo)
+    return loop.run_until_complete(begin())
+
+
+def test_a_loop_is_closed_by_a_thread_that_has_not_run_it(tmp_path: Path) -> None:
+    fds = open_fds()
+    loop = uringloop.Loop()
+    task = in_thread(lambda: open_fifo(loop, tmp_path / "fifo"))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    wait_until(lambda: threads() == 0)
+    assert open_fds() == fds
+
+
+def test_an_open_goes_on_in_the_thread_that_runs_its_loop_next(tmp_path: Path) -> None:
+    fds = open_fds()
+    fifo = tmp_path / "fifo"
+    with contextlib.closing(uringloop.Loop()) as loop:
+        task = in_thread(lambda: open_fifo(loop, fifo))
+
+        def write() -> bool:
+            try:
+                peer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                # Nobody waits for it.
+                return False
+            os.write(peer, b"through")
+            os.close(peer)
+            return True
+
+        async def use() -> bytes:
+            # The thread of before ends meanwhile.
+            await asyncio.sleep(0.1)
+            await until(write)
+            assert threads() == 1
+            async with await task as file:
+                data: bytes = await file.read()
+                return data
+
+        assert loop.run_until_complete(use()) == b"through"
     wait_until(lambda: threads() == 0)
     assert open_fds() == fds
 

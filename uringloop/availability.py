@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import threading
 
 from uringloop._core import features
 
@@ -15,7 +17,8 @@ DISABLE_VARIABLE = "URINGLOOP_DISABLE"
 AUTO, IO_URING, SOFT = BACKENDS = ("auto", "io_uring", "soft")
 
 # What the kernels, sandboxes and filters that have no ring for us answer. A lack of descriptors is
-# not among them: the software ring needs some too, as it needs memory, and then says so itself.
+# not among them: the software ring needs some too. Nor is one of memory where there was a ring
+# before: the first may be too much for the limits of a container.
 REFUSALS = frozenset(
     (
         errno.EACCES,
@@ -30,17 +33,31 @@ REFUSALS = frozenset(
 SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 GROUP_SYSCTL = "/proc/sys/kernel/io_uring_group"
 STATUS = "/proc/self/status"
+USERS = "/proc/self/uid_map"
+# The number of that capability, in linux/capability.h.
+CAP_SYS_ADMIN = 21
 
 # The first kernel with DEFER_TASKRUN, and with it the rules this loop is built on.
-KERNEL_MIN = "6.1"
+KERNEL_MIN = (6, 1)
 
 # What a container's profile has to let through.
 ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 
+# What a loop may find no room for, on either ring.
+LACKS = {
+    errno.EAGAIN: "this user has all the threads it may have; `ulimit -u` gives more",
+    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, or `ulimit -v`)",
+    errno.EMFILE: "this process has all the descriptors it may have; `ulimit -n` gives more",
+    errno.ENFILE: "this machine has all the files open it may have; sysctl fs.file-max gives more",
+}
+OTHERWISE = "io_uring can not be used here; `python -m uringloop.doctor` tells more"
+
 logger = logging.getLogger("uringloop")
 
-# Why the kernel has refused a ring to this process; it is asked only once.
+# Why the kernel has refused a ring to this process: it is asked only once, and one line tells it.
 _refusal: str | None = None
+_told = False
+_lock = threading.Lock()
 
 
 def wanted(backend: str | None) -> tuple[str, str]:
@@ -70,13 +87,26 @@ def known_refusal() -> str | None:
     return _refusal
 
 
-def refuse(exc: OSError) -> str:
-    """Take note that the kernel has refused a ring, and return why; the first is logged."""
-    global _refusal
+def is_refusal(exc: OSError) -> bool:
+    """Whether the kernel has no ring for this process, rather than no room for one more."""
+    if exc.errno == errno.ENOMEM and features.kernel_has_served():
+        return False
+    return exc.errno in REFUSALS
+
+
+def refuse(exc: OSError, lasting: bool) -> str:
+    """Take note that the kernel has refused a ring, and return why; the first is logged.
+
+    One that is not *lasting*, of a ring with options that others need not have, is for this loop.
+    """
+    global _refusal, _told
     reason = reason_of(exc)
-    if _refusal is None:
+    with _lock:
+        if lasting:
+            _refusal = reason
+        first, _told = not _told, True
+    if first:
         logger.info("using the software ring: %s", reason)
-    _refusal = reason
     return reason
 
 
@@ -89,43 +119,79 @@ def reason_of(exc: OSError) -> str:
     return f"{exc.strerror}: {cause(exc.errno or 0)}"
 
 
+def remedy_in(reason: str) -> str | None:
+    """Return what somebody can do about a *reason* that `reason_of` has given."""
+    return reason.partition("; ")[2] or None
+
+
 def cause(error: int) -> str:
-    """Return why the kernel refuses a ring, in one sentence that names the remedy."""
+    """Return why the kernel refuses a ring, in one sentence whose end names the remedy."""
     if error == errno.ENOSYS:
         return (
             "this kernel has no io_uring, or a seccomp profile or sandbox hides it "
             f"(seccomp mode {seccomp_mode()}); {ALLOW}"
         )
     if error in (errno.EPERM, errno.EACCES):
-        disabled = read(SYSCTL)
-        if disabled not in (None, "0"):
-            return (
-                f"io_uring is switched off (kernel.io_uring_disabled = {disabled}); "
-                "sysctl kernel.io_uring_disabled=0 allows it"
-            )
-        return (
+        return switched_off() or (
             "a security policy forbids io_uring, in containers most often the seccomp profile "
             f"(seccomp mode {seccomp_mode()}); {ALLOW}"
         )
-    if error == errno.EOPNOTSUPP:
-        return f"a sandbox has no io_uring (seccomp mode {seccomp_mode()}); {ALLOW}"
-    if error == errno.EINVAL:
-        return f"kernel {os.uname().release} is too old, {KERNEL_MIN} is the oldest that serves"
-    if error == errno.ENOMEM:
+    if error == errno.EINVAL and release() < KERNEL_MIN:
         return (
-            "not enough memory, of the machine, of the cgroup or of what may be locked; "
-            "`ulimit -l unlimited` or a larger group gives more"
+            f"kernel {os.uname().release} is too old; "
+            f"a kernel from {dotted(KERNEL_MIN)} on has what it takes"
         )
-    if error in (errno.EMFILE, errno.ENFILE):
-        return "too many open files (RLIMIT_NOFILE)"
-    return "io_uring can not be used here"
+    if error in (errno.EINVAL, errno.EOPNOTSUPP):
+        return (
+            f"a sandbox has no io_uring, or not all of it (seccomp mode {seccomp_mode()}); {ALLOW}"
+        )
+    return LACKS.get(error, OTHERWISE)
+
+
+def switched_off() -> str | None:
+    """Return the cause if it is the kernel's switch, which spares who is privileged at 1."""
+    value = read(SYSCTL)
+    if value in (None, "0") or (value == "1" and is_spared()):
+        return None
+    remedy = "sysctl kernel.io_uring_disabled=0 allows it"
+    if value == "1":
+        remedy += ", and to a group kernel.io_uring_group"
+    if seccomp_mode() == "2":
+        remedy += "; if it is refused then, it is by a seccomp profile, and " + ALLOW
+    return f"io_uring is switched off (kernel.io_uring_disabled = {value}); {remedy}"
+
+
+def is_spared() -> bool:
+    """Whether kernel.io_uring_disabled = 1 means others, as `io_uring_allowed` of Linux has it."""
+    group = read(GROUP_SYSCTL)
+    if group is not None and int(group) in {os.getegid(), *os.getgroups()}:
+        return True
+    # Root of a container with users of its own is root there only.
+    if (read(USERS) or "").split() != ["0", "0", str(2**32 - 1)]:
+        return False
+    return int(status_of("CapEff") or "0", 16) >> CAP_SYS_ADMIN & 1 == 1
+
+
+def release() -> tuple[int, ...]:
+    """Return the kernel's version: (6, 12) of 6.12.107+deb13-cloud-amd64."""
+    numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return tuple(map(int, numbers.groups())) if numbers else (0, 0)
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def seccomp_mode() -> str:
+    return status_of("Seccomp") or "unknown"
+
+
+def status_of(name: str) -> str | None:
+    """Return a value of this process's status, as proc(5) names it."""
     for line in (read(STATUS) or "").splitlines():
-        if line.startswith("Seccomp:"):
+        if line.startswith(f"{name}:"):
             return line.split()[1]
-    return "unknown"
+    return None
 
 
 def read(path: str) -> str | None:

@@ -23,13 +23,17 @@ from uringloop.loop import Loop
 # Below this a server of some hundred connections may run out of descriptors.
 DESCRIPTORS_LOW = 1024
 
+GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
+
 BRINGS = {
     "multishot_accept": "one submission for all connections of a listening socket",
     "multishot_recv": "one submission for all that a socket receives",
     "quiet_sends": "no completion for a send that has done everything",
     "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
     "min_wait": "batch_wait_us (6.12)",
-    "cached_files": "what is in the kernel's caches is read and opened without a submission",
+    "cached_files": "what the kernel's cache has of a file is read without a submission",
+    "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
+    "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
 }
 
 Report = dict[str, object]
@@ -37,6 +41,9 @@ Report = dict[str, object]
 
 def container() -> str | None:
     """Return what kind of container this seems to be, or None."""
+    # Its files are those of the engine that runs it. The date is that of its kernel, for ever.
+    if "gvisor" in platform.release() or GVISOR_BUILT in platform.version():
+        return "gvisor"
     for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
         if Path(path).exists():
             return name
@@ -46,7 +53,7 @@ def container() -> str | None:
     named = os.environ.get("container")  # noqa: SIM112
     if named:
         return named
-    return "gvisor" if "gVisor" in platform.version() else None
+    return None
 
 
 def limit(kind: int) -> str:
@@ -57,14 +64,14 @@ def limit(kind: int) -> str:
 def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     """Return one line for each lack that somebody can do something about."""
     lines = []
-    # What to do about it is the end of the reason.
-    _, wherefore, remedy = reason.rpartition("; ")
-    if backend != availability.IO_URING and wherefore:
-        lines.append(f"for io_uring: {remedy}")
-    elif backend == availability.SOFT:
-        lines.append(f"the software ring was {reason}; without that io_uring is tried first")
-    elif backend != availability.IO_URING:
-        lines.append(reason)
+    if backend != availability.IO_URING:
+        remedy = availability.remedy_in(reason)
+        if remedy is not None:
+            lines.append(f"for io_uring: {remedy}")
+        elif backend == availability.SOFT:
+            lines.append(f"the software ring was {reason}; without that io_uring is tried first")
+        else:
+            lines.append(reason)
     disabled = [name for name, state in states.items() if state == "disabled"]
     if disabled:
         lines.append(f"{availability.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")

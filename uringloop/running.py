@@ -106,9 +106,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             try:
                 super().__init__(busy_poll_us, batch_wait_us, sqpoll, cpu)
             except OSError as exc:
-                if wanted == availability.IO_URING or exc.errno not in availability.REFUSALS:
+                if wanted == availability.IO_URING or not availability.is_refusal(exc):
                     raise availability.explained(exc) from None
-                refusal = availability.refuse(exc)
+                refusal = availability.refuse(exc, lasting=not sqpoll)
             else:
                 self.backend = availability.IO_URING
                 if wanted == availability.AUTO:
@@ -116,7 +116,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 return
         self.backend = availability.SOFT
         self.backend_reason = refusal or self.backend_reason
-        super().__init__(busy_poll_us, batch_wait_us, soft=True)
+        try:
+            super().__init__(busy_poll_us, batch_wait_us, soft=True)
+        except OSError as exc:
+            raise availability.explained(exc) if exc.errno in availability.LACKS else exc from None
 
     def __repr__(self) -> str:
         return (

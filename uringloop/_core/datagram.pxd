@@ -12,6 +12,7 @@ cdef class DatagramTransport(FlowControl):
     # receiving
     cdef Operation recv_op      # owns nothing: a receive into the pool's buffers, or a poll
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
+    cdef bint armed             # it was, before the one in flight
     cdef bint cancelling        # a cancel of recv_op is on its way
     cdef bint starving          # waits for receive buffers
 

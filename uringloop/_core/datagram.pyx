@@ -139,6 +139,8 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int submit_recv(self, bint poll_first) except -1:
         cdef io_uring_sqe *sqe
+        self.loop.counters.rearms += self.armed
+        self.armed = True
         if self.polled:
             sqe = self.loop.ring.submission()
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)

@@ -1,4 +1,4 @@
-"""What the kernel has of what this loop can use, and what of it shall not be used."""
+"""What a ring has of what this loop can use, and what of it shall not be used."""
 
 
 cdef enum:
@@ -7,8 +7,10 @@ cdef enum:
     QUIET_SENDS = 4         # no completion for a send that has done everything
     NO_IOWAIT = 8           # a loop that sleeps is no processor that waits for a disk
     MIN_WAIT = 16           # completions gather in a sleep
-    CACHED_FILES = 32       # what is in the kernel's caches is had without a submission
+    CACHED_FILES = 32       # what the page cache has is read without a submission
+    CACHED_PATHS = 64       # what the kernel knows of a path is told, and opened, without one
+    TRUNCATE = 128          # the size of a file is changed by a submission
 
 
-cdef bint uses(unsigned int feature) noexcept
+cdef bint uses(unsigned int feature, bint soft=*) noexcept
 cdef int try_kernel() except -1

@@ -1,7 +1,8 @@
-"""What the kernel has of what this loop can use, and what of it shall not be used."""
+"""What a ring has of what this loop can use, and what of it shall not be used."""
 
 LIBURING: str
 FEATURES: dict[str, int]
 
 def disable(names: frozenset[str]) -> None: ...
+def kernel_has_served() -> bool: ...
 def report(kernel: bool) -> dict[str, str]: ...

@@ -1,11 +1,11 @@
-"""What the kernel has of what this loop can use, and what of it shall not be used.
+"""What a ring has of what this loop can use, and what of it shall not be used.
 
 Each is something that the loop can do without, by a slower way. What the kernel has is tried, not
 guessed from its version, once in a process and at the first need. Changed under the GIL only.
 """
 
 from uringloop._core.errors cimport os_error
-from uringloop._native.probes cimport uring_try
+from uringloop._native.probes cimport uring_try, uring_try_paths
 from uringloop._native.uring cimport (
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
@@ -23,32 +23,51 @@ FEATURES = {
     "no_iowait": NO_IOWAIT,
     "min_wait": MIN_WAIT,
     "cached_files": CACHED_FILES,
+    "cached_paths": CACHED_PATHS,
+    "truncate": TRUNCATE,
 }
 
-# The ring does not serve without these, or, the last, they are none of a ring's.
+# The kernel's ring does not serve without these, or, the last, they are none of a ring's.
 cdef unsigned int present = MULTISHOT_ACCEPT | MULTISHOT_RECV | CACHED_FILES
+# What the software ring has; it sleeps as no ring does.
+cdef unsigned int soft_present = (
+    MULTISHOT_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE)
 cdef unsigned int disabled = 0
 cdef bint kernel_tried = False
+cdef bint paths_tried = False
 
 
-cdef bint uses(unsigned int feature) noexcept:
-    """Whether the kernel has it and it is not switched off; `try_kernel` must have been."""
-    return present & ~disabled & feature != 0
+cdef bint uses(unsigned int feature, bint soft=False) noexcept:
+    """Whether a ring has it and it is not switched off; the kernel's must have been tried."""
+    if feature & ~disabled & CACHED_PATHS and not paths_tried:
+        try_paths()
+    return (soft_present if soft else present) & ~disabled & feature != 0
+
+
+cdef void try_paths() noexcept:
+    """Find out, once, whether the kernel tells what it has of a path; no ring is needed."""
+    global present, soft_present, paths_tried
+    if uring_try_paths():
+        present |= CACHED_PATHS
+        soft_present |= CACHED_PATHS
+    paths_tried = True
 
 
 cdef int try_kernel() except -1:
     """Find out, once, whether a ring can be made and entered, and what it can do."""
     global present, kernel_tried
     cdef unsigned int facts = 0
-    cdef bint quiet = False
+    cdef bint quiet = False, truncates = False
     cdef int res
     if kernel_tried:
         return 0
-    res = uring_try(&quiet, &facts)
+    res = uring_try(&quiet, &truncates, &facts)
     if res < 0:
         raise os_error(res, "io_uring")
     if quiet:
         present |= QUIET_SENDS
+    if truncates:
+        present |= TRUNCATE
     if facts & URING_FEATURE_NO_IOWAIT:
         present |= NO_IOWAIT
     if facts & URING_FEATURE_MIN_TIMEOUT:
@@ -65,18 +84,21 @@ def disable(names):
         disabled |= <unsigned int>FEATURES[name]
 
 
+def kernel_has_served():
+    """Whether a ring of the kernel's could be made and entered in this process."""
+    return kernel_tried
+
+
 def report(kernel):
     """Return for the name of each feature whether it is used, absent or disabled.
 
-    Without *kernel* nothing is asked of it, and what is a ring's is absent. Raises OSError if it
-    refuses a ring.
+    Of the kernel's ring, or, without *kernel*, which is not asked then, of the software ring.
+    Raises OSError if the kernel refuses one.
     """
-    cdef unsigned int there = present & CACHED_FILES
     if kernel:
         try_kernel()
-        there = present
     return {
         name: "disabled" if disabled & <unsigned int>bit
-        else "used" if there & <unsigned int>bit else "absent"
+        else "used" if uses(bit, soft=not kernel) else "absent"
         for name, bit in FEATURES.items()
     }

@@ -131,7 +131,7 @@ cdef class FileOperation:
         cdef int res
         with nogil:
             res = uring_perform(&self.request)
-            while res == -EINTR:
+            while res == -EINTR and not self.op.closes:
                 res = uring_perform(&self.request)
         # The loop may be closed before it is told.
         self.res = res
@@ -144,7 +144,8 @@ cdef class FileOperation:
         if res == -ECANCELED and self.had_no_worker():
             with nogil:
                 res = uring_perform_here(&self.request)
-        if res == -EINTR or (res == -ECANCELED and self.repeatable):
+        # A descriptor is closed at once, whatever it says.
+        if (res == -EINTR and not self.op.closes) or (res == -ECANCELED and self.repeatable):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res

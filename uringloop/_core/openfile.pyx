@@ -19,8 +19,8 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport strerror
 
-from uringloop._core.errors cimport EAGAIN, ECANCELED, EINVAL, EISDIR, ENOSPC, ESPIPE, errno
-from uringloop._core.features cimport CACHED_FILES, uses
+from uringloop._core.errors cimport EAGAIN, ECANCELED, EISDIR, ENOSPC, ESPIPE, errno
+from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
 from uringloop._core.fileops cimport (
     CALL_BYTES,
     FileOperation,
@@ -83,7 +83,7 @@ cdef class OpenFile(InFlight):
                  appending=False):
         """Take over the descriptor *fd*; without *closefd* only borrow it."""
         cdef uring_file_facts facts
-        cdef int res = uring_find_facts(fd, &facts)
+        cdef int res = uring_find_facts(fd, uses(CACHED_PATHS), &facts)
         if res < 0:
             raise OSError(-res, strerror(-res).decode())
         if S_ISDIR(facts.mode):
@@ -357,7 +357,7 @@ cdef class OpenFile(InFlight):
     def _size(self):
         """Return the size of the file as far as it is known here."""
         cdef uring_file_facts facts
-        return facts.size if uring_find_facts(self.fd, &facts) == 0 else 0
+        return facts.size if uring_find_facts(self.fd, False, &facts) == 0 else 0
 
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 
@@ -403,15 +403,15 @@ cdef class OpenFile(InFlight):
 
     async def _resize(self, int64_t size):
         cdef FileOperation operation
+        cdef LoopCore loop = ring_loop()
         self.check_open()
+        self.writes += 1
+        if loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL):
+            return await self._elsewhere(os.ftruncate, self.fd, size)
         operation = new_operation(self, None)
         operation.repeatable = True
-        self.writes += 1
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()
-        if operation.res == -EINVAL and operation.loop is not None:
-            # Before kernel 6.9 the ring has no such operation; a thread finds out.
-            return await self._elsewhere(os.ftruncate, self.fd, size)
         self.count_of(operation)
 
     async def _close_descriptor(self):

@@ -13,7 +13,7 @@ from cpython.ref cimport Py_INCREF
 from libc.string cimport strerror
 
 from uringloop._core.errors cimport EAGAIN
-from uringloop._core.features cimport CACHED_FILES, uses
+from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, uses
 from uringloop._core.fileops cimport (
     CALL_BYTES,
     FileOperation,
@@ -124,13 +124,13 @@ def read_now(path):
     cdef int fd
     cdef PyObject *data
     cdef bytes name = name_of(path)
-    if not may_look(loop):
+    if not uses(CACHED_FILES) or not may_look(loop):
         return None
     fd = uring_open_cached(name, O_RDONLY | O_CLOEXEC)
     if fd < 0:
         return None
     try:
-        if uring_find_facts(fd, &facts) < 0 or facts.size >= loop.inline_bytes:
+        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= loop.inline_bytes:
             return None
         # One byte more than there should be: whether that was all.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
@@ -269,7 +269,7 @@ cdef object audited(object dir_fd):
 
 cdef bint may_look(LoopCore loop) noexcept:
     """Whether the turn may still answer from the cache."""
-    if loop is None or loop.inline_bytes <= 0 or not uses(CACHED_FILES):
+    if loop is None or loop.inline_bytes <= 0 or not uses(CACHED_PATHS):
         return False
     loop.inline_bytes -= CALL_BYTES
     return True

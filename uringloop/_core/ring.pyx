@@ -128,8 +128,8 @@ cdef class Ring:
         if res < 0:
             raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
         # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
-        self.quiet_sends = soft or (uses(QUIET_SENDS) and not self.u.threaded)
-        uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT))
+        self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
+        uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
         uring_remember(&self.u)
 
     def __dealloc__(self):

@@ -23,7 +23,7 @@
 /* What the kernel reads at once is at least so much. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 
-/* What is known of an open file without asking a server; needs the GIL, see mounts.h. */
+/* What is known of an open file without asking a server. */
 typedef struct uring_file_facts {
     int64_t size;
     unsigned mode;
@@ -32,18 +32,19 @@ typedef struct uring_file_facts {
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_facts;
 
-static inline int uring_find_facts(int fd, uring_file_facts *facts) {
+/* Where it lives is only asked for with *mounts*, which needs the GIL, see mounts.h. */
+static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts) {
     struct statx found;
     uring_mount_kinds kind;
 
     *facts = (uring_file_facts){0};
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-              STATX_TYPE | STATX_SIZE | URING_STATX_MNT_ID_UNIQUE, &found) < 0)
+              STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0), &found) < 0)
         return -errno;
     facts->mode = found.stx_mode;
     facts->size = (int64_t)found.stx_size;
     facts->block_size = found.stx_blksize;
-    if (S_ISREG(found.stx_mode)) {
+    if (mounts && S_ISREG(found.stx_mode)) {
         kind = uring_mount_kind(&found);
         facts->local = kind != URING_MOUNT_OTHER;
         facts->in_memory = kind == URING_MOUNT_MEMORY;

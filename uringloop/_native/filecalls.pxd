@@ -35,7 +35,7 @@ cdef extern from "filecalls.h" nogil:
         bint local
         bint in_memory
 
-    int uring_find_facts(int fd, uring_file_facts *facts)
+    int uring_find_facts(int fd, bint mounts, uring_file_facts *facts)
     ssize_t uring_read_cached(
         int fd, char *data, size_t size, int64_t offset, bint in_memory, int *rest)
     ssize_t uring_take_cached(io_uring_sqe *sqe, size_t share, bint in_memory, int *rest)

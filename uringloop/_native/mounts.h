@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -68,27 +69,40 @@ static inline uring_mount_kinds uring_kind_of_magic(uint64_t magic) {
     }
 }
 
+static inline uint64_t uring_mount_number(const struct statx *facts) {
+    uint64_t number;
+
+    /* Older headers have no name for it, but the place. */
+    memcpy(&number, (const char *)facts + 0x90, sizeof(number));
+    return number;
+}
+
+static inline bool uring_ask_mount(const struct statx *facts, uring_mount_facts *mount) {
+    uring_mount_request request = {.size = sizeof(request),
+                                   .mount = uring_mount_number(facts),
+                                   .wanted = URING_STATMOUNT_SB_BASIC};
+
+    memset(mount, 0, sizeof(*mount));
+    return syscall(URING_SYS_STATMOUNT, &request, mount, sizeof(*mount), 0) >= 0;
+}
+
 /* Tells the kind of what *facts* are about, which were asked for with URING_STATX_MNT_ID_UNIQUE. The
  * kernel gives the number of a mount only once, so that an answer stays right. */
 static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
     static uint64_t numbers[URING_MOUNTS_MAX];
     static uring_mount_kinds kinds[URING_MOUNTS_MAX];
     static unsigned count;
-    uring_mount_request request = {.size = sizeof(request), .wanted = URING_STATMOUNT_SB_BASIC};
     uring_mount_facts mount;
     uint64_t number;
     unsigned place;
 
     if (!(facts->stx_mask & URING_STATX_MNT_ID_UNIQUE))
         return URING_MOUNT_OTHER;
-    /* Older headers have no name for it, but the place. */
-    memcpy(&number, (const char *)facts + 0x90, sizeof(number));
+    number = uring_mount_number(facts);
     for (unsigned i = 0; i < count && i < URING_MOUNTS_MAX; i++)
         if (numbers[i] == number)
             return kinds[i];
-    request.mount = number;
-    memset(&mount, 0, sizeof(mount));
-    if (syscall(URING_SYS_STATMOUNT, &request, &mount, sizeof(mount), 0) < 0)
+    if (!uring_ask_mount(facts, &mount))
         mount.magic = 0;
     place = count % URING_MOUNTS_MAX;
     numbers[place] = number;

@@ -5,6 +5,7 @@
 #ifndef URINGLOOP_PROBES_H
 #define URINGLOOP_PROBES_H
 
+#include "filecalls.h"
 #include "requests.h"
 
 typedef struct uring_trial {
@@ -44,10 +45,19 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     return 1;
 }
 
+/* Without a descriptor: EBADF where the operation is known, EINVAL where it is not. */
+static inline bool uring_trial_truncates(uring_trial *trial) {
+    struct io_uring_cqe completion;
+
+    uring_prep_ftruncate(uring_get_submission(&trial->u), -1, 0);
+    return uring_trial_run(trial, &completion) == 1 && completion.res == -EBADF;
+}
+
 /* Makes a ring and enters it: 0, or -errno where either is refused. *quiet* tells whether a quiet
  * send does what it promises: nothing for success, the count of a short send, EAGAIN for none.
- * *facts* are the features that the kernel tells of. */
-static inline int uring_try(int *quiet, unsigned *facts) {
+ * *truncates* is whether there is an operation for that; *facts* are the features that the kernel
+ * tells of. */
+static inline int uring_try(int *quiet, int *truncates, unsigned *facts) {
     static const char data[256 * 1024];
     const size_t sizes[] = {1, sizeof(data), sizeof(data)};
     struct io_uring_cqe completion;
@@ -67,10 +77,27 @@ static inline int uring_try(int *quiet, unsigned *facts) {
         res = res < 0 ? res : 0;
     }
     *facts = trial.u.ring.features;
+    *truncates = res == 0 && uring_trial_truncates(&trial);
     uring_trial_close(&trial);
     *quiet = res == 0 && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
              results[2] == -EAGAIN;
     return res;
+}
+
+/* Whether the kernel tells what it has of a path in its cache, and what that is mounted from. */
+static inline bool uring_try_paths(void) {
+    uring_open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = URING_RESOLVE_CACHED};
+    struct statx facts;
+    int fd = uring_openat2(AT_FDCWD, "/", &how);
+    uring_mount_facts mount;
+    bool told;
+
+    if (fd < 0)
+        return false;
+    told = statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
+           facts.stx_mask & URING_STATX_MNT_ID_UNIQUE && uring_ask_mount(&facts, &mount);
+    close(fd);
+    return told;
 }
 
 #endif

@@ -2,4 +2,5 @@
 
 
 cdef extern from "probes.h" nogil:
-    int uring_try(bint *quiet, unsigned int *facts)
+    int uring_try(bint *quiet, bint *truncates, unsigned int *facts)
+    bint uring_try_paths()

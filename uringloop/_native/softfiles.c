@@ -179,8 +179,10 @@ static void *soft_work(void *argument) {
         soft_perform_chain(chain, false);
         pthread_mutex_lock(&pool->lock);
         chain->running = false;
-        if (chain->given_up)
+        if (chain->interrupted)
             syscall(SYS_timer_delete, chain->alarm);
+        if (chain->interrupted && chain->res == -EINTR)
+            chain->res = -ECANCELED;
         if (pool->closed || chain->given_up)
             soft_discard_chain(chain);
         else
@@ -191,8 +193,8 @@ static void *soft_work(void *argument) {
     return NULL;
 }
 
-/* The signal that ends a thread's wait for the other end of a FIFO: one that nobody uses. It gets a
- * handler when it is sent first. */
+/* The signal that ends a thread's wait for somebody, as for the other end of a FIFO: one that nobody
+ * uses. It gets a handler when it is sent first. */
 static pthread_once_t soft_signal_chosen = PTHREAD_ONCE_INIT;
 static int soft_signal;
 
@@ -231,6 +233,7 @@ static void soft_interrupt(soft_request *request) {
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = soft_signal};
 
     event.sigev_notify_thread_id = request->worker;
+    request->interrupted = true;
     request->alarm = -1;
     if (!soft_may_signal())
         return;
@@ -255,6 +258,22 @@ bool soft_give_up(softring *s, soft_request *request) {
         soft_forget(s, request);
         soft_interrupt(request);
     }
+    pthread_mutex_unlock(&pool->lock);
+    return running;
+}
+
+/* Has a thread wait no more for what others may have taken before it; what it has got by then it
+ * tells as ever. False if no thread is at the request, or need not wait. */
+bool soft_stop(softring *s, soft_request *request) {
+    soft_pool *pool = s->pool;
+    bool running;
+
+    if (!request->waits)
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    running = request->running;
+    if (running && !request->interrupted)
+        soft_interrupt(request);
     pthread_mutex_unlock(&pool->lock);
     return running;
 }
@@ -499,6 +518,7 @@ static void soft_leave_to_thread(softring *s, soft_request *request, const struc
     sqe->addr = (uintptr_t)request->held;
     sqe->len = (unsigned)size;
     sqe->off = (uint64_t)-1;
+    request->waits = true;
     soft_leave_watch(s, request);
     soft_queue(s, request);
 }

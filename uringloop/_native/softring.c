@@ -74,10 +74,13 @@ static void soft_walk(softring *s, void (*visit)(softring *s, soft_request *requ
         }
 }
 
-/* What no thread has begun is not begun any more, but for a close: the descriptor would be lost. */
+/* What no thread has begun is not begun any more, but for a close: the descriptor would be lost. And
+ * no thread waits on for somebody. */
 static void soft_take_back(softring *s, soft_request *request) {
-    if (request->state == SOFT_GIVEN && request->sqe.opcode != IORING_OP_CLOSE)
-        soft_withdraw(s, request);
+    if (request->state != SOFT_GIVEN || request->sqe.opcode == IORING_OP_CLOSE)
+        return;
+    if (!soft_withdraw(s, request) && !soft_give_up(s, request))
+        soft_stop(s, request);
 }
 
 /* What the threads have is the pool's to free. */
@@ -322,6 +325,8 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         soft_post(s, user_data, -ECANCELED, 0);
         return 0;
     }
+    if (request->state == SOFT_GIVEN && soft_stop(s, request))
+        return 0;
     if (request->state != SOFT_GIVEN || !soft_withdraw(s, request))
         return -EALREADY;
     for (; request != NULL; request = linked) {

@@ -63,7 +63,9 @@ typedef struct soft_request {
     bool running;                  /* a thread is at it */
     bool given_up;                 /* it has been cancelled: the result is for nobody */
     pid_t worker;                  /* which thread, while it runs */
-    int alarm;                     /* a timer that interrupts that until it hears, if given up */
+    bool waits;                    /* for somebody, not a disk: a thread reads a terminal, or writes */
+    bool interrupted;              /* the thread that is at it shall wait no more */
+    int alarm;                     /* a timer that interrupts it until it hears, if interrupted */
     bool doomed;                   /* cancelled, and still there: a simulated kernel takes time */
     int res;                       /* the thread's answer */
 } soft_request;
@@ -166,6 +168,7 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request 
 void soft_try_file(softring *s, soft_request *request);
 bool soft_withdraw(softring *s, soft_request *request);
 bool soft_give_up(softring *s, soft_request *request);
+bool soft_stop(softring *s, soft_request *request);
 void soft_take_done(softring *s);
 bool soft_is_busy(soft_pool *pool);
 

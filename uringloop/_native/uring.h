@@ -142,6 +142,8 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     memset(u, 0, sizeof(*u));
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
     u->open = u->soft != NULL;
+    /* In two sleeps. */
+    u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
     return u->open ? 0 : res;
 }
 
@@ -393,11 +395,10 @@ static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
 /* The same, but gives what completes *least_ns* to become *wanted*; the timeout may be nearer. */
 static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
-    if (u->soft != NULL && wanted > 1 &&
-        (timeout_ns == URING_FOREVER || timeout_ns > least_ns))
-        return uring_wait_twice(u, wanted, least_ns, timeout_ns);
     if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
         return uring_wait(u, timeout_ns);
+    if (u->soft != NULL && (timeout_ns == URING_FOREVER || timeout_ns > least_ns))
+        return uring_wait_twice(u, wanted, least_ns, timeout_ns);
     /* The kernel looks at the timeout only after that time. */
     if (timeout_ns != URING_FOREVER && timeout_ns <= least_ns)
         least_ns = 0;

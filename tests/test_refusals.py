@@ -1,0 +1,93 @@
+"""Why a ring is refused, and what to do about it, in one sentence: each cause and each remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from uringloop import availability
+
+ALLOW = availability.ALLOW
+
+
+def test_refusal_of_a_kernel_thread_is_not_for_other_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(availability, "_refusal", None)
+    refusal = PermissionError(errno.EPERM, "no")
+    assert availability.refuse(refusal, lasting=False)
+    assert availability.known_refusal() is None
+    reason = availability.refuse(refusal, lasting=True)
+    assert availability.known_refusal() == reason
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("5.10.0-32-amd64", ("too old; ", "from 6.1 on")),
+        ("6.0.19", ("too old; ", "from 6.1 on")),
+        ("6.1.0-50-amd64", ("sandbox", ALLOW)),
+        ("10.1", ("sandbox", ALLOW)),
+        ("nonsense", ("too old; ", "from 6.1 on")),
+    ],
+)
+def test_only_an_old_kernel_is_called_too_old(
+    monkeypatch: pytest.MonkeyPatch, release: str, words: tuple[str, str]
+) -> None:
+    names = os.uname()
+    monkeypatch.setattr(
+        os, "uname", lambda: os.uname_result((names[0], names[1], release, *names[3:]))
+    )
+    told = availability.cause(errno.EINVAL)
+    assert all(word in told for word in words)
+
+
+# What /proc has to tell, of who is refused: the switch, its group, the filter, who is root of what.
+ROOT, ROOTLESS = "0 0 4294967295", "0 100000 65536"
+ALL, NONE = "000001ffffffffff", "0000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("value", "group", "seccomp_mode", "users", "capable", "words"),
+    [
+        ("0", "-1", "2", ROOT, ALL, ("security policy", ALLOW)),
+        ("2", "-1", "0", ROOT, ALL, ("switched off", "io_uring_disabled=0 allows it")),
+        ("1", "-1", "0", ROOT, NONE, ("switched off", "a group kernel.io_uring_group")),
+        ("1", "-1", "2", ROOT, ALL, ("security policy", ALLOW)),
+        ("1", "-1", "2", ROOT, NONE, ("switched off", "io_uring_disabled=0 allows it", ALLOW)),
+        # Root of a container is root there.
+        ("1", "-1", "0", ROOTLESS, ALL, ("switched off", "io_uring_disabled=0 allows it")),
+        ("1", "{}", "2", ROOT, NONE, ("security policy", ALLOW)),
+        (None, None, "2", ROOT, NONE, ("security policy", ALLOW)),
+    ],
+)
+def test_kernels_switch_is_blamed_where_it_is_to_blame(
+    monkeypatch: pytest.MonkeyPatch,
+    value: str | None,
+    group: str | None,
+    seccomp_mode: str,
+    users: str,
+    capable: str,
+    words: tuple[str, ...],
+) -> None:
+    files = {
+        availability.SYSCTL: value,
+        availability.GROUP_SYSCTL: group and group.format(os.getegid()),
+        availability.STATUS: f"Seccomp:\t{seccomp_mode}\nCapEff:\t{capable}",
+        availability.USERS: users,
+    }
+    monkeypatch.setattr(availability, "read", files.__getitem__)
+    told = availability.cause(errno.EPERM)
+    assert all(word in told for word in words)
+    assert ("switched off" in told) == ("switched off" in words)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO])
+def test_every_failure_is_told_with_a_remedy(number: int) -> None:
+    told = availability.explained(OSError(number, os.strerror(number)))
+    assert (type(told), told.errno) == (type(OSError(number, "")), number)
+    remedy = availability.remedy_in(str(told))
+    assert remedy is not None
+    assert "`" in remedy or "sysctl" in remedy
