@@ -42,7 +42,7 @@ endif
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
                    -o -path 'uringloop/*.h' -o -path 'uringloop/_native/*.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
-LINTED = setup.py uringloop tests benchmarks
+LINTED = setup.py uringloop tests benchmarks examples
 CYTHON_LINTED = uringloop/_core uringloop/_native uringloop/bench
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python

@@ -119,7 +119,7 @@ BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 SOURCES = sorted(
     path
-    for folder in ("uringloop", "tests", "benchmarks")
+    for folder in ("uringloop", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".c")
     # What Cython makes of a .pyx is not ours.

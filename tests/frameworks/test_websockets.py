@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from application import LARGE
-from programs import Certificate, needs, program, quiet
-from roles import Loop
+from programs import Certificate, needs, process, program, python, quiet
+from roles import PATIENCE, Loop
 
 websockets = needs("websockets")
 client = needs("websockets.asyncio.client")
 server = needs("websockets.asyncio.server")
+synchronous = needs("websockets.sync.client")
 pytestmark = quiet
 
 
@@ -139,3 +141,21 @@ async def test_a_peer_that_vanishes_is_noticed(each_loop: Loop) -> None:
         connection.transport.abort()
         assert await ended is websockets.ConnectionClosedError
         await connection.wait_closed()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_chat_tells_all_what_each_says() -> None:
+    example = Path(__file__).parents[2] / "examples" / "chat.py"
+    with process(python(str(example), "--port", "0")) as running:
+        address = running.reads(r"listening on ([\d.]+:\d+)")[1]
+        with (
+            synchronous.connect(f"ws://{address}/ann") as ann,
+            synchronous.connect(f"ws://{address}/bob") as bob,
+        ):
+            bob.send("hello")
+            heard = [ann.recv(PATIENCE) for _ in range(3)]
+            assert heard == ["ann is here", "bob is here", "bob: hello"]
+            assert [bob.recv(PATIENCE) for _ in range(2)] == heard[1:]
+            bob.close()
+            assert ann.recv(PATIENCE) == "bob has left"
+        assert running.end(signal.SIGINT) == 0
