@@ -112,7 +112,8 @@ BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("environment", "reference", "server", "program", "runner")),
     ("", ("summary",)),
     ("", ("report",)),
-    ("", ("terminal",)),
+    ("", ("charts", "terminal")),
+    ("", ("page",)),
     ("", ("cli",)),
     ("", ("__main__",)),
 )

@@ -7,7 +7,9 @@ after Ctrl-C and 143 after SIGTERM. Whatever ends it, no process is left behind.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -38,6 +40,9 @@ _SIZE_MAX = 1 << 30
 
 # The schedule itself costs nanoseconds per request; no server comes near.
 _RATE_MAX = 10_000_000
+
+# matplotlib draws more; these are the ones that documents show.
+_PICTURES = (".png", ".svg")
 
 # What --help ends with.
 _EPILOG = (
@@ -110,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--reference", action="store_true", help="add echo servers in C, as the limit")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
+    add("--report", type=Path, metavar="FILE", help="write it as one HTML page, with pictures")
+    add("--plot", type=Path, metavar="FILE", help="draw it, as PNG or SVG")
     return parser
 
 
@@ -173,14 +180,27 @@ def check_file(path: Path | None) -> None:
         raise BenchError(f"{path}: {exc.strerror}") from None
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _check_files(arguments: argparse.Namespace) -> None:
+    plot: Path | None = arguments.plot
+    refuse(
+        plot is not None and plot.suffix not in _PICTURES,
+        f"--plot: {plot} ends in neither {' nor '.join(_PICTURES)}",
+    )
+    refuse(
+        (plot or arguments.report) is not None and importlib.util.find_spec("matplotlib") is None,
+        "--report and --plot need matplotlib: pip install 'uringloop[report]'",
+    )
+    for path in (arguments.json, arguments.markdown, arguments.report, arguments.plot):
+        check_file(path)
+
+
+def _run(arguments: argparse.Namespace, command: str) -> int:
     settings = _settings(arguments)
-    check_file(arguments.json)
-    check_file(arguments.markdown)
+    _check_files(arguments)
     _check_machine(settings)
     try:
         # Not before now, because these need the compiled load generator.
-        from . import report, runner, summary, terminal
+        from . import charts, page, report, runner, summary, terminal
     except ImportError as exc:
         raise BenchError(f"the load generator is not built: {exc}") from None
     where = placement.choose(settings.same_core)
@@ -204,6 +224,10 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.json.write_text(report.to_json(settings, facts, results, notes))
     if arguments.markdown is not None:
         arguments.markdown.write_text(report.markdown(settings, facts, results, notes))
+    if arguments.report is not None:
+        arguments.report.write_text(page.page(settings, facts, results, notes, command))
+    if arguments.plot is not None:
+        charts.draw(settings, results, arguments.plot)
     failed = [row for row in rows if row.status == "failed"]
     if failed:
         first = failed[0]
@@ -240,4 +264,7 @@ def guarded(program: str, run: Callable[[], int]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    return guarded("bench", lambda: _run(_parser().parse_args(argv)))
+    parser = _parser()
+    typed = sys.argv[1:] if argv is None else argv
+    command = shlex.join([*parser.prog.split(), *typed])
+    return guarded("bench", lambda: _run(parser.parse_args(typed), command))

@@ -1,0 +1,223 @@
+"""The benchmark's report with pictures: the page, and what --plot draws."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib.util
+import random
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from uringloop.bench import charts, cli, loops, page, summary
+from uringloop.bench.client import Measurement
+from uringloop.bench.loadgen import Histogram
+from uringloop.bench.runner import Row
+from uringloop.bench.settings import Settings
+
+pytest.importorskip("matplotlib", reason="pip install 'uringloop[report]'")
+
+SVG = "{http://www.w3.org/2000/svg}"
+FIRST, SECOND = loops.REFERENCES
+# Microseconds of CPU time per request.
+COSTS = {"asyncio": 40.0, "uvloop": 12.0, "uringloop": 8.0, "rloop": 0.0, FIRST: 6.0, SECOND: 4.0}
+NAMES = [name for name, cost in COSTS.items() if cost]
+
+
+def measurement(cost: float, clients: int, chance: random.Random) -> Measurement:
+    latencies = Histogram()
+    for _ in range(2_000):
+        latencies.record(int(1e3 * cost * clients * chance.lognormvariate(0, 0.4)))
+    requests = int(1e6 / cost * chance.uniform(0.9, 1.1))
+    return Measurement(
+        requests=requests,
+        unanswered=0,
+        elapsed_ns=10**9,
+        latencies=latencies.items(),
+        server_cpu_ns=int(requests * cost * 1e3),
+        client_cpu_ns=10**9,
+        kernel_entries=requests,
+        kernel_entries_requests=requests,
+        kernel_entries_refused="",
+        peak_rss_bytes=(26 << 20) + clients * 10_000,
+        failures={},
+        failure=None,
+    )
+
+
+def measured(settings: Settings) -> list[summary.Result]:
+    """Return results as a run has them, but for a loop that can not do it."""
+    chance = random.Random(1)
+    rows = []
+    for cell in settings.cells:
+        for name, cost in COSTS.items():
+            row = Row(name, cell)
+            if cost:
+                row.rounds += [measurement(cost, cell.clients, chance) for _ in range(3)]
+            else:
+                row.give_up("not supported", f"{name} can <not>")
+            rows.append(row)
+    return summary.compare(rows)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Settings, str]:
+    """Settings of several cells, and the page of them."""
+    settings = Settings(
+        sizes=(100, 1000), clients=(1, 50, 300), loops=("asyncio", "uvloop", "uringloop", "rloop")
+    )
+    results = measured(settings)
+    facts = {"kernel": "Linux 6.18", "cpu": "A & <B>"}
+    notes = summary.notes(results, 0.0)
+    return settings, page.page(settings, facts, results, notes, "python -m uringloop.bench -x '<'")
+
+
+class Balanced(html.parser.HTMLParser):
+    """Keeps the open elements, and all text."""
+
+    EMPTY = frozenset(("meta", "link", "br"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [link or "" for name, link in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def picture_in(text: str) -> ET.Element:
+    """Return the SVG element of a page."""
+    return ET.fromstring(text[text.index("<svg") : text.rindex("</svg>") + len("</svg>")])
+
+
+def test_page_is_whole_and_needs_nothing_else(made: tuple[Settings, str]) -> None:
+    _, text = made
+    parser = Balanced()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    for told in ("A & <B>", "rloop can <not>", "python -m uringloop.bench -x '<'"):
+        assert told in parser.text
+    assert "<script" not in text
+    assert parser.links
+    assert [link for link in parser.links if not link.startswith(("#", "data:"))] == []
+    assert "$" not in parser.text
+
+
+def test_picture_takes_the_colour_of_the_text(made: tuple[Settings, str]) -> None:
+    _, text = made
+    assert charts.INK not in text
+    assert "currentColor" in text
+    assert picture_in(text).tag == f"{SVG}svg"
+
+
+def test_report_and_plot_are_written(tmp_path: Path) -> None:
+    report, plot = tmp_path / "report.html", tmp_path / "plot.svg"
+    quick = ["--duration", "0.05", "--clients", "1,3", "--sizes", "100", "--loops", "asyncio"]
+    assert cli.main([*quick, "--report", str(report), "--plot", str(plot)]) == 0
+    text = report.read_text()
+    assert f"uringloop.bench {' '.join(quick)} --report {report}" in text
+    assert ET.parse(plot).getroot().tag == f"{SVG}svg"
+
+
+def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, str]) -> None:
+    settings, _ = made
+    figure = charts.figure_of(settings, measured(settings), "title")
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    # Four panels and a latency for each number of clients, for each size.
+    assert len(shown) == 2 * (4 + 3)
+    for axes in shown:
+        assert axes.get_title()
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+        assert axes.has_data()
+        assert [line.get_label() for line in axes.get_lines()] or axes.containers
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == NAMES
+    styles = {name: charts.style_of(name, NAMES) for name in NAMES}
+    looks = {(look["color"], look["marker"], look["linestyle"]) for look in styles.values()}
+    assert len(looks) == len(NAMES)
+    assert [name for name in NAMES if styles[name]["linestyle"] == "--"] == [FIRST, SECOND]
+
+
+def test_nothing_overlaps(made: tuple[Settings, str]) -> None:
+    settings, _ = made
+    figure = charts.figure_of(settings, measured(settings), "title")
+    figure.canvas.draw()
+    boxes = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    for number, box in enumerate(boxes):
+        assert figure.bbox.padded(1).containsx(box.x0)
+        assert figure.bbox.padded(1).containsx(box.x1)
+        assert not [other for other in boxes[number + 1 :] if box.overlaps(other)]
+
+
+@pytest.mark.parametrize("name", ["plot.jpg", "plot", ".png"])
+def test_picture_of_another_kind_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    assert cli.main(["--plot", str(path)]) == 2
+    assert f"{path} ends in neither .png nor .svg" in capsys.readouterr().err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("option", ["--report", "--plot"])
+def test_lack_of_matplotlib_is_told_before_the_measurement(
+    tmp_path: Path,
+    option: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    path = tmp_path / "picture.svg"
+    assert cli.main([option, str(path)]) == 2
+    assert "pip install 'uringloop[report]'" in capsys.readouterr().err
+    assert not path.exists()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+@pytest.mark.parametrize("dark", [False, True])
+def test_browser_shows_the_page_without_a_complaint(
+    made: tuple[Settings, str], tmp_path: Path, dark: bool
+) -> None:
+    _, text = made
+    (tmp_path / "page.html").write_text(text)
+    picture = tmp_path / "page.png"
+    assert CHROMIUM is not None
+    ended = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,3000"),
+            *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+            *(f"--screenshot={picture}", (tmp_path / "page.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "CONSOLE" not in ended.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")

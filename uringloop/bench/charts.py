@@ -1,0 +1,195 @@
+"""The report as pictures, for `--plot` and for the page: panels for each size of message.
+
+The only module of the benchmark that imports matplotlib, and not before it draws.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import report
+from .loadgen import Histogram
+from .loops import REFERENCES
+from .settings import Settings
+from .summary import BASELINE, Quantity, Result, Summary
+
+JUDGED = "uringloop"
+
+# Colours of Okabe and Ito, which the colour-blind tell apart, without yellow and black, which are
+# lost on one of the two grounds; markers tell the same once more.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = "osD^vPX"
+_REFERENCE_COLOUR = "#888888"
+
+# Inches of a panel, and dots per inch of a PNG.
+_WIDTH, _HEIGHT, _DENSITY = 4.2, 3.2, 130
+
+# Percentiles of the latency's panels, as far as at least so many requests were slower.
+_PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99)
+_SLOWER_MIN = 10
+
+# Of what matplotlib says of itself in an SVG.
+NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+# What text and lines have, for the page to give them the colour of its own text.
+INK = "#010203"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn against the number of clients."""
+
+    title: str
+    unit: str
+    take: Callable[[Summary], Quantity | None]
+    scale: float
+
+
+# In nanoseconds and bytes, divided by what their unit says.
+_PANELS = (
+    Panel("Throughput", "requests/s", lambda one: one.requests_per_second, 1.0),
+    Panel("Server CPU", "us per request", lambda one: one.server_cpu_ns, 1e3),
+    Panel("Kernel entries", "per request", lambda one: one.kernel_entries, 1.0),
+    Panel("Peak memory of the server", "MiB", lambda one: one.peak_rss_bytes, 2.0**20),
+)
+
+
+def draw(settings: Settings, results: list[Result], path: Path) -> None:
+    """Draw the whole report into a file."""
+    figure_of(settings, results, report.title(settings)).savefig(path, dpi=_DENSITY)
+
+
+def svg(settings: Settings, results: list[Result]) -> str:
+    """Return the report as an SVG element, its text in the colour of the text around it."""
+    buffer = io.StringIO()
+    figure = figure_of(settings, results, "")
+    figure.savefig(buffer, format="svg", transparent=True, metadata=NOTHING)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")
+
+
+def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients = sorted(set(settings.clients))
+    columns = max(len(_PANELS), len(clients))
+    ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with rc_context(dict.fromkeys(ink, INK) | {"font.size": 9, "svg.hashsalt": "uringloop"}):
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        sizes = list(dict.fromkeys(settings.sizes))
+        figure.set_size_inches(_WIDTH * columns, _HEIGHT * 2 * len(sizes) + 0.7)
+        places = figure.subplots(2 * len(sizes), columns, squeeze=False)
+        for number, size in enumerate(sizes):
+            some = [one for one in results if one.row.cell.size == size and one.summary]
+            upper, lower = places[2 * number], places[2 * number + 1]
+            for axes, panel in zip(upper, _PANELS, strict=False):
+                _draw_panel(axes, panel, some, clients)
+                axes.set_title(f"{panel.title}, {size:,} B")
+            for axes, count in zip(lower, clients, strict=False):
+                _draw_latency(axes, [one for one in some if one.row.cell.clients == count])
+                axes.set_title(f"Latency, {size:,} B, {count:,} {_clients(count)}")
+            for axes in [*upper[len(_PANELS) :], *lower[len(clients) :]]:
+                axes.set_visible(False)
+        handles, names = places[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=max(len(names), 1))
+        if title:
+            figure.suptitle(title)
+    return figure
+
+
+def _clients(count: int) -> str:
+    return "client" if count == 1 else "clients"
+
+
+def style_of(name: str, names: list[str]) -> dict[str, Any]:
+    """Return the look of a loop's line: the same in all panels."""
+    loops = [each for each in names if each not in REFERENCES]
+    if name in REFERENCES:
+        look = {"color": _REFERENCE_COLOUR, "linestyle": "--"}
+    else:
+        # Ours has the first colour, whatever its place.
+        order = sorted(loops, key=lambda each: (each != JUDGED, each != BASELINE))
+        look = {"color": _COLOURS[order.index(name) % len(_COLOURS)], "linestyle": "-"}
+    return look | {
+        "marker": _MARKERS[names.index(name) % len(_MARKERS)],
+        "linewidth": 2.4 if name == JUDGED else 1.4,
+        "markersize": 5,
+        "label": name,
+    }
+
+
+def _names(results: list[Result]) -> list[str]:
+    return list(dict.fromkeys(one.row.loop for one in results))
+
+
+def _draw_panel(axes: Any, panel: Panel, results: list[Result], clients: list[int]) -> None:
+    """Draw medians against clients, with the lowest and the highest of the rounds."""
+    names = _names(results)
+    for name in names:
+        points = []
+        for one in results:
+            quantity = panel.take(one.summary) if one.summary and one.row.loop == name else None
+            if quantity is not None:
+                values = (quantity.value, quantity.low, quantity.high)
+                points.append((one.row.cell.clients, *(each / panel.scale for each in values)))
+        if points:
+            x, y, low, high = zip(*sorted(points), strict=True)
+            below = [each - least for each, least in zip(y, low, strict=True)]
+            above = [most - each for each, most in zip(y, high, strict=True)]
+            axes.errorbar(x, y, (below, above), capsize=2, elinewidth=0.8, **style_of(name, names))
+    _prepare(axes, "clients", panel.unit)
+    axes.set_xscale("log")
+    axes.set_xticks(clients, [f"{count:,}" for count in clients])
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.yaxis.set_major_formatter("{x:,g}")
+    if not axes.has_data():
+        axes.text(0.5, 0.5, "not counted", ha="center", va="center", transform=axes.transAxes)
+
+
+def _draw_latency(axes: Any, results: list[Result]) -> None:
+    """Draw percentiles of all rounds' latencies, ever closer to the slowest request."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    names = _names(results)
+    shown: list[float] = []
+    for one in results:
+        merged = Histogram()
+        for measurement in one.row.rounds:
+            merged.merge(Histogram.from_items(measurement.latencies))
+        percentiles = [
+            percent
+            for percent in _PERCENTILES
+            if merged.count() * (1 - percent / 100) >= _SLOWER_MIN
+        ]
+        times = [merged.percentile(percent) / 1e3 for percent in percentiles]
+        axes.plot([_place(each) for each in percentiles], times, **style_of(one.row.loop, names))
+        shown = max(shown, percentiles, key=len)
+    _prepare(axes, "percentile", "us (log)")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xscale("log")
+    named = [each for each in shown if each in (50.0, 90.0, 99.0, 99.9, 99.99)]
+    axes.set_xticks([_place(each) for each in named], [f"{each:g}" for each in named])
+    axes.set_xticks([], minor=True)
+
+
+def _place(percent: float) -> float:
+    """Return where a percentile is: one request of so many is slower."""
+    return 1 / (1 - percent / 100)
+
+
+def _prepare(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25, which="major")
+    axes.spines[["top", "right"]].set_visible(False)
