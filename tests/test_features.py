@@ -7,6 +7,7 @@ import seccomp
 from conftest import each_ring, on_io_uring, open_fds
 
 import uringloop
+from uringloop import availability
 from uringloop._core import features
 
 FEATURES = tuple(features.FEATURES)
@@ -31,6 +32,19 @@ def test_loop_does_without_all_features(backend: str) -> None:
     variables = {"URINGLOOP_BACKEND": backend, "URINGLOOP_DISABLE": ", ".join(FEATURES) + ","}
     expected = [*seccomp.ROUNDS_OUTPUT, " ".join(FEATURES)]
     assert seccomp.lines_of(seccomp.ROUNDS + REPORT, **variables) == expected
+
+
+# Later kernels may lack none of these; older ones may have them.
+SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15)}
+
+
+@on_io_uring
+@pytest.mark.parametrize("name", SINCE)
+def test_what_the_kernel_has_is_found(name: str) -> None:
+    if availability.release() < SINCE[name]:
+        pytest.skip("not by this kernel's version")
+    features.disable(frozenset())
+    assert features.report(True)[name] == "used"
 
 
 @each_ring

@@ -45,12 +45,14 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     return 1;
 }
 
-/* Without a descriptor: EBADF where the operation is known, EINVAL where it is not. */
-static inline bool uring_trial_truncates(uring_trial *trial) {
-    struct io_uring_cqe completion;
+/* Whether the kernel knows an operation: asked for, since a try would start a worker. */
+static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
+    struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
+    bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
 
-    uring_prep_ftruncate(uring_get_submission(&trial->u), -1, 0);
-    return uring_trial_run(trial, &completion) == 1 && completion.res == -EBADF;
+    if (probe != NULL)
+        io_uring_free_probe(probe);
+    return known;
 }
 
 /* Makes a ring and enters it: 0, or -errno where either is refused. *quiet* tells whether a quiet
@@ -77,7 +79,7 @@ static inline int uring_try(int *quiet, int *truncates, unsigned *facts) {
         res = res < 0 ? res : 0;
     }
     *facts = trial.u.ring.features;
-    *truncates = res == 0 && uring_trial_truncates(&trial);
+    *truncates = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
     uring_trial_close(&trial);
     *quiet = res == 0 && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
              results[2] == -EAGAIN;
