@@ -6,8 +6,10 @@ import html.parser
 import importlib.util
 import random
 import shutil
+import signal
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,14 @@ def measured(settings: Settings) -> list[summary.Result]:
                 row.give_up("not supported", f"{name} can <not>")
             rows.append(row)
     return summary.compare(rows)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Give the signal back that the command line takes."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")

@@ -51,8 +51,8 @@ TOP_FILES = {
     "setup.py",
     "stubtest_allowlist.txt",
 }
-SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "py.typed")
-WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "py.typed")
+SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "page.html", "py.typed")
+WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
 # Setuptools' own entry points for pip and build, without a new environment for each of them.
 BACKEND = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
@@ -196,7 +196,8 @@ def test_metadata_says_where_it_runs(wheel: Path) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert metadata.get_all("Provides-Extra") == ["bench", "compare", "test", "frameworks", "dev"]
+    extras = ["bench", "compare", "report", "test", "frameworks", "dev"]
+    assert metadata.get_all("Provides-Extra") == extras
     # The runtime needs the standard library only.
     requirements = metadata.get_all("Requires-Dist") or []
     assert [text for text in requirements if "extra ==" not in text] == []
