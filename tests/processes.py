@@ -58,6 +58,16 @@ def children() -> set[int]:
     return numbers
 
 
+def thread_names() -> dict[int, str]:
+    """Return the threads of this process by number, the kernel's too, each with its name."""
+    found: dict[int, str] = {}
+    for task in Path("/proc/self/task").iterdir():
+        # One may end meanwhile.
+        with contextlib.suppress(OSError):
+            found[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+    return found
+
+
 async def ended_unseen(code: int, options: int) -> asyncio.subprocess.Process:
     """Start a process and wait until it has ended, without a turn of the loop in between."""
     source, sink = os.pipe()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import errno
 import gc
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from filing import opened
+from processes import thread_names
 
 import uringloop
 from uringloop._core.ring import BOUNDED_WORKERS_MAX
@@ -122,13 +122,9 @@ def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
     # In a thread of its own: a thread keeps the kernel's workers from loop to loop, and may have
     # one of the other kind, with a bound of its own, of a test before.
     def workers() -> int:
-        names = []
-        for task in Path("/proc/self/task").iterdir():
-            # One may end meanwhile.
-            with contextlib.suppress(OSError):
-                names.append((task / "comm").read_text().strip())
         kernels = f"iou-wrk-{threading.get_native_id()}"
-        return names.count(kernels if loop.backend == "io_uring" else "uringloop-files")
+        name = kernels if loop.backend == "io_uring" else "uringloop-files"
+        return list(thread_names().values()).count(name)
 
     async def write(number: int) -> None:
         async with uringloop.open(tmp_path / str(number), "wb") as file:

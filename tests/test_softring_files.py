@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import open_fds
+from processes import thread_names
 from roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
 from software import output, room_for
 
@@ -26,19 +27,15 @@ def software_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("URINGLOOP_BACKEND", "soft")
 
 
-def threads() -> int:
+def workers() -> int:
     """Return how many threads for files this process has."""
-    count = 0
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            count += (task / "comm").read_text() == "uringloop-files\n"
-    return count
+    return list(thread_names().values()).count("uringloop-files")
 
 
 @pytest.fixture(autouse=True)
 def no_thread_before() -> None:
     """Wait for those of tests before, whose loops are closed."""
-    wait_until(lambda: threads() == 0)
+    wait_until(lambda: workers() == 0)
 
 
 @on_loop
@@ -128,7 +125,7 @@ def test_cancelled_operations_of_files_leave_no_descriptor_and_no_thread(tmp_pat
 
     uringloop.run(main())
     assert open_fds() == fds
-    wait_until(lambda: threads() == 0)
+    wait_until(lambda: workers() == 0)
 
 
 @pytest.mark.slow
@@ -137,9 +134,9 @@ async def test_threads_end_when_there_is_nothing_to_do(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     await asyncio.gather(*(uringloop.fs.mkdir(tmp_path / str(n)) for n in range(100)))
-    assert 0 < threads() <= BOUNDED_WORKERS_MAX
+    assert 0 < workers() <= BOUNDED_WORKERS_MAX
     began = time.monotonic()
-    while threads():  # noqa: ASYNC110
+    while workers():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert time.monotonic() - began < 8
     # And are there again when there is.
@@ -163,12 +160,12 @@ def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_pat
             begin(uringloop.open(fifo, "rb").__aenter__())
         for number in range(8):
             begin(uringloop.fs.mkdir(tmp_path / f"later{number}"))
-        await until(lambda: threads() == BOUNDED_WORKERS_MAX)
+        await until(lambda: workers() == BOUNDED_WORKERS_MAX)
 
     loop.run_until_complete(main())
     loop.close()
     # What was queued is begun when a thread has become free, or never.
-    wait_until(lambda: threads() == 0)
+    wait_until(lambda: workers() == 0)
     assert open_fds() == fds
 
 
@@ -187,7 +184,7 @@ async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled
                 loop.create_task(uringloop.open(fifo, "rb").__aenter__())
                 for _ in range(BOUNDED_WORKERS_MAX)
             ]
-            await until(lambda: threads() == BOUNDED_WORKERS_MAX)
+            await until(lambda: workers() == BOUNDED_WORKERS_MAX)
             reading = loop.create_task(file.read(10))
             await turns(5)
             # The terminal is ready, and no thread is.
@@ -216,7 +213,7 @@ def open_fifo(loop: uringloop.Loop, fifo: Path) -> asyncio.Task[Any]:
 
     async def begin() -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = loop.create_task(uringloop.open(fifo, "rb").__aenter__())
-        await until(lambda: threads() == 1)
+        await until(lambda: workers() == 1)
         return task
 
     os.mkfifo(fifo)
@@ -229,7 +226,7 @@ def test_a_loop_is_closed_by_a_thread_that_has_not_run_it(tmp_path: Path) -> Non
     task = in_thread(lambda: open_fifo(loop, tmp_path / "fifo"))
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
-    wait_until(lambda: threads() == 0)
+    wait_until(lambda: workers() == 0)
     assert open_fds() == fds
 
 
@@ -253,13 +250,13 @@ def test_an_open_goes_on_in_the_thread_that_runs_its_loop_next(tmp_path: Path) -
             # The thread of before ends meanwhile.
             await asyncio.sleep(0.1)
             await until(write)
-            assert threads() == 1
+            assert workers() == 1
             async with await task as file:
                 data: bytes = await file.read()
                 return data
 
         assert loop.run_until_complete(use()) == b"through"
-    wait_until(lambda: threads() == 0)
+    wait_until(lambda: workers() == 0)
     assert open_fds() == fds
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from conftest import Collector, Echo, drain_executor, on_io_uring, open_fds, tcp_pair
+from processes import thread_names
 from roles import (
     in_thread,
     narrow_pair,
@@ -46,11 +47,12 @@ MANY, VERY_MANY = 700, 2500
 def kernel_threads() -> dict[int, str]:
     """Return the numbers and states of the threads that take submissions for this process."""
     found: dict[int, str] = {}
-    for task in Path("/proc/self/task").iterdir():
-        # Threads of the kernel's may end meanwhile.
-        with contextlib.suppress(OSError):
-            if (task / "comm").read_text().startswith("iou-sqp"):
-                found[int(task.name)] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    for number, name in thread_names().items():
+        if name.startswith("iou-sqp"):
+            # It may end meanwhile.
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/self/task/{number}/stat").read_text()
+                found[number] = stat.rpartition(")")[2].split()[0]
     return found
 
 
