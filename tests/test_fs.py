@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -380,6 +381,34 @@ def test_whole_files_of_text(each_loop: Loop, tmp_path: Path, options: dict[str,
     with open(theirs, **options) as file:
         expected = file.read()
     assert awaited(each_loop, fs.read_text, ours, **options) == expected
+
+
+# A thread may be slow to let go of what it has written.
+KEEPING = """
+import asyncio, concurrent.futures, sys
+from uringloop import fs
+
+kept = []
+
+class Keeping(concurrent.futures.ThreadPoolExecutor):
+    def submit(self, *arguments):
+        kept.append(arguments)
+        return super().submit(*arguments)
+
+async def main():
+    asyncio.get_running_loop().set_default_executor(Keeping())
+    assert await fs.write_text(sys.argv[1], "text") == 4
+    assert await fs.read_text(sys.argv[1]) == "text"
+
+asyncio.run(main())
+assert kept
+"""
+
+
+def test_text_that_a_thread_still_has_is_no_trouble(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "dev", "-c", KEEPING, str(tmp_path / "file")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_text_that_can_not_be_encoded_leaves_the_file(each_loop: Loop, tmp_path: Path) -> None:

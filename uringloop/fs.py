@@ -358,7 +358,8 @@ async def write_text(
     layer = io.TextIOWrapper(encoded, encoding, errors, newline)
     layer.write(data)
     layer.flush()
-    await write_bytes(path, encoded.getbuffer())
+    # Not a view of it: a thread may have that for longer, and then it can not be closed.
+    await write_bytes(path, encoded.getvalue())
     return len(data)
 
 
