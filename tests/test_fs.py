@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from filing import run
+from roles import run_script
 
 import uringloop
 from uringloop import fs
@@ -385,7 +385,7 @@ def test_whole_files_of_text(each_loop: Loop, tmp_path: Path, options: dict[str,
 
 # A thread may be slow to let go of what it has written.
 KEEPING = """
-import asyncio, concurrent.futures, sys
+import asyncio, concurrent.futures
 from uringloop import fs
 
 kept = []
@@ -397,8 +397,8 @@ class Keeping(concurrent.futures.ThreadPoolExecutor):
 
 async def main():
     asyncio.get_running_loop().set_default_executor(Keeping())
-    assert await fs.write_text(sys.argv[1], "text") == 4
-    assert await fs.read_text(sys.argv[1]) == "text"
+    assert await fs.write_text({path!r}, "text") == 4
+    assert await fs.read_text({path!r}) == "text"
 
 asyncio.run(main())
 assert kept
@@ -406,8 +406,7 @@ assert kept
 
 
 def test_text_that_a_thread_still_has_is_no_trouble(tmp_path: Path) -> None:
-    command = [sys.executable, "-X", "dev", "-c", KEEPING, str(tmp_path / "file")]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = run_script(KEEPING.format(path=str(tmp_path / "file")), "-X", "dev")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
