@@ -29,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
+# How long a thread that has nothing left to do may take to end, on a busy machine.
+THREADS_END_S = 10.0
+
 
 def backend() -> str:
     """Return which ring loops are on in this run: the suite is run on both."""
@@ -81,6 +84,14 @@ def drain_executor(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_default_executor())
 
 
+@pytest.fixture
+def restored_sigterm() -> Iterator[None]:
+    """Give the signal back that the benchmarks' command lines take."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> Iterator[None]:
     """Leave what is there already to itself: most tests collect garbage, twice and more often.
@@ -93,6 +104,14 @@ def _frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
+def lasting(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads started since *before* that go on; what has been told to end may end."""
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in started:
+        thread.join(THREADS_END_S)
+    return [thread for thread in started if thread.is_alive()]
+
+
 def _guarded(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
     gc.collect()
     fds = open_fds()
@@ -103,14 +122,10 @@ def _guarded(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
         drain_executor(loop)
         loop.close()
     gc.collect()
+    left_threads = lasting(threads)
+    assert not left_threads, f"threads left running: {left_threads}"
     left = open_fds() - fds
     assert not left, f"file descriptors left open: {sorted(left)}"
-    started = [t for t in threading.enumerate() if t not in threads]
-    for thread in started:
-        # One that has nothing left to do may not have ended yet.
-        thread.join(1)
-    left_threads = [t for t in started if t.is_alive()]
-    assert not left_threads, f"threads left running: {left_threads}"
 
 
 @pytest.fixture(params=list(FACTORIES))

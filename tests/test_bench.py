@@ -369,13 +369,6 @@ def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
 # ── the command line ─────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def restored_sigterm() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-
-
 @pytest.mark.usefixtures("restored_sigterm")
 @pytest.mark.parametrize(
     ("arguments", "words"),

@@ -6,10 +6,8 @@ import html.parser
 import importlib.util
 import random
 import shutil
-import signal
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,8 @@ from uringloop.bench.runner import Row
 from uringloop.bench.settings import Settings
 
 pytest.importorskip("matplotlib", reason="pip install 'uringloop[report]'")
+
+pytestmark = pytest.mark.usefixtures("restored_sigterm")
 
 SVG = "{http://www.w3.org/2000/svg}"
 FIRST, SECOND = loops.REFERENCES
@@ -63,14 +63,6 @@ def measured(settings: Settings) -> list[summary.Result]:
                 row.give_up("not supported", f"{name} can <not>")
             rows.append(row)
     return summary.compare(rows)
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """Give the signal back that the command line takes."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,8 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,8 @@ methods = importlib.import_module("compare_methods")
 rows = importlib.import_module("compare_rows")
 report = importlib.import_module("compare_report")
 
+pytestmark = pytest.mark.usefixtures("restored_sigterm")
+
 LOOPS = ["asyncio", "uvloop", "uringloop"]
 
 # No release of this loop runs on Linux.
@@ -40,13 +40,6 @@ MISSING = "winloop"
 
 # The least that is measured at all.
 SHORT = 0.02
-
-
-@pytest.fixture(autouse=True)
-def restored_sigterm() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(params=LOOPS)

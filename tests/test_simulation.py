@@ -105,7 +105,7 @@ class Programs(RuleBasedStateMachine):
                 if (simulated := faults.simulation()) is not None:
                     faults.end(simulated)
                 self.model.leave()
-                assert open_fds() == self.fds
+                assert not open_fds() - self.fds
         finally:
             if (simulated := faults.simulation()) is not None:
                 faults.end(simulated)

@@ -1,14 +1,15 @@
-"""Ends of TLS connections that asyncio does not bring to an end, or not with all bytes."""
+"""Ends of TLS connections beside pauses; some that asyncio does not bring to an end."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 
 import pytest
 from conftest import Collector
 from contexts import Contexts
-from roles import noise, on_loop, turns
+from roles import Loop, noise, on_loop, turns
 from secure import Filler, tls_stream
 
 import uringloop
@@ -29,6 +30,44 @@ async def test_close_ends_what_an_end_has_left_waiting(
         transport.close()
         assert await asyncio.wait_for(right.lost, 5) is None
         assert not right.data
+
+
+class Sleepy(Collector):
+    """Pauses reading in the midst of what it is given, and closes if it is told to."""
+
+    closes = False
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.pause_reading()
+        if self.closes:
+            self.transport.close()
+
+
+class Closing(Sleepy):
+    closes = True
+
+
+@pytest.mark.parametrize("kind", [Sleepy, Closing])
+@on_loop
+async def test_a_pause_within_the_last_bytes_does_not_disturb_the_end(
+    each_loop: Loop, contexts: Contexts, kind: type[Sleepy]
+) -> None:
+    # The end of the records and that of the connection are both there already.
+    right = kind(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        await each_loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        await turns(3)
+        assert right.data == b"last words"
 
 
 class Cautious(Filler):

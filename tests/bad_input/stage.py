@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from conftest import LoopFactory, drain_executor, open_fds, run_turns, tcp_pair
+from conftest import LoopFactory, drain_executor, lasting, open_fds, run_turns, tcp_pair
 from roles import in_thread
 
 # Nothing here waits on purpose for longer.
@@ -421,7 +421,7 @@ def observe(case: Case, factory: LoopFactory, directory: Path) -> Outcome:
     """Make the call of *case* on a new loop, and tell what came of it."""
     outcome = Outcome()
     gc.collect()
-    fds, threads = open_fds(), threading.active_count()
+    fds, threads = open_fds(), set(threading.enumerate())
     # The same path for both loops, and nothing there that the other one left.
     here = directory / "here"
     here.mkdir()
@@ -431,7 +431,7 @@ def observe(case: Case, factory: LoopFactory, directory: Path) -> Outcome:
     shutil.rmtree(here)
     left = open_fds() - fds
     assert not left, f"file descriptors left open by {factory}: {sorted(left)}"
-    assert threading.active_count() == threads, "a thread is left"
+    assert not lasting(threads), "a thread is left"
     return outcome
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from application import LARGE
-from conftest import LoopFactory, open_fds
+from conftest import LoopFactory, lasting, open_fds
 from programs import Certificate, needs, quiet
 from roles import TIME_LIMIT
 
@@ -42,7 +42,8 @@ def by_anyio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         anyio.run(main, backend="asyncio", backend_options={"loop_factory": loop_factory})
         gc.collect()
         assert open_fds() - fds == set()
-        assert set(threading.enumerate()) - threads == set()
+        # It tells its threads to end, and waits for none of them.
+        assert lasting(threads) == []
 
     return run
 

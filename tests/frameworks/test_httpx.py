@@ -109,6 +109,6 @@ async def test_timeouts_of_httpx_end_what_hangs(each_loop: Loop) -> None:
     # The kernel accepts, and nobody answers.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        async with httpx.AsyncClient(timeout=0.05) as client:
+        async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=0.05)) as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.get(f"http://127.0.0.1:{port}/")

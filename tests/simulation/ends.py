@@ -10,6 +10,9 @@ from typing import Any
 # What a simulated kernel may end a connection with, and the ends that follow from that.
 FAILURES = {errno.ECONNRESET, errno.ENOMEM, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED}
 
+# How often a protocol pauses in the middle of what it is given.
+NAPS = 0.2
+
 
 class End:
     """One end: what it has sent, has been sent, and has been told."""
@@ -78,6 +81,26 @@ class End:
         self.received += data
         if self.peer is not None:
             self._claim(self.peer.sent[begin : begin + size] == data, "other bytes than were sent")
+        if self.model.rng.random() < NAPS:
+            self.nap()
+        elif self.model.napping and self.model.rng.random() < NAPS:
+            self.model.napping.pop(0).wake()
+
+    def nap(self) -> None:
+        """Pause from within a callback; a timer or the callback of another end has it go on."""
+        if self.usable and not self.transport.is_closing():
+            self.reading_paused = True
+            self.transport.pause_reading()
+            self.model.napping.append(self)
+            if self.model.rng.random() < 0.5:
+                self.model.loop.call_soon(self.wake)
+            else:
+                self.model.loop.call_later(0.001, self.wake)
+
+    def wake(self) -> None:
+        if self.usable and self.reading_paused:
+            self.reading_paused = False
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self._claim(not self.eof, "eof_received twice")

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ FORMS = ("bytes", "bytearray", "memoryview", "lines")
 SIZES = (1, 7, 100, 1000, 4096, 20_000, 70_000, 300_000)
 # Turns, each of which lets the simulated clock go on: far more than any fault needs.
 TURNS_MAX = 20_000
+
+# A simulated clock may pass any limit between two bytes.
+PATIENT: dict[str, Any] = {"ssl_handshake_timeout": 1e6, "ssl_shutdown_timeout": 1e6}
 
 SERVER = server_context()
 CLIENT = client_context()
@@ -60,6 +64,7 @@ class Model:
         self.differences: list[str] = []
         self.pairs: list[tuple[End, End]] = []
         self.accepted: list[End] = []
+        self.napping: list[End] = []
         self.references: list[weakref.ref[Any]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.log: list[str] = []
@@ -78,7 +83,8 @@ class Model:
     def _on_exception(self, loop: Any, context: dict[str, Any]) -> None:
         exc = context.get("exception")
         if not (self.harmful and isinstance(exc, OSError)):
-            self.differs(f"the exception handler was called: {context}")
+            where = "".join(traceback.format_exception(exc)) if exc else ""
+            self.differs(f"the exception handler was called: {context}\n{where}")
 
     def note(self, action: str, *details: object) -> None:
         self.log.append(" ".join(map(str, (action, *details))))
@@ -130,9 +136,8 @@ class Model:
                     self._accept, f"\0uringloop-simulation-{os.getpid()}-{id(self)}"
                 )
             else:
-                server = await self.loop.create_server(
-                    self._accept, "127.0.0.1", 0, ssl=SERVER if kind == "tls" else None
-                )
+                secure = {"ssl": SERVER, **PATIENT} if kind == "tls" else {}
+                server = await self.loop.create_server(self._accept, "127.0.0.1", 0, **secure)
             self.servers[kind] = server
         return self.servers[kind].sockets[0].getsockname()
 
@@ -178,7 +183,7 @@ class Model:
             await self.loop.create_unix_connection(lambda: end, sock=client)
         elif kind == "tls":
             await self.loop.create_connection(
-                lambda: end, sock=client, ssl=CLIENT, server_hostname="localhost"
+                lambda: end, sock=client, ssl=CLIENT, server_hostname="localhost", **PATIENT
             )
         else:
             await self.loop.create_connection(lambda: end, sock=client)
@@ -315,13 +320,22 @@ class Model:
     async def thread(self, count: int) -> None:
         self.note("thread", count)
         ran: list[int] = []
+        done = self.loop.create_future()
 
         def call() -> None:
             for number in range(count):
                 self.loop.call_soon_threadsafe(ran.append, number)
+                if number % 2:
+                    # The loop may sleep before the next one.
+                    heard = threading.Event()
+                    self.loop.call_soon_threadsafe(heard.set)
+                    heard.wait(10)
+            self.loop.call_soon_threadsafe(done.set_result, None)
 
         threading.Thread(target=call).start()
-        await self.until("calls of another thread", lambda: len(ran) == count)
+        # No timer of ours: nothing but these calls may wake the loop. A simulated clock would
+        # not wait for a thread either.
+        await done
         if ran != list(range(count)):
             raise Difference(f"call_soon_threadsafe in the order {ran}")
 
@@ -466,6 +480,7 @@ class Model:
         self.loop.close()
         self.pairs.clear()
         self.accepted.clear()
+        self.napping.clear()
         gc.collect()
         left = [found for reference in self.references if (found := reference()) is not None]
         if left:

@@ -47,6 +47,8 @@ async def act(model: Model, rng: random.Random) -> None:
     end = rng.choice(usable)
     if what < 0.5:
         await model.write(end, rng.choice(SIZES), rng.choice(FORMS))
+        if rng.random() < 0.05:
+            await model.write_eof(end)
     elif what < 0.6:
         await model.pause(end)
     elif what < 0.72:

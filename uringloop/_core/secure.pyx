@@ -490,10 +490,14 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
     def _start_shutdown(self):
         if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
             # The end came while reading was paused. asyncio waits for reading to be resumed, and
-            # who has closed does not do that.
-            self._do_flush()
+            # who has closed does not do that. Not at once: this may be called in a flush.
+            self._loop.call_soon(self._flush_unread)
         else:
             sslproto.SSLProtocol._start_shutdown(self)
+
+    def _flush_unread(self):
+        if self._state is FLUSHING:
+            self._do_flush()
 
     def _do_read__buffered(self):
         # As the connection ends; asyncio loses bytes if the buffer is a bytearray.
