@@ -2,8 +2,9 @@
 
 Connections over TCP, UNIX sockets and TLS that echo, end and begin anew, datagrams, files,
 processes, timers, calls of threads, and tasks that are cancelled at any time. Each second the size
-of the process, its descriptors and threads, the loop's operations and buffers are noted. In the end
-a line is fitted through each, without the first fifth: a leak is a slope that can not be chance.
+of the process, its descriptors and threads, Python's blocks of memory, the loop's operations and
+buffers are noted. In the end a line is fitted through each, without the first third, in which the
+allocator finds its size: a leak is a slope that can not be chance.
 
 The exit status is 0, or 1 if a byte was wrong or something grows.
 """
@@ -11,6 +12,7 @@ The exit status is 0, or 1 if a byte was wrong or something grows.
 from __future__ import annotations
 
 import argparse
+import array
 import asyncio
 import contextlib
 import functools
@@ -22,6 +24,7 @@ import math
 import os
 import random
 import ssl
+import statistics
 import sys
 import tempfile
 import threading
@@ -41,8 +44,15 @@ import uringloop
 from uringloop.bench.counters import rss_bytes
 
 # What is noted, with the growth in an hour that counts as one: less is not told from chance.
-MEASURES = {"rss_kb": 1024.0, "fds": 1.0, "threads": 1.0, "operations": 1.0, "buffers_out": 1.0}
-WARM_UP = 0.2
+MEASURES = {
+    "rss_kb": 1024.0,
+    "blocks": 1000.0,
+    "fds": 1.0,
+    "threads": 1.0,
+    "operations": 1.0,
+    "buffers_out": 1.0,
+}
+WARM_UP = 1 / 3
 SIZES = (1, 100, 1000, 10_000, 70_000, 300_000)
 
 
@@ -52,7 +62,8 @@ class Soak:
         self.folder = folder
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.samples: list[dict[str, float]] = []
+        # By measure; arrays, for what is noted would grow by itself otherwise.
+        self.samples = {name: array.array("d") for name in ("second", *MEASURES)}
         self.stopping = False
         self.server_tls, self.client_tls = tls_contexts()
 
@@ -133,6 +144,11 @@ class Soak:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            # Its output may have been too much for the reader, which has paused the pipe then:
+            # wait() alone would wait for the pipe's end, here as on asyncio.
+            assert process.stdout is not None
+            while await process.stdout.read(1 << 16):
+                pass
             await process.wait()
             raise
         self.check("processes", data, out)
@@ -176,7 +192,7 @@ class Soak:
     # ── the run ──────────────────────────────────────────────────────────────────────────────
 
     async def run(self, minutes: float) -> None:
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
 
         class Echo(asyncio.DatagramProtocol):
             def connection_made(self, transport: Any) -> None:
@@ -215,7 +231,7 @@ class Soak:
         end = time.monotonic() + 60 * minutes
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(1.0, left))
-            self.samples.append(self.sample(loop))
+            self.sample(loop.stats())
         self.stopping = True
         await asyncio.wait(tasks, timeout=60)
         for task in tasks:
@@ -229,16 +245,14 @@ class Soak:
         udp.close()
         await asyncio.sleep(0.5)
 
-    def sample(self, loop: Any) -> dict[str, float]:
-        stats = loop.stats()
-        return {
-            "second": time.monotonic(),
-            "rss_kb": rss_bytes(os.getpid()) / 1024,
-            "fds": open_fds(),
-            "threads": len(os.listdir("/proc/self/task")),
-            "operations": stats["operations"],
-            "buffers_out": stats["buffers_out"],
-        }
+    def sample(self, stats: dict[str, Any]) -> None:
+        self.samples["second"].append(time.monotonic())
+        self.samples["rss_kb"].append(rss_bytes(os.getpid()) / 1024)
+        self.samples["blocks"].append(sys.getallocatedblocks())
+        self.samples["fds"].append(open_fds())
+        self.samples["threads"].append(len(os.listdir("/proc/self/task")))
+        self.samples["operations"].append(stats["operations"])
+        self.samples["buffers_out"].append(stats["buffers_out"])
 
 
 def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -283,13 +297,14 @@ def main() -> int:
     left_fds = open_fds() - fds
     for what, count in sorted(soak.done.items()):
         print(f"{what}: {count:,}")
-    samples = soak.samples[int(len(soak.samples) * WARM_UP) :]
+    first = int(len(soak.samples["second"]) * WARM_UP)
+    samples = {name: list(values[first:]) for name, values in soak.samples.items()}
     grows = []
-    print(f"\n{backend}, {options.minutes:g} minutes, {len(samples)} samples\n")
+    print(f"\n{backend}, {options.minutes:g} minutes, {len(samples['second'])} samples\n")
     print("| | median | growth in an hour | ± (95 %) |\n|---|---|---|---|")
     for name, least in MEASURES.items():
-        rate, off = slope([(s["second"], s[name]) for s in samples])
-        middle = sorted(s[name] for s in samples)[len(samples) // 2]
+        rate, off = slope(list(zip(samples["second"], samples[name], strict=True)))
+        middle = statistics.median(samples[name])
         print(f"| {name} | {middle:,.0f} | {rate:+,.1f} | {off:,.1f} |")
         if rate - off > least:
             grows.append(name)
@@ -301,7 +316,9 @@ def main() -> int:
     for text in [*soak.wrong[:5], *map(str, complaints[:5])]:
         print(text)
     if options.json:
-        options.json.write_text(json.dumps({"backend": backend, "samples": soak.samples}))
+        options.json.write_text(
+            json.dumps({"backend": backend, **{k: list(v) for k, v in soak.samples.items()}})
+        )
     if options.plot:
         plot(soak.samples, options.plot, f"{backend}, {options.minutes:g} minutes")
     if grows:
@@ -309,7 +326,7 @@ def main() -> int:
     return 1 if soak.wrong or grows or complaints or left["operations"] else 0
 
 
-def plot(samples: list[dict[str, float]], path: Path, title: str) -> None:
+def plot(samples: dict[str, array.array[float]], path: Path, title: str) -> None:
     """Draw what was noted over time, a panel for each measure."""
     import matplotlib
 
@@ -317,11 +334,9 @@ def plot(samples: list[dict[str, float]], path: Path, title: str) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(len(MEASURES), 1, sharex=True, figsize=(8, 10))
-    begin = samples[0]["second"]
+    minutes = [(second - samples["second"][0]) / 60 for second in samples["second"]]
     for panel, name in zip(panels, MEASURES, strict=True):
-        panel.plot(
-            [(s["second"] - begin) / 60 for s in samples], [s[name] for s in samples], linewidth=0.8
-        )
+        panel.plot(minutes, samples[name], linewidth=0.8)
         panel.set_ylabel(name)
         panel.set_ylim(bottom=0)
     panels[0].set_title(title)
