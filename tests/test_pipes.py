@@ -123,7 +123,8 @@ async def test_a_character_device_is_read(loop: uringloop.Loop) -> None:
     async with reading(loop, device("/dev/zero")) as reader:
         data = await reader.received(READ_MAX)
         reader.pipe.close()
-        assert len(data) % READ_MAX == 0
+        # Not whole reads: the kernel ends one early when there is other work for the process.
+        assert len(data) >= READ_MAX
         assert not any(data)
 
 
