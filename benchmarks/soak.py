@@ -298,7 +298,7 @@ def main() -> int:
     for what, count in sorted(soak.done.items()):
         print(f"{what}: {count:,}")
     first = int(len(soak.samples["second"]) * WARM_UP)
-    samples = {name: list(values[first:]) for name, values in soak.samples.items()}
+    samples = {name: values[first:] for name, values in soak.samples.items()}
     grows = []
     print(f"\n{backend}, {options.minutes:g} minutes, {len(samples['second'])} samples\n")
     print("| | median | growth in an hour | ± (95 %) |\n|---|---|---|---|")

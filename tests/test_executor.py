@@ -12,7 +12,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
 
 import pytest
-from conftest import LoopFactory, run_turns
+from conftest import LoopFactory, lasting, run_turns
 
 import uringloop
 
@@ -150,8 +150,7 @@ def test_close_does_not_wait_for_the_default_executor(loop_factory: LoopFactory)
     loop.close()
     assert not left.is_set()
     release.set()
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(PATIENCE)
+    assert not lasting(threads)
     assert left.is_set()
 
 
@@ -292,8 +291,7 @@ def test_shutdown_gives_up_after_its_timeout(each_loop: AbstractEventLoop) -> No
     with pytest.warns(RuntimeWarning, match=wording):
         each_loop.run_until_complete(shutdown(each_loop, 0.01))
     release.set()
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(PATIENCE)
+    assert not lasting(threads)
     each_loop.run_until_complete(future)
 
 

@@ -33,20 +33,21 @@ async def test_close_ends_what_an_end_has_left_waiting(
 
 
 class Sleepy(Collector):
-    """Pauses reading in the midst of what it is given, and closes if it is told to."""
-
-    closes = False
+    """Pauses reading in the midst of what it is given."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         assert isinstance(self.transport, asyncio.Transport)
         self.transport.pause_reading()
-        if self.closes:
-            self.transport.close()
 
 
 class Closing(Sleepy):
-    closes = True
+    """And then closes."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        assert self.transport is not None
+        self.transport.close()
 
 
 @pytest.mark.parametrize("kind", [Sleepy, Closing])
