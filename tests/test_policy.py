@@ -182,6 +182,44 @@ def test_install_sets_the_policy(restored_policy: None) -> None:
     assert isinstance(asyncio.run(running_loop()), uringloop.Loop)
 
 
+def test_install_within_a_loop_of_another_kind_warns(restored_policy: None) -> None:
+    async def main() -> None:
+        with pytest.warns(RuntimeWarning, match=r"too late: <_UnixSelectorEventLoop running=True"):
+            uringloop.install()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(main())
+
+
+def test_install_after_a_loop_has_been_set_warns(restored_policy: None) -> None:
+    def late() -> str:
+        with policies_allowed(), contextlib.closing(asyncio.SelectorEventLoop()) as loop:
+            asyncio.set_event_loop(loop)
+            with pytest.warns(RuntimeWarning, match="too late") as warned:
+                uringloop.install()
+        # Here, where it was called.
+        assert warned[0].filename == __file__
+        # It has done all the same what it can.
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            return type(loop).__name__
+
+    assert in_thread(late) == "Loop"
+
+
+def test_install_in_time_does_not_warn(restored_policy: None) -> None:
+    async def again() -> None:
+        with policies_allowed():
+            uringloop.install()
+
+    with warnings.catch_warnings(), policies_allowed():
+        warnings.simplefilter("error", RuntimeWarning)
+        with contextlib.closing(asyncio.SelectorEventLoop()) as closed:
+            asyncio.set_event_loop(closed)
+        uringloop.install()
+        uringloop.install()
+    asyncio.run(again())
+
+
 def test_policy_is_an_asyncio_policy() -> None:
     with policies_allowed():
         assert isinstance(uringloop.EventLoopPolicy(), asyncio.AbstractEventLoopPolicy)

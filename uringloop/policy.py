@@ -38,11 +38,34 @@ class EventLoopPolicy(_Base):
 
 
 def install() -> None:
-    """Make asyncio's default loop a uringloop one, from now on in this process."""
+    """Make asyncio's default loop a uringloop one, from now on in this process.
+
+    Warns, with a RuntimeWarning, when it comes too late for this thread: a loop of another kind
+    runs in it, or has been made its current one.
+    """
     with warnings.catch_warnings():
         # The caller asks for a policy by this call; asyncio's advice is in our documentation.
         warnings.simplefilter("ignore", DeprecationWarning)
+        late = _loop_before(asyncio.get_event_loop_policy())
         asyncio.set_event_loop_policy(EventLoopPolicy())
+    if late is not None:
+        warnings.warn(
+            f"uringloop.install() came too late: {late!r} is there already; "
+            "call it before asyncio.run() and before anything asks for a loop",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _loop_before(policy: asyncio.AbstractEventLoopPolicy) -> asyncio.AbstractEventLoop | None:
+    """Return the loop of this thread that `install` does not change, if there is one."""
+    running = asyncio._get_running_loop()
+    # A policy's own method would make a loop, or warn of that.
+    current = getattr(getattr(policy, "_local", None), "_loop", None)
+    for loop in (running, current):
+        if loop is not None and not isinstance(loop, Loop) and not loop.is_closed():
+            return loop
+    return None
 
 
 def run(

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import inspect
+import os
 import sys
 import warnings
 import weakref
@@ -18,6 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
+from uringloop._core import tracing
 from uringloop._core.counting import stats_of
 from uringloop._core.loop import LoopCore
 
@@ -85,7 +87,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
+        told = tracing.output(os.environ.get("URINGLOOP_TRACE", ""))
         self._open(backend, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        tracing.trace(self, told)
         self._closes_itself = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()

@@ -12,6 +12,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 MODULES = (
     "features",
     "ring",
+    "draining",
     "handles",
     "addresses",
     "feeding",
@@ -26,6 +27,7 @@ MODULES = (
     "writequeue",
     "loop",
     "counting",
+    "tracing",
     "transport",
     "poll",
     "fileops",

@@ -30,6 +30,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
+from uringloop._core.draining cimport drain
 from uringloop._core.errors cimport errno, os_error
 from uringloop._core.handles cimport (
     Handle,
@@ -489,7 +490,7 @@ cdef class LoopCore:
         try:
             self.ready.clear()
             self.timers.clear()
-            self.ring.drain()
+            drain(self.ring)
         finally:
             self.flush_list = []
             self.rearm_list = []

@@ -5,6 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._core.pyapi cimport visitproc
+from uringloop._native.trace cimport uring_trace
 from uringloop._native.uring cimport io_uring_sqe, uring
 
 
@@ -18,6 +19,10 @@ cdef enum:
     CONFIRMED = 0x80000000
     # In the user_data of a quiet operation: the address of an Operation is even.
     QUIET = 1
+
+
+cdef int RETRIES       # RETRIES_MAX and LINGER_NS, for other modules
+cdef int64_t LINGER
 
 
 cdef struct Operation:
@@ -36,6 +41,8 @@ cdef struct Operation:
     bint lingers               # the same, and the end of a run waits for it
     bint opens                 # its result is a descriptor: told even as the ring is closed
     bint closes                # a descriptor, which would else be lost: never cancelled
+    unsigned char opcode       # of its submission, if there is a trace
+    unsigned int number        # its name there
     bint background            # belongs to the loop itself: not counted as in flight
 
 
@@ -51,6 +58,7 @@ cdef class Ring:
     cdef bint workers_limited          # this ring's workers have been bounded
     cdef int64_t spin_ns               # look for completions this long before a sleep
     cdef int64_t batch_ns              # let completions gather this long in a sleep
+    cdef uring_trace trace             # what is asked and answered is told there, if it is open
     cdef bint held                     # closed while a kernel thread works on: its memory must stay
     cdef bint running                  # a thread is in a run: no other may submit
     cdef int generation                # grows when a new ring replaces this one
@@ -77,11 +85,10 @@ cdef class Ring:
     cdef int limit_workers(self) except -1
     cdef int _await_workers(self) except -1
     cdef bint take_over(self) except -1
-    cdef int drain(self) except -1
     cdef int close(self) except -1
 
     cdef void _forget(self) noexcept
-    cdef int _link(self, Operation *op, Operation *head) except -1
+    cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
     cdef int _take_completions_of(self, Operation *op) except -1
     cdef int _submit_and_look(self, unsigned int expected) except -1
@@ -104,6 +111,8 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.quiet = False
     op.lends = op.lingers = op.opens = op.closes = False
     op.background = False
+    op.opcode = 0
+    op.number = 0
 
 
 cdef inline Operation *operation_of(uint64_t user_data) noexcept:

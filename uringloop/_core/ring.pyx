@@ -11,7 +11,7 @@ belongs to, see `take_over`.
 """
 
 cimport cython
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._core.errors cimport (
@@ -29,6 +29,12 @@ from uringloop._core.errors cimport (
 from uringloop._core.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
 from uringloop._native.forks cimport uring_forget, uring_remember, uring_watch_forks
 from uringloop._native.requests cimport uring_prep_cancel, uring_set_user_data
+from uringloop._native.trace cimport (
+    uring_trace_cancel,
+    uring_trace_complete,
+    uring_trace_enter,
+    uring_trace_start,
+)
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
@@ -90,6 +96,7 @@ cdef enum:
     # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
     BATCH_MAX = 64
 
+cdef int RETRIES = RETRIES_MAX
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
@@ -105,6 +112,7 @@ cdef class Ring:
         self.in_flight.next = &self.in_flight
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
+        self.trace.fd = -1
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -180,9 +188,9 @@ cdef class Ring:
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
         """Put a prepared submission in flight for *op*, and hold its owner."""
         uring_set_user_data(sqe, <uint64_t><uintptr_t>op, 0)
-        return self._link(op, &self.in_flight)
+        return self._link(sqe, op, &self.in_flight)
 
-    cdef int _link(self, Operation *op, Operation *head) except -1:
+    cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1:
         assert not op.in_flight
         Py_INCREF(<object>op.owner)
         op.in_flight = True
@@ -193,6 +201,10 @@ cdef class Ring:
             self.run_count += 1
         if op.lingers:
             self.lingering += 1
+        if self.trace.fd >= 0:
+            op.opcode = sqe.opcode
+            op.number = uring_trace_start(
+                &self.trace, sqe, op.quiet, Py_TYPE(<object>op.owner).tp_name)
         return 0
 
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1:
@@ -203,13 +215,15 @@ cdef class Ring:
         uring_set_user_data(sqe, <uint64_t><uintptr_t>op | QUIET, IOSQE_CQE_SKIP_SUCCESS)
         op.sequence = uring_sequence(&self.u)
         op.quiet = True
-        return self._link(op, &self.quiet)
+        return self._link(sqe, op, &self.quiet)
 
     cdef int cancel(self, Operation *op) except -1:
         """Ask the kernel to end *op*; only the operation's own completion tells that it ended."""
         cdef io_uring_sqe *sqe = self.submission()
         uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        if self.trace.fd >= 0:
+            uring_trace_cancel(&self.trace, op.opcode, op.number)
         if self.u.threaded and op.in_flight and not op.ends_with_run:
             # It ends some time after the enter: settle waits for that.
             op.cancelled = op.ends_with_run = True
@@ -273,6 +287,8 @@ cdef class Ring:
         if res >= 0:
             self.submissions += <unsigned int>res
             return 0
+        if self.trace.fd >= 0:
+            uring_trace_enter(&self.trace, res)
         # The turn comes round again: what was not submitted is still queued.
         if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
             return 0
@@ -322,6 +338,9 @@ cdef class Ring:
         # Held to the end of this call, whatever the callback lets go of.
         cdef object owner = <object>op.owner
         self.completions += 1
+        if self.trace.fd >= 0:
+            uring_trace_complete(
+                &self.trace, op.opcode, op.number, res, flags & IORING_CQE_F_MORE, False)
         if not flags & IORING_CQE_F_MORE:
             self._unlink(op)
             Py_DECREF(owner)
@@ -351,6 +370,8 @@ cdef class Ring:
         op = self._last_submitted()
         while op != &self.quiet:
             owner = <object>op.owner
+            if self.trace.fd >= 0:
+                uring_trace_complete(&self.trace, op.opcode, op.number, 0, False, True)
             self._unlink(op)
             Py_DECREF(owner)
             op.on_completion(op, 0, CONFIRMED)
@@ -542,54 +563,6 @@ cdef class Ring:
                 op.on_completion(op, -ECANCELED, 0)
             else:
                 Py_DECREF(<object>op.owner)
-        return 0
-
-    cdef int drain(self) except -1:
-        """Cancel everything and take the completions; only opening and closing is told of.
-
-        So that closing descriptors has its effect: a socket's FIN, a port's freedom. A thread that
-        does not own the ring can not cancel: the kernel does, some milliseconds after its end.
-        """
-        cdef Operation *op
-        cdef io_uring_cqe *cqe
-        cdef unsigned int head, expected = 0
-        cdef int idle = 0
-        cdef bint by_worker = False
-        if not self.u.open or self.u.inherited or not self.u.enabled:
-            return 0
-        self.held = self.u.threaded
-        if uring_submit(&self.u) < 0:
-            return 0
-        self._confirm()
-        op = self.in_flight.next
-        while op != &self.in_flight:
-            if not op.closes:
-                self.cancel(op)
-            by_worker = by_worker or op.lends
-            expected += 1
-            op = op.next
-        while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
-            idle += 1
-            if by_worker:
-                with nogil:
-                    uring_wait_more(&self.u, 1, LINGER)
-            else:
-                uring_submit_and_look(&self.u, expected)
-                expected = 1
-            head = uring_head(&self.u)
-            while head != uring_tail(&self.u):
-                idle = 0
-                cqe = uring_completion(&self.u, head)
-                op = operation_of(cqe.user_data)
-                head += 1
-                uring_consume(&self.u, head)
-                if op != NULL and (op.opens or op.closes):
-                    self._complete(op, cqe.res, cqe.flags)
-                elif op != NULL and not cqe.flags & IORING_CQE_F_MORE:
-                    owner = <object>op.owner
-                    self._unlink(op)
-                    Py_DECREF(owner)
-        self.held = self.u.threaded and self.in_flight.next != &self.in_flight
         return 0
 
     cdef int close(self) except -1:

@@ -83,6 +83,7 @@ cdef extern from "uring.h" nogil:
     int IORING_CQE_BUFFER_SHIFT
 
     struct io_uring_sqe:
+        unsigned char opcode
         uint64_t off
         unsigned int len
 

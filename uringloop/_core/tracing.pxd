@@ -1,0 +1,1 @@
+"""Where URINGLOOP_TRACE is written to."""
