@@ -12,6 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -29,6 +32,14 @@ Install it and try again:
     Alpine             apk add liburing-dev pkgconf gcc musl-dev
     Arch               pacman -S liburing pkgconf gcc
     from source        https://github.com/axboe/liburing: ./configure && make install
+"""
+
+
+NAMESAKE = """\
+Another distribution called uringloop, version {version}, is installed in {folder}: the one of the
+Python Package Index is another project, whose package has the same name. Remove it and try again:
+
+    python -m pip uninstall uringloop
 """
 
 
@@ -146,9 +157,38 @@ def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
     }
 
 
-def main() -> None:
+def namesake() -> metadata.Distribution | None:
+    """Return the other project's distribution, if it is where this Python installs packages.
+
+    Pip builds in an environment of its own, whose Python still knows that folder.
+    """
+    ours = tomllib.loads(Path("pyproject.toml").read_text())["project"]["description"]
+    folders = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+    for found in metadata.distributions(name="uringloop", path=folders):
+        # An older one of ours may have been described otherwise.
+        compiled = Path(str(found.locate_file("uringloop"))) / "_core" / "__init__.py"
+        if found.metadata["Summary"] != ours and not compiled.exists():
+            return found
+    return None
+
+
+def check() -> None:
+    """Stop where what would be built could not be used."""
     if not sys.platform.startswith("linux"):
         raise SystemExit("uringloop runs on Linux only: io_uring is an interface of its kernel.")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit(
+            "uringloop needs a CPython with a GIL, which says who may touch a loop's queues: "
+            "this is a free-threaded build."
+        )
+    other = namesake()
+    if other is not None:
+        folder = Path(str(other.locate_file("")))
+        raise SystemExit("\n" + NAMESAKE.format(version=other.version, folder=folder))
+
+
+def main() -> None:
+    check()
     coverage = os.environ.get("URINGLOOP_COVERAGE") == "1"
     debug = coverage or os.environ.get("URINGLOOP_DEBUG") == "1"
     setup(

@@ -324,3 +324,75 @@ def test_a_build_without_liburing_says_how_to_install_it(
     for command in ("apt-get install", "dnf install", "apk add", "pacman -S"):
         assert command in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SUMMARY = "An asyncio event loop on io_uring, compiled with Cython"
+
+
+def environment_with(folder: Path, files: dict[str, str]) -> Path:
+    """Return the Python of an environment that has *files* where packages are installed."""
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name, text in files.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    return python
+
+
+def metadata_text(summary: str) -> str:
+    return f"Metadata-Version: 2.1\nName: uringloop\nVersion: 0.0.9\nSummary: {summary}\n"
+
+
+def name_told(python: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    """Ask setup.py for the name, with the tools of this Python."""
+    tools = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    return run(python, "setup.py", "--name", cwd=source, PYTHONPATH=tools)
+
+
+@builds
+def test_a_build_beside_the_other_project_of_this_name_stops(tmp_path: Path) -> None:
+    other = {
+        "uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop"),
+        "uringloop/__init__.py": "",
+    }
+    python = environment_with(tmp_path / "venv", other)
+    done = name_told(python, copied_source(tmp_path / "source"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "another project" in done.stderr
+    assert str(python.parents[1]) in done.stderr
+    assert "python -m pip uninstall uringloop" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@builds
+@pytest.mark.parametrize(
+    "ours",
+    [
+        {"uringloop-0.0.9.dist-info/METADATA": metadata_text(SUMMARY)},
+        {
+            "uringloop-0.0.9.dist-info/METADATA": metadata_text("As it was called once"),
+            "uringloop/_core/__init__.py": "",
+        },
+    ],
+    ids=["editable", "older"],
+)
+def test_a_build_beside_an_older_version_goes_on(tmp_path: Path, ours: dict[str, str]) -> None:
+    python = environment_with(tmp_path / "venv", ours)
+    done = name_told(python, copied_source(tmp_path / "source"))
+    assert (done.returncode, done.stdout.split()) == (0, ["uringloop"]), done.stderr
+
+
+@builds
+def test_a_build_for_a_python_without_a_gil_stops(tmp_path: Path) -> None:
+    source = copied_source(tmp_path / "source")
+    code = (
+        "import runpy, sysconfig\n"
+        "known = sysconfig.get_config_var\n"
+        "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or known(name)\n"
+        "runpy.run_path('setup.py')"
+    )
+    done = run(sys.executable, "-c", code, cwd=source)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "needs a CPython with a GIL" in done.stderr
+    assert "Traceback" not in done.stderr
