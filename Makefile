@@ -148,8 +148,10 @@ lint: $(DEV)/installed  ## Check style: ruff, cython-lint
 	@# It calls pycodestyle by name.
 	PATH="$(CURDIR)/$(DEV)/bin:$$PATH" cython-lint $(CYTHON_LINTED)
 
-type: $(DEV)/installed  ## Check types: mypy, and the stubs against the compiled modules
+type: $(DEV)/installed  ## Check types: mypy, pyright, and the stubs against the compiled modules
 	$(RUN_DEV) -m mypy
+	@# The distribution of pyright that brings all it needs.
+	$(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python
 	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt \
 	  --mypy-config-file pyproject.toml
 

@@ -17,7 +17,6 @@ SLEEP_MAX_NS: int
 class Flushable: ...
 
 @disjoint_base
-@disjoint_base
 class LoopCore:
     slow_callback_duration: float
     _closes_itself: bool
@@ -35,33 +34,45 @@ class LoopCore:
         callback: Callable[[*_Ts], object],
         *args: *_Ts,
         context: Context | None = None,
-    ) -> asyncio.Handle: ...
+    ) -> asyncio.Handle:
+        """Schedule *callback* for the next turn."""
+
     def call_soon_threadsafe(
         self,
         callback: Callable[[*_Ts], object],
         *args: *_Ts,
         context: Context | None = None,
-    ) -> asyncio.Handle: ...
+    ) -> asyncio.Handle:
+        """Schedule *callback* from any thread, waking the loop if it sleeps."""
+
     def call_later(
         self,
         delay: float,
         callback: Callable[[*_Ts], object],
         *args: *_Ts,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle: ...
+    ) -> asyncio.TimerHandle:
+        """Schedule *callback* after *delay* seconds."""
+
     def call_at(
         self,
         when: float,
         callback: Callable[[*_Ts], object],
         *args: *_Ts,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle: ...
-    def time(self) -> float: ...
+    ) -> asyncio.TimerHandle:
+        """Schedule *callback* for the time *when* on the loop's clock."""
+
+    def time(self) -> float:
+        """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
+
     def create_future(self) -> asyncio.Future[Any]: ...
     def get_debug(self) -> bool: ...
     def is_running(self) -> bool: ...
     def is_closed(self) -> bool: ...
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Stop after the current turn."""
+
     def _run(self) -> None: ...
     def _close(self) -> None: ...
     def _watch_signals(self, fd: int, on_wake: Callable[[], None]) -> None: ...
