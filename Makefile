@@ -190,8 +190,9 @@ kernels: $(VENV)/installed  ## Run the suite's core on Debian's kernels 5.10 to 
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
 # stays in quarantine for a while, so the tests that watch the size of the process have no point; a
-# browser does not start under them.
-SANITIZED = PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD="$$($${CC:-cc} -print-file-name=$(RUNTIME))"
+# browser does not start under them. They look for C++'s exceptions, matplotlib's, as they are loaded.
+SANITIZED = PYTHONMALLOC=malloc PYTHONSAFEPATH=1 \
+  LD_PRELOAD="$(foreach library,$(RUNTIME) libstdc++.so,$$($${CC:-cc} -print-file-name=$(library)))"
 SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py \
   --ignore tests/test_bench_report.py -k "not flat" $(ARGS)
 
@@ -199,7 +200,7 @@ asan: RUNTIME = libasan.so
 asan:  ## Run the tests under the address sanitizer
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
 	  $(MAKE) --no-print-directory .venv-asan/installed VENV=.venv-asan
-	ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) .venv-asan/bin/python $(SANITIZED_TESTS)
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(SANITIZED) .venv-asan/bin/python $(SANITIZED_TESTS)
 
 ubsan: RUNTIME = libubsan.so
 ubsan:  ## Run the tests under the undefined-behaviour sanitizer
