@@ -54,7 +54,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 # What a page shows takes a second at most; other tests may run beside.
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 40
 
 # The port of servers in documents; in each test it is another one.
 PORT = "8888"
