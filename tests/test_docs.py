@@ -17,6 +17,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,7 +43,7 @@ from documents import (
     name_of,
     spans,
 )
-from roles import PATIENCE, wait_until
+from roles import PATIENCE, kernel_version, wait_until
 
 import uringloop
 from uringloop.bench import cli
@@ -82,6 +83,21 @@ BEFOREHAND = {
         from pathlib import Path
         Path("data.bin").write_bytes(bytes(100) + b"\\n")
         Path("small.json").write_text("{}")
+        """,
+    # An engine's profile, as far as it matters here.
+    ("docs/operations.md", "Containers"): """
+        import atexit, json
+        from pathlib import Path
+        rule = {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"}
+        default = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [rule]}
+        Path("default.json").write_text(json.dumps(default))
+
+        @atexit.register
+        def check():
+            made = json.loads(Path("io_uring.json").read_text())
+            added = made["syscalls"].pop()
+            assert made == default
+            assert len(added["names"]) == 3 and added["action"] == rule["action"]
         """,
     ("docs/guide.md", "TLS"): f"""
         import shutil
@@ -178,9 +194,18 @@ def echoes(client: socket.socket) -> None:
     assert client.recv(100) == b"a line\n"
 
 
+def tells_metrics(client: socket.socket) -> None:
+    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    for name in (b"lag_seconds", b"overflows_total", b"starved_total", b"operations"):
+        assert b"\nuringloop_%s " % name in answer
+
+
 # What programs that do not end of themselves are asked, by page and heading.
 ASKED: dict[tuple[str, str], Ask] = {
     ("docs/guide.md", "A first server"): echoes,
+    ("docs/operations.md", "What a loop tells"): tells_metrics,
 }
 
 
@@ -348,6 +373,9 @@ def check_module(module: str, words: Words, shown: str) -> None:
     assert find_spec(module) is not None, module
     if module == "uringloop.bench":
         check_bench([word.replace("FILE", "file") for word in words])
+        if shown:
+            printed = output_of(sys.executable, "-m", module, *words)
+            assert matches(shown, printed), printed
         return
     check_options(words, sys.executable, "-m", module)
     if module == "uringloop.doctor":
@@ -381,6 +409,21 @@ def check_bash(words: Words, shown: str) -> None:
     subprocess.run(["bash", "-n", ROOT / words[0]], check=True, timeout=TIME_LIMIT_S)
 
 
+def check_sysctl(words: Words, shown: str) -> None:
+    assert words[0] == "-w"
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        path = Path("/proc/sys", name.replace(".", "/"))
+        assert value.isdigit()
+        # Linux 6.6 has both.
+        assert path.exists() or kernel_version() < (6, 6), name
+
+
+def check_systemd_analyze(words: Words, shown: str) -> None:
+    if shutil.which("systemd-analyze"):
+        assert matches(shown, output_of("systemd-analyze", *words))
+
+
 def check_ulimit(words: Words, shown: str) -> None:
     kind, number = words
     assert kind == "-n"
@@ -396,6 +439,8 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
     "pip": check_pip,
     "pytest": lambda words, shown: check_pytest(words),
     "python": check_python,
+    "sysctl": check_sysctl,
+    "systemd-analyze": check_systemd_analyze,
     "ulimit": check_ulimit,
 }
 
