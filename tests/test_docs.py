@@ -11,13 +11,9 @@ import ast
 import builtins
 import configparser
 import contextlib
-import functools
 import json
 import os
 import re
-import resource
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from command_rules import TIME_LIMIT_S, check_command
 from documents import (
     LINKED,
     PAGES,
@@ -43,19 +40,13 @@ from documents import (
     name_of,
     spans,
 )
-from roles import PATIENCE, kernel_version, wait_until
+from roles import PATIENCE, wait_until
 
 import uringloop
-from uringloop.bench import cli
+from uringloop.bench.settings import BenchError
 
 BLOCKS = [block for path in PAGES for block in blocks(path)]
-PACKAGE = Path(uringloop.__file__).parent
 CERTIFICATES = ROOT / "tests" / "certificates"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-
-# What a page shows takes a second at most; other tests may run beside.
-TIME_LIMIT_S = 40
 
 # The port of servers in documents; in each test it is another one.
 PORT = "8888"
@@ -268,207 +259,7 @@ def test_program(block: Block, tmp_path: Path) -> None:
         assert matches(block.output, output), output
 
 
-# ── what commands need ───────────────────────────────────────────────────────────────────────
-
-# A rule looks at the words of a command, without those of its environment, and at what is shown.
-Words = list[str]
-
-# Programs that are not run, with the reason: only whether a shell can read the command.
-NOT_RUN = {
-    "apt-get": "changes the machine; make requirements does the same",
-    "docker": "needs an engine, and an image with the package",
-    "pip": "changes the environment; tests/test_packaging.py installs what is built",
-}
-
-# Variables of the environment that are others' than uringloop's.
-ENVIRONMENT = {"MINUTES", "PYTHON"}
-
-# What a user's own program is called in documents.
-PLACEHOLDERS = {"app.py", "program.py", "server.py"}
-
-# The servers of others: whether they know the options, where they are installed.
-PROGRAMS = {"granian", "gunicorn", "hypercorn", "pytest", "uvicorn"}
-
-# What is compared of what the doctor shows: the rest of a line is the machine's.
-DOCTOR_NAMES = {"backend", "reason"}
-
-
-@functools.cache
-def output_of(*words: str) -> str:
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@functools.cache
-def makefile() -> str:
-    """Return what make knows of its targets. It runs none, not even for `-n`: some run make."""
-    return output_of("make", "--no-print-directory", "-np", "help", f"PYTHON={sys.executable}")
-
-
-def options(words: Words) -> list[str]:
-    return [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
-
-
-def check_options(words: Words, *program: str) -> None:
-    """Demand that a program's `--help` tells of each option."""
-    help_text = output_of(*program, "--help") if options(words) else ""
-    for option in options(words):
-        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), option
-
-
-def check_bench(words: Words) -> None:
-    # The checks of the program itself: what goes together, and what is out of range.
-    cli._settings(cli._parser().parse_args(words))
-
-
-# What takes ARGS.
-ARGUMENTS: dict[str, Callable[[Words], None]] = {
-    "bench": check_bench,
-    "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files.py"),
-    "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
-    "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
-    "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults.py"),
-    "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
-    "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
-    "test": lambda words: check_pytest(words),
-    "test-frameworks": lambda words: check_pytest(words),
-}
-
-
-def check_pytest(words: Words) -> None:
-    for word in words:
-        assert word.startswith("-") or (ROOT / word.partition("::")[0]).exists(), word
-    check_options(words, sys.executable, "-m", "pytest")
-
-
-def check_make(words: Words, shown: str) -> None:
-    targets = [word for word in words if "=" not in word]
-    for target in targets:
-        assert re.search(rf"^{re.escape(target)}:", makefile(), re.MULTILINE), target
-    for word in words:
-        variable, given, value = word.partition("=")
-        if given:
-            assert f"$({variable})" in (ROOT / "Makefile").read_text(), variable
-        if variable == "ARGS" and value != "...":
-            for target in targets:
-                ARGUMENTS[target](shlex.split(value.replace("FILE", "file.svg")))
-
-
-def check_python(words: Words, shown: str) -> None:
-    if words[0] == "-m" and words[1].partition(".")[0] == "uringloop":
-        check_module(words[1], words[2:], shown)
-    elif words[0] == "-m":
-        CHECKS[words[1]](words[2:], shown)
-    elif words[0] in PLACEHOLDERS:
-        assert words[1:] == []
-    else:
-        assert (ROOT / words[0]).exists(), words[0]
-        check_options(words[1:], sys.executable, words[0])
-
-
-def check_module(module: str, words: Words, shown: str) -> None:
-    assert find_spec(module) is not None, module
-    if module == "uringloop.bench":
-        check_bench([word.replace("FILE", "file") for word in words])
-        if shown:
-            printed = output_of(sys.executable, "-m", module, *words)
-            assert matches(shown, printed), printed
-        return
-    check_options(words, sys.executable, "-m", module)
-    if module == "uringloop.doctor":
-        command = [sys.executable, "-m", module, *words]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
-        )
-        assert (done.returncode in (0, 1), done.stderr) == (True, "")
-        names = {line.split()[0] for line in shown.splitlines()}
-        assert names <= DOCTOR_NAMES
-        assert names <= {line.split()[0] for line in done.stdout.splitlines() if line}
-
-
-def check_pip(words: Words, shown: str) -> None:
-    assert words[0] == "install"
-    known = {re.split(r"[\[<>=]", name)[0] for names in EXTRAS.values() for name in names}
-    for word in words[1:]:
-        name, _, extras = word.rstrip("]").partition("[")
-        assert name == "." or (name == "uringloop" and extras) or name in known, word
-        assert not extras or name not in (".", "uringloop") or set(extras.split(",")) <= set(EXTRAS)
-
-
-def check_apt_get(words: Words, shown: str) -> None:
-    # What setup.py and the Makefile name when it is missing; python3-dev by its version.
-    named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()} python3-dev"
-    assert words[0] == "install"
-    assert set(words[1:]) <= set(re.split(r"[\s;|()]+", named))
-
-
-def check_bash(words: Words, shown: str) -> None:
-    subprocess.run(["bash", "-n", ROOT / words[0]], check=True, timeout=TIME_LIMIT_S)
-
-
-def check_sysctl(words: Words, shown: str) -> None:
-    assert words[0] == "-w"
-    for word in words[1:]:
-        name, _, value = word.partition("=")
-        path = Path("/proc/sys", name.replace(".", "/"))
-        assert value.isdigit()
-        # Linux 6.6 has both.
-        assert path.exists() or kernel_version() < (6, 6), name
-
-
-def check_systemd_analyze(words: Words, shown: str) -> None:
-    if shutil.which("systemd-analyze"):
-        assert matches(shown, output_of("systemd-analyze", *words))
-
-
-def check_ulimit(words: Words, shown: str) -> None:
-    kind, number = words
-    assert kind == "-n"
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard == resource.RLIM_INFINITY or int(number) <= hard:
-        output_of("bash", "-c", f"ulimit -S {kind} {number}")
-
-
-CHECKS: dict[str, Callable[[Words, str], None]] = {
-    "apt-get": check_apt_get,
-    "bash": check_bash,
-    "make": check_make,
-    "pip": check_pip,
-    "pytest": lambda words, shown: check_pytest(words),
-    "python": check_python,
-    "sysctl": check_sysctl,
-    "systemd-analyze": check_systemd_analyze,
-    "ulimit": check_ulimit,
-}
-
-
-def check_command(command: Command) -> None:
-    """Check one command, by the rule for its program."""
-    subprocess.run(["bash", "-n", "-c", command.text], check=True, timeout=TIME_LIMIT_S)
-    words = shlex.split(command.text, comments=True)
-    while words and re.match(r"[A-Za-z_]\w*=", words[0]):
-        check_variable(words.pop(0).partition("=")[0])
-    if not words:
-        return
-    program, *arguments = words
-    if program in CHECKS:
-        CHECKS[program](arguments, command.shown)
-    elif program in PROGRAMS:
-        path = Path(sys.executable).parent / program
-        if path.exists():
-            check_options(arguments, str(path))
-    else:
-        assert program in NOT_RUN, f"no rule tells how to test `{program}`"
-
-
-def check_variable(name: str) -> None:
-    if name not in ENVIRONMENT:
-        assert name.startswith("URINGLOOP_"), name
-        sources = [*PACKAGE.rglob("*.py"), ROOT / "setup.py"]
-        assert any(f'"{name}"' in path.read_text() for path in sources), name
+# ── commands ─────────────────────────────────────────────────────────────────────────────────
 
 
 @each("sh", "console")
@@ -516,6 +307,12 @@ def test_every_block_is_of_a_known_kind() -> None:
     assert others == []
 
 
+def test_the_api_page_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    names = {name for name in uringloop.__all__ if not name.startswith("__")}
+    assert {name for name in names if not re.search(rf":: {name}\b", page)} == set()
+
+
 def test_tables_have_no_line_for_what_is_gone() -> None:
     places = {block.place for block in BLOCKS}
     assert {*BEFOREHAND, *ASKED} <= places
@@ -541,3 +338,74 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert ROOT in found.parents, f"{link} is outside of the repository"
         if anchor:
             assert anchor in anchors(found), link
+
+
+# ── the rules themselves ─────────────────────────────────────────────────────────────────────
+
+EXAMPLE = """\
+# A `page`
+
+```python
+print(1)
+```
+
+```text
+1
+```
+
+## Twice
+
+```console
+$ ls \\
+    -l
+total ...
+$ true
+```
+
+[one](there.md#a-b) and `[no](link)`
+
+## Twice
+"""
+
+
+def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("documents.ROOT", tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text(EXAMPLE)
+    program, console = blocks(path)
+    assert (program.name, program.kind, program.output) == ("page.md:3 A page", "python", "1\n")
+    assert (console.name, console.kind) == ("page.md:13 Twice", "console")
+    assert commands(console) == [Command("ls -l", "total ...\n"), Command("true")]
+    assert anchors(path) == {"a-page", "twice", "twice-1"}
+    assert links(path) == ["there.md#a-b"]
+    assert spans(path) == ["page", "[no](link)"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "frobnicate --now",
+        "make nothing",
+        "make test NOTHING=1",
+        'make bench ARGS="--frobnicate"',
+        "python -m uringloop.nothing",
+        "python -m uringloop.bench --rounds 1",
+        "python -m uringloop.doctor --frobnicate",
+        "python examples/nothing.py",
+        "URINGLOOP_NOTHING=1 python app.py",
+        'pip install "uringloop[nothing]"',
+        "make 'test",
+    ],
+)
+def test_a_command_that_is_wrong_is_found(text: str) -> None:
+    with pytest.raises((AssertionError, BenchError, subprocess.CalledProcessError)):
+        check_command(Command(text))
+
+
+def test_a_name_that_nobody_has_made_is_found() -> None:
+    assert unmade("import a.b\nfor c in a: d(c, *[e for e in f])") == {"d", "f"}
+
+
+def test_dots_stand_for_anything() -> None:
+    assert matches("a ... c\n...\n", "a b c\nd\ne\n")
+    assert not matches("a ... c\n", "a b d\n")
