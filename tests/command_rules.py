@@ -40,8 +40,10 @@ Words = list[str]
 # machine or the environment, apt-get, pip, sysctl, has a rule that looks at its words instead.
 NOT_RUN = {
     "curl": "asks a server that another block begins, or the network",
+    "echo": "changes nothing, and tells nothing",
     "docker": "needs an engine, and an image with the package",
     "git": "needs the network",
+    "socat": "asks a program that another command begins",
 }
 
 # Variables of the environment that are others' than uringloop's.
@@ -214,15 +216,30 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
 }
 
 
+def simple_commands(text: str) -> list[Words]:
+    """Return the words of each command of a line; files that are redirected to are none."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    found: list[Words] = [[]]
+    words = iter(lexer)
+    for word in words:
+        if set(word) <= set("<>"):
+            next(words)
+        elif set(word) <= set("();|&"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words for words in found if words]
+
+
 def check_command(command: Command) -> None:
-    """Check one command, by the rule for its program."""
+    """Check the commands of a line, each by the rule for its program."""
     subprocess.run(["bash", "-n", "-c", command.text], check=True, timeout=TIME_LIMIT_S)
-    words = shlex.split(command.text, comments=True)
-    while words and re.match(r"[A-Za-z_]\w*=", words[0]):
-        check_variable(words.pop(0).partition("=")[0])
-    if not words:
-        return
-    check_program(words[0], words[1:], command.shown)
+    for words in simple_commands(command.text):
+        while words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            check_variable(words.pop(0).partition("=")[0])
+        if words:
+            check_program(words[0], words[1:], command.shown)
 
 
 def check_program(program: str, arguments: Words, shown: str) -> None:
