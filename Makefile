@@ -13,6 +13,7 @@ VENV ?= .venv
 ARGS ?=
 DEV = .venv-dev
 TOOLS = .venv-wheel
+DOCS = .venv-docs
 VERSIONS = 3.11 3.12 3.13 3.14 3.15
 LIBURING_MIN = 2.3
 PKG_CONFIG ?= pkg-config
@@ -50,7 +51,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -247,6 +248,15 @@ tsan: build/fuzz/tsan  ## Run programs on the software ring under the thread san
 valgrind: build/fuzz/plain  ## Run programs on the software ring under valgrind: SEEDS=100
 	valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite \
 	  --errors-for-leak-kinds=definite build/fuzz/plain $(or $(SEEDS),100)
+
+# The installed package tells its docstrings, and Sphinx does not see when these change: -E.
+docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings are errors
+	PYTHONSAFEPATH=1 $(DOCS)/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+$(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
+	$(DOCS)/bin/python -m pip install --quiet ".[docs]"
+	@touch $@
 
 sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist

@@ -30,7 +30,7 @@ async def connect_file(
 
     *file* has `fileno()` and `close()`, and belongs to the transport from now on. It is read from
     where its descriptor stands. Pipes, sockets and terminals go to the loop's `connect_read_pipe`,
-    so that standard input may be whatever it is:
+    so that standard input may be whatever it is::
 
         reader = asyncio.StreamReader()
         await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -103,10 +103,12 @@ class Server(asyncio.Server):
         return [*self._connections.transports(), *self._foreign]
 
     def close_clients(self) -> None:
+        """Close all connections; what they have been given to write is sent before."""
         for transport in self._transports():
             transport.close()
 
     def abort_clients(self) -> None:
+        """Close all connections at once; what has not been sent is lost."""
         for transport in self._transports():
             transport.abort()
 
