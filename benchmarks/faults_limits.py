@@ -42,6 +42,19 @@ def no_locked_memory(factory: Factory) -> str:
         return f"echo {echoes(address):.1f} ms"
 
 
+def little_locked_memory(factory: Factory) -> str:
+    """A user without privileges may lock 64 KB, and five loops are made at once."""
+    if os.geteuid() == 0:
+        become_nobody()
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
+    loops = [factory() for _ in range(5)]
+    echoed = 0
+    for loop in loops:
+        echoed += loop.run_until_complete(goes_on(loop))
+        loop.close()
+    return must(echoed == 5, f"{echoed} of 5 echoes")
+
+
 def no_memory(factory: Factory) -> str:
     """RLIMIT_AS leaves 64 MB, and five connections send more than fits; then it is lifted."""
     hoard: list[bytes] = []
@@ -251,6 +264,7 @@ def memory_cgroup(factory: Factory) -> str:
 
 FAULTS: tuple[Fault, ...] = (
     no_locked_memory,
+    little_locked_memory,
     no_memory,
     memory_cgroup,
     no_descriptors,

@@ -304,23 +304,27 @@ def test_refusal_after_a_first_loop_is_a_refusal_too() -> None:
 
 
 @on_io_uring
-def test_lack_of_memory_for_another_ring_is_no_refusal() -> None:
+def test_lack_of_memory_for_another_ring_is_for_that_loop() -> None:
     script = """
-        import asyncio, contextlib, errno, seccomp, uringloop
+        import asyncio, errno, seccomp, uringloop
         from uringloop import availability
-
         first = uringloop.Loop()
         seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | errno.ENOMEM, (seccomp.SETUP,))
         for options in ({}, {"sqpoll": 1}):
-            try:
-                uringloop.Loop(**options)
-            except OSError as exc:
-                print(exc.errno == errno.ENOMEM, "larger limit" in str(exc))
+            loop = uringloop.Loop(**options)
+            loop.run_until_complete(asyncio.sleep(0.001))
+            print(loop.backend, "larger limit" in loop.backend_reason)
+            loop.close()
+        try:
+            uringloop.Loop(backend="io_uring")
+        except OSError as exc:
+            print(exc.errno == errno.ENOMEM, "larger limit" in str(exc))
         print(availability.known_refusal())
         first.run_until_complete(asyncio.sleep(0.001))
+        print(first.backend)
         first.close()
     """
-    assert seccomp.lines_of(script) == ["True True", "True True", "None"]
+    assert seccomp.lines_of(script) == ["soft True", "soft True", "True True", "None", "io_uring"]
 
 
 def test_refusal_is_logged_once_by_loops_of_many_threads() -> None:

@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 
 import pytest
+from roles import run_script
 
 # The server has room for a part of what it is sent; a child sends.
 PROGRAM = """
@@ -134,3 +135,24 @@ def test_files_go_on_without_a_thread_to_be_had() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     expected = ["True", "True", "3 3000003", "fifo", "['fifo', 'made']", "0"]
     assert done.stdout.splitlines() == expected
+
+
+def test_a_user_who_may_lock_little_memory_has_loops_all_the_same() -> None:
+    # As somebody whose rings count. Each of the kernel's takes 44 KiB of that.
+    done = run_script(
+        """
+        import asyncio, os, resource, uringloop
+
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
+        if os.getuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        loops = [uringloop.Loop() for _ in range(4)]
+        for loop in loops:
+            print(loop.run_until_complete(asyncio.sleep(0.001, "ran")), loop.backend)
+            loop.close()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ran, backends = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert ran == ("ran",) * 4
+    assert set(backends) <= {"io_uring", "soft"}

@@ -17,8 +17,7 @@ DISABLE_VARIABLE = "URINGLOOP_DISABLE"
 AUTO, IO_URING, SOFT = BACKENDS = ("auto", "io_uring", "soft")
 
 # What the kernels, sandboxes and filters that have no ring for us answer. A lack of descriptors is
-# not among them: the software ring needs some too. Nor is one of memory where there was a ring
-# before: the first may be too much for the limits of a container.
+# not among them: the software ring needs some too.
 REFUSALS = frozenset(
     (
         errno.EACCES,
@@ -46,7 +45,8 @@ ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 # What a loop may find no room for, on either ring.
 LACKS = {
     errno.EAGAIN: "this user has all the threads it may have; `ulimit -u` gives more",
-    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, or `ulimit -v`)",
+    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, or, for "
+    "io_uring without CAP_IPC_LOCK, `ulimit -l`)",
     errno.EMFILE: "this process has all the descriptors it may have; `ulimit -n` gives more",
     errno.ENFILE: "this machine has all the files open it may have; sysctl fs.file-max gives more",
 }
@@ -88,9 +88,7 @@ def known_refusal() -> str | None:
 
 
 def is_refusal(exc: OSError) -> bool:
-    """Whether the kernel has no ring for this process, rather than no room for one more."""
-    if exc.errno == errno.ENOMEM and features.kernel_has_served():
-        return False
+    """Whether the kernel has no ring for a loop that the software ring may well be there for."""
     return exc.errno in REFUSALS
 
 
@@ -98,8 +96,12 @@ def refuse(exc: OSError, lasting: bool) -> str:
     """Take note that the kernel has refused a ring, and return why; the first is logged.
 
     One that is not *lasting*, of a ring with options that others need not have, is for this loop.
+    Nor is a lack of memory, once there was enough: what a user may lock, for rings too, is shared by
+    all of the user's processes.
     """
     global _refusal, _told
+    if exc.errno == errno.ENOMEM and features.kernel_has_served():
+        lasting = False
     reason = reason_of(exc)
     with _lock:
         if lasting:
