@@ -105,11 +105,12 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "filebinary",
             "filestream",
             "folders",
+            "watching",
         ),
     ),
     ("running; text files", ("running", "filetext")),
     ("class Loop, open()", ("loop", "files")),
-    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "watching")),
+    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views")),
     ("the public names", ("__init__",)),
     ("programs", ("doctor", "top")),
 )

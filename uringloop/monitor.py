@@ -293,13 +293,16 @@ class Client:
     def attend(self) -> bool:
         """Read or write what can be without waiting. Return whether the client may stay."""
         try:
-            if not self.unread:
+            if self.unread:
+                self.unread = self.unread[self.sock.send(self.unread) :]
+                return True
+            # Who does not wait for answers has asked again already.
+            if b"\n" not in self.asked:
                 data = self.sock.recv(REQUEST_BYTES_MAX - len(self.asked))
                 self.asked += data
-                return bool(data) and self.reply()
-            self.unread = self.unread[self.sock.send(self.unread) :]
-            # The next one has been sent already, by who does not wait for answers.
-            return bool(self.unread) or self.reply()
+                if not data:
+                    return False
+            return self.reply()
         except BlockingIOError:
             return True
         except OSError:
@@ -386,7 +389,7 @@ class Monitor:
         try:
             sock, _ = self.sock.accept()
         except OSError:
-            # It has gone already, or there is no descriptor left: the pause is long enough.
+            # It has gone already, or there is no descriptor left: that is tried again.
             return
         sock.setblocking(False)
         _, user, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
