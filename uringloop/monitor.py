@@ -43,7 +43,7 @@ CLIENTS_MAX = 8
 REQUEST_BYTES_MAX = 64
 # For one request after the other, and for reading an answer. Longer than top's longest interval.
 PATIENCE_S = 60.0
-# After each round of answers: asking without a pause costs the program some percent of a core.
+# After each round of answers: one who asks without a pause costs the program 3 % of a core.
 PAUSE_S = 0.005
 # Of the command line: some have all their settings there.
 COMMAND_LENGTH_MAX = 500
