@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -255,6 +256,11 @@ def test_stop_holds_though_the_variable_is_set(place: Path) -> None:
     uringloop.new_event_loop().close()
     uringloop.monitor.stop()
     uringloop.new_event_loop().close()
+    child = os.fork()
+    if child == 0:
+        uringloop.new_event_loop().close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     ready()
     """
     with program(place, script) as watched:
@@ -335,6 +341,16 @@ def test_what_a_killed_process_left_is_removed_by_the_next(place: Path) -> None:
     other.touch()
     with program(place, BLOCKED) as living, program(place, BLOCKED) as watched:
         assert set(place.iterdir()) == {other, living.socket, watched.socket}
+
+
+def test_stale_files_are_removed_by_many_at_once(place: Path) -> None:
+    for number in range(300):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(place / monitor.name_for(1000000 + number)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        # What one of them raises is raised here.
+        assert list(pool.map(monitor.remove_stale, [str(place)] * 4)) == [None] * 4
+    assert list(place.iterdir()) == []
 
 
 def test_stale_file_at_the_path_is_replaced(place: Path) -> None:

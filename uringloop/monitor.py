@@ -163,7 +163,9 @@ def remove_stale(folder: str) -> None:
         number = name.removeprefix("uringloop-").removesuffix(".sock")
         # They listen before they have their name: see listen().
         if number.isdigit() and name == name_for(int(number)) and not is_answered(path):
-            os.unlink(path)
+            # Another process that starts may have been faster.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def listen(path: str) -> socket.socket:
@@ -415,6 +417,8 @@ class _State:
     monitor: Monitor | None = None
     # The variable has been followed, or start() or stop() have been called since.
     settled = False
+    # stop() has been called, which holds in children too.
+    stopped = False
     lock = threading.Lock()
 
 
@@ -429,13 +433,14 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
     """
     with _State.lock:
         _State.settled = True
+        _State.stopped = False
         return _start(path)
 
 
 def stop() -> None:
     """End what start() has begun, or the environment variable: the socket goes, and its file."""
     with _State.lock:
-        _State.settled = True
+        _State.settled = _State.stopped = True
         _stop()
 
 
@@ -485,7 +490,7 @@ def _after_fork() -> None:
     """Leave the parent's socket to the parent: a child that makes a loop has its own."""
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
-    _State.settled = False
+    _State.settled = _State.stopped
     if monitor is not None:
         monitor.forget()
 
