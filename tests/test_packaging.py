@@ -196,7 +196,7 @@ def test_metadata_says_where_it_runs(wheel: Path) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    extras = ["bench", "compare", "report", "test", "frameworks", "docs", "dev"]
+    extras = ["bench", "compare", "report", "top", "test", "frameworks", "docs", "dev"]
     assert metadata.get_all("Provides-Extra") == extras
     # The runtime needs the standard library only.
     requirements = metadata.get_all("Requires-Dist") or []

@@ -33,6 +33,6 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for: what these need takes longer than all of the loop."""
-    if name not in ("fs", "tempfile"):
+    if name not in ("fs", "monitor", "tempfile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import inspect
+import logging
 import os
 import sys
 import warnings
@@ -20,7 +21,7 @@ from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
 from uringloop._core import tracing
-from uringloop._core.counting import stats_of
+from uringloop._core.counting import register, stats_of
 from uringloop._core.loop import LoopCore
 
 T = TypeVar("T")
@@ -30,6 +31,9 @@ TaskFactory = Callable[..., Any]
 
 # How many frames of a coroutine's origin debug mode keeps, as asyncio.
 ORIGIN_DEPTH = 10
+
+# Where a loop is made with this set, `python -m uringloop.top` can watch the process.
+MONITOR_VARIABLE = "URINGLOOP_MONITOR"
 
 # What create_task takes, and what of it goes to a factory, has changed in bug-fix releases too.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -98,6 +102,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self._asyncgens_shutdown_called = False
         self._origin_tracking_depth = 0
+        register(self)
+        wanted = os.environ.get(MONITOR_VARIABLE)
+        if wanted:
+            _let_watch(wanted)
 
     def _open(
         self, backend: str | None, busy_poll_us: int, batch_wait_us: int, sqpoll: int, cpu: int
@@ -370,6 +378,17 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def remove_signal_handler(self, sig: int) -> bool:
         return signals.remove_handler(self, sig)
+
+
+def _let_watch(wanted: str) -> None:
+    """Start the monitor of this process, unless that has been tried; it harms no program."""
+    try:
+        from uringloop import monitor
+    except ImportError as exc:
+        # A daemon that has changed its root, say.
+        logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
+    else:
+        monitor.start_as_asked(wanted)
 
 
 def _set_name(task: Any, name: str) -> None:

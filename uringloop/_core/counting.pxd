@@ -1,1 +1,1 @@
-"""What a loop has done so far."""
+"""What a loop has done so far, and which loops there are."""
