@@ -66,6 +66,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "folders",
         "monitor",
         "prometheus",
+        "pytest_plugin",
         "tempfile",
         "top",
         "views",

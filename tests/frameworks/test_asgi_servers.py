@@ -1,9 +1,10 @@
-"""hypercorn and gunicorn serve the same application as uvicorn does."""
+"""hypercorn and gunicorn serve the same application as uvicorn does; FastAPI by its command."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -103,6 +104,53 @@ def speak_http2(address: Address) -> None:
 async def test_hypercorn_speaks_http_2(each_loop: Loop) -> None:
     async with serving_with_hypercorn() as address:
         await asyncio.to_thread(speak_http2, address)
+
+
+HYPERCORN = """
+import asyncio
+import uringloop
+from application import app
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+async def told(scope, receive, send):
+    if scope["type"] == "lifespan":
+        print("loop:", type(asyncio.get_running_loop()).__module__)
+    await app(scope, receive, send)
+
+uringloop.run(serve(told, Config.from_mapping(bind="127.0.0.1:0")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_hypercorn_program_runs_by_uringloop_run(end: signal.Signals) -> None:
+    needs_elsewhere("hypercorn")
+    path = os.pathsep.join([str(HERE), *filter(None, [os.getenv("PYTHONPATH")])])
+    with process(python("-c", HYPERCORN), environment={"PYTHONPATH": path}) as running:
+        running.reads("loop: uringloop.loop$")
+        port = int(running.reads(r"Running on http://127\.0\.0\.1:(\d+)")[1])
+        speak_http(connector(("127.0.0.1", port)))
+        assert running.end(end) == 0
+
+
+# ── FastAPI ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_the_uvicorn_command_serves_fastapi() -> None:
+    needs_elsewhere("fastapi")
+    needs_elsewhere("uvicorn")
+    command = python("-m", "uvicorn", "fastapi_application:api", "--app-dir", str(HERE))
+    with process([*command, "--port", "0", "--loop", "uringloop:new_event_loop"]) as running:
+        port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
+        with contextlib.closing(connector(("127.0.0.1", port))()) as client:
+            order = json.dumps({"name": "tea", "count": 2})
+            client.request("POST", "/orders", order, {"Content-Type": "application/json"})
+            answer = json.loads(client.getresponse().read())
+        assert answer == {"name": "tea", "count": 3, "loop": "uringloop.loop"}
+        assert running.end(signal.SIGTERM) in (-signal.SIGTERM, 0)
+        assert "Finished server process" in running.output
 
 
 # ── gunicorn ──────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""pytest-asyncio and anyio's pytest plugin run a suite's tests on the loop."""
+"""pytest-asyncio and anyio's pytest plugin run a suite's tests on the loop, told so or by ours."""
 
 from __future__ import annotations
 
@@ -65,16 +65,25 @@ def anyio_backend():
 """
 
 
-def run_suite(folder: Path, conftest: str, *options: str, tests: str = TESTS) -> None:
+# Policies are deprecated, and so is to set one by a fixture, by a category of its own.
+TOLERANT = ("-W", "ignore::DeprecationWarning", "-W", "ignore::pytest.PytestDeprecationWarning")
+
+
+def run_suite(
+    folder: Path, conftest: str, *options: str, tests: str = TESTS, passed: int = 4
+) -> None:
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_suite.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = python("-m", "pytest", "-q", "-W", "error", "-W", "ignore::DeprecationWarning")
-    # What a fixture overrides, the plugin says with a category of its own.
-    command += ["-W", "ignore::pytest.PytestDeprecationWarning", "-p", "no:cacheprovider", *options]
+    command = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *options)
     with process(command, cwd=folder) as running:
         assert running.ended() == 0, running.output
-        assert "4 passed" in running.output
+        assert f"{passed} passed" in running.output
+
+
+def needs_hook() -> None:
+    if not hasattr(needs("pytest_asyncio.plugin"), "PytestAsyncioSpecs"):
+        pytest.skip("pytest-asyncio before 1.4 has no such hook")
 
 
 @pytest.mark.slow
@@ -82,19 +91,211 @@ def run_suite(folder: Path, conftest: str, *options: str, tests: str = TESTS) ->
 def test_pytest_asyncio_takes_the_policy(tmp_path: Path, scope: str) -> None:
     needs("pytest_asyncio")
     scopes = [f"asyncio_default_{what}_loop_scope={scope}" for what in ("fixture", "test")]
-    run_suite(tmp_path, POLICY, "-o", "asyncio_mode=auto", "-o", scopes[0], "-o", scopes[1])
+    options = ["-o", "asyncio_mode=auto", "-o", scopes[0], "-o", scopes[1]]
+    run_suite(tmp_path, POLICY, *TOLERANT, *options)
 
 
 @pytest.mark.slow
 def test_pytest_asyncio_takes_the_factory(tmp_path: Path) -> None:
-    plugin = needs("pytest_asyncio.plugin")
-    if not hasattr(plugin.PytestAsyncioSpecs, "pytest_asyncio_loop_factories"):
-        pytest.skip("pytest-asyncio before 1.4 has no such hook")
-    run_suite(tmp_path, HOOK, "-o", "asyncio_mode=auto")
+    needs_hook()
+    run_suite(tmp_path, HOOK, *TOLERANT, "-o", "asyncio_mode=auto")
 
 
 @pytest.mark.slow
 def test_the_plugin_of_anyio_takes_the_factory(tmp_path: Path) -> None:
     needs("anyio")
     marked = f"{BACKEND}\n{TESTS}"
-    run_suite(tmp_path, "", "-p", "no:asyncio", tests=marked)
+    run_suite(tmp_path, "", *TOLERANT, "-p", "no:asyncio", tests=marked)
+
+
+# ── the plugin of this package ────────────────────────────────────────────────────────────────
+
+# Without a warning: what pytest-asyncio warns of is not set here.
+AUTO = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+NAME = "uringloop.pytest_plugin"
+OURS = ("-p", NAME)
+
+LISTED = f"pytest_plugins = [{NAME!r}]"
+MARKED = f"import pytest\npytestmark = pytest.mark.anyio\n{TESTS}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio", [(), ("-p", "no:anyio")], ids=["both", "alone"])
+def test_the_plugin_is_for_pytest_asyncio(tmp_path: Path, anyio: tuple[str, ...]) -> None:
+    needs("pytest_asyncio")
+    run_suite(tmp_path, "", *OURS, *AUTO, *anyio)
+
+
+@pytest.mark.slow
+def test_the_plugin_is_for_loops_of_a_session(tmp_path: Path) -> None:
+    needs("pytest_asyncio")
+    scopes = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
+    run_suite(tmp_path, "", *OURS, *AUTO[:2], "-o", scopes[0], "-o", scopes[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asyncio", [AUTO[2:], ("-p", "no:asyncio")], ids=["both", "alone"])
+def test_the_plugin_is_for_that_of_anyio(tmp_path: Path, asyncio: tuple[str, ...]) -> None:
+    needs("anyio")
+    run_suite(tmp_path, "", *OURS, *asyncio, tests=MARKED)
+
+
+@pytest.mark.slow
+def test_a_conftest_may_name_the_plugin(tmp_path: Path) -> None:
+    needs("pytest_asyncio")
+    run_suite(tmp_path, LISTED, *AUTO)
+
+
+MARKING = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker("anyio")
+"""
+
+
+@pytest.mark.slow
+def test_the_plugin_is_for_tests_that_are_marked_late(tmp_path: Path) -> None:
+    if not hasattr(needs("anyio.pytest_plugin"), "pytest_collection_finish"):
+        pytest.skip("this anyio runs no tests that are marked late")
+    tests = (
+        "import asyncio, uringloop\n"
+        "async def test_it(request):\n"
+        "    if request.getfixturevalue('anyio_backend_name') == 'asyncio':\n"
+        "        assert type(asyncio.get_running_loop()) is uringloop.Loop\n"
+    )
+    # On trio as well where it is installed.
+    backends = len(needs("anyio").get_available_backends())
+    run_suite(tmp_path, MARKING, *OURS, "-p", "no:asyncio", tests=tests, passed=backends)
+
+
+MIXED = """
+import asyncio
+import pytest
+import uringloop
+
+@pytest.mark.asyncio
+async def test_of_pytest_asyncio():
+    assert type(asyncio.get_running_loop()) is uringloop.Loop
+
+@pytest.mark.anyio
+async def test_of_anyio(anyio_backend_name, anyio_backend_options):
+    assert type(asyncio.get_running_loop()) is uringloop.Loop
+    assert anyio_backend_name == "asyncio"
+    assert anyio_backend_options == {"loop_factory": uringloop.new_event_loop}
+"""
+
+
+@pytest.mark.slow
+def test_the_plugin_is_for_both_in_a_suite(tmp_path: Path) -> None:
+    needs("pytest_asyncio")
+    needs("anyio")
+    run_suite(tmp_path, LISTED, *AUTO[2:], tests=MIXED, passed=2)
+
+
+@pytest.mark.slow
+def test_the_plugin_does_nothing_without_the_others(tmp_path: Path) -> None:
+    tests = "def test_it(request):\n    assert 'anyio_backend' not in request.fixturenames\n"
+    without = ("-p", "no:asyncio", "-p", "no:anyio")
+    run_suite(tmp_path, "", *OURS, *without, tests=tests, passed=1)
+
+
+# ── what a suite says itself ──────────────────────────────────────────────────────────────────
+
+OWN_LOOP = """
+import asyncio
+import pytest
+
+class OwnLoop(asyncio.SelectorEventLoop):
+    pass
+"""
+
+OWN_POLICY = f"""{OWN_LOOP}
+class OwnPolicy(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = OwnLoop
+
+@pytest.fixture(scope="session")
+def event_loop_policy():
+    return OwnPolicy()
+"""
+
+OWN_HOOK = f"""{OWN_LOOP}
+def pytest_asyncio_loop_factories(config, item):
+    return {{"own": OwnLoop}}
+"""
+
+OWN_BACKEND = f"""{OWN_LOOP}
+@pytest.fixture
+def anyio_backend():
+    return "asyncio", {{"loop_factory": OwnLoop}}
+"""
+
+ON_OWN_LOOP = """
+import asyncio
+import pytest
+
+async def test_on_its_own_loop():
+    assert type(asyncio.get_running_loop()).__name__ == "OwnLoop"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["option", "conftest"])
+@pytest.mark.parametrize(
+    "own", [OWN_POLICY, OWN_HOOK, OWN_BACKEND], ids=["policy", "hook", "anyio"]
+)
+def test_what_a_suite_says_itself_holds(tmp_path: Path, own: str, named: str) -> None:
+    needs("pytest_asyncio")
+    needs("anyio")
+    if own == OWN_HOOK:
+        needs_hook()
+    options: tuple[str, ...] = TOLERANT if own == OWN_POLICY else ()
+    conftest = own
+    if named == "option":
+        options += OURS
+    else:
+        conftest += LISTED
+    mark = ""
+    if own == OWN_BACKEND:
+        options += AUTO[2:]
+        mark = "pytestmark = pytest.mark.anyio\n"
+    else:
+        options += AUTO
+    run_suite(tmp_path, conftest, *options, tests=f"{ON_OWN_LOOP}{mark}", passed=1)
+
+
+@pytest.mark.slow
+def test_a_test_says_itself_which_backend(tmp_path: Path) -> None:
+    needs("anyio")
+    tests = (
+        "import asyncio, pytest\n"
+        "@pytest.mark.anyio\n"
+        "@pytest.mark.parametrize('anyio_backend', ['asyncio'])\n"
+        "async def test_it():\n"
+        "    assert isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop)\n"
+    )
+    run_suite(tmp_path, "", *OURS, *AUTO[2:], tests=tests, passed=1)
+
+
+# pytest-asyncio before 1.4 asks this fixture of its own, and nothing else.
+OLDER = """
+import asyncio
+import pytest
+
+@pytest.fixture(scope="session", autouse=True)
+def event_loop_policy():
+    return None
+"""
+
+
+@pytest.mark.slow
+def test_an_older_pytest_asyncio_is_told_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "older.py").write_text(OLDER)
+    tests = (
+        "import uringloop\n"
+        "def test_it(event_loop_policy):\n"
+        "    assert type(event_loop_policy) is uringloop.EventLoopPolicy\n"
+    )
+    options = ("-p", "no:asyncio", *OURS, "-p", "older")
+    run_suite(tmp_path, "", *options, tests=tests, passed=1)

@@ -1,0 +1,131 @@
+"""granian serves the application: by its command and by a program, workers forked and started anew.
+
+Its connections are its own, in Rust and without the loop: the loop runs the application.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from application import LARGE
+from programs import (
+    HERE,
+    Connect,
+    connector,
+    crowd,
+    needs,
+    needs_elsewhere,
+    process,
+    python,
+    speak_http,
+)
+from roles import in_thread, unused_port, wait_until
+
+needs_elsewhere("granian")
+
+# The application of the other servers' tests, which tells besides on which loop it is.
+SERVED = """
+import asyncio
+import os
+import application
+
+def tell(what):
+    loop = type(asyncio.get_running_loop())
+    print(f"{what} of {os.getpid()} on {loop.__module__}.{loop.__name__}\\n", end="")
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        tell("startup")
+    await application.app(scope, receive, send)
+    if scope["type"] == "lifespan":
+        tell("shutdown")
+"""
+
+PROGRAM = """
+import multiprocessing
+import sys
+import granian
+import uringloop.workers.granian
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    granian.Granian(
+        "served:app", port=int(sys.argv[2]), interface="asgi", loop=sys.argv[3], workers=2
+    ).serve()
+"""
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect]:
+    """Run *command*, two workers that serve on *port*, and end it in good order."""
+    (folder / "served.py").write_text(SERVED)
+    path = os.pathsep.join([str(HERE), str(folder), *filter(None, [os.getenv("PYTHONPATH")])])
+    with process(command, environment={"PYTHONPATH": path}, cwd=folder) as running:
+        # Two are said to have started, and their applications on which loop.
+        for _ in range(4):
+            running.reads(r"Started worker-\d|startup of \d+")
+        # They say so before they listen.
+        wait_until(lambda: listens(port))
+        yield connector(("127.0.0.1", port))
+        assert running.end(signal.SIGTERM) == 0
+    told = re.findall(r"^(\w+) of (\d+) on (\S+)$", running.output, re.MULTILINE)
+    pids = {pid for _, pid, _ in told}
+    assert len(pids) == 2
+    loop = "uringloop.loop.Loop"
+    assert sorted(told) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
+
+
+# A new interpreter has to find the loop registered, too: Python 3.14 starts workers so.
+each_method = pytest.mark.parametrize("method", ["fork", "spawn"])
+
+
+@pytest.mark.slow
+@each_method
+def test_the_command_serves_bodies_of_every_kind(tmp_path: Path, method: str) -> None:
+    early = tmp_path / "sitecustomize.py"
+    early.write_text(f"import multiprocessing; multiprocessing.set_start_method({method!r})")
+    port = unused_port()
+    command = python("-m", "uringloop.workers.granian", "--interface", "asgi", "served:app")
+    with serving(tmp_path, [*command, "--port", str(port), "--workers", "2"], port) as connect:
+        speak_http(connect)
+        crowd(connect)
+
+
+@pytest.mark.slow
+def test_the_command_speaks_websocket(tmp_path: Path) -> None:
+    client = needs("websockets.sync.client")
+    port = unused_port()
+    command = python("-m", "uringloop.workers.granian", "--interface", "asgi", "served:app")
+
+    def talk() -> None:
+        with client.connect(f"ws://127.0.0.1:{port}/", max_size=None) as connection:
+            for message in ("", "text", b"", b"\x00\xff", "é" * 70_000, LARGE):
+                connection.send(message)
+                assert connection.recv() == message
+
+    with serving(tmp_path, [*command, "--port", str(port), "--workers", "2"], port):
+        in_thread(talk)
+
+
+@pytest.mark.slow
+@each_method
+@pytest.mark.parametrize("loop", ["auto", "uringloop"])
+def test_a_program_names_the_loop(tmp_path: Path, method: str, loop: str) -> None:
+    port = unused_port()
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = python(str(program), method, str(port), loop)
+    with serving(tmp_path, command, port) as connect:
+        speak_http(connect)

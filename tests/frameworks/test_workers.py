@@ -1,0 +1,214 @@
+"""gunicorn with the workers of `uringloop.workers`: reload, graceful end, what they inherit.
+
+The applications tell of the beginning and of the end of each worker, and on which loop it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
+from roles import TIME_LIMIT, run_script
+
+# Printed in one piece each: two processes write to the same pipe. A request lasts as long as the
+# connection to the port that it names: aiohttp reads no more of a request once it is to end.
+COMMON = """
+import asyncio
+import os
+
+def tell(what):
+    loop = type(asyncio.get_running_loop())
+    print(f"{what} of {os.getpid()} on {loop.__module__}.{loop.__name__}\\n", end="")
+
+async def answer_later(path):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(path[1:]))
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return str(os.getpid()).encode()
+"""
+
+UVICORN = f"""{COMMON}
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        for what in ("startup", "shutdown"):
+            message = await receive()
+            tell(what)
+            await send({{"type": message["type"] + ".complete"}})
+        return
+    body = await answer_later(scope["path"])
+    await send({{"type": "http.response.start", "status": 200}})
+    await send({{"type": "http.response.body", "body": body}})
+"""
+
+AIOHTTP = f"""{COMMON}
+from aiohttp import web
+
+async def answer(request):
+    return web.Response(body=await answer_later(request.path))
+
+async def startup(app):
+    tell("startup")
+
+async def cleanup(app):
+    tell("shutdown")
+
+app = web.Application()
+app.add_routes([web.get("/{{port}}", answer)])
+app.on_startup.append(startup)
+app.on_cleanup.append(cleanup)
+"""
+
+# What Python deprecates of loops and policies; what gunicorn uses of threads is its own affair.
+DEPRECATED = re.compile(r"DeprecationWarning: .*(loop|[Pp]olic)")
+
+
+class Kind(NamedTuple):
+    """A class of workers, what it needs, and an application for it."""
+
+    name: str
+    packages: tuple[str, ...]
+    application: str
+
+
+KINDS = [
+    Kind("uvicorn", ("gunicorn", "uvicorn_worker"), UVICORN),
+    Kind("aiohttp", ("gunicorn", "aiohttp"), AIOHTTP),
+]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+
+
+class Server:
+    """gunicorn with two workers, and which of them are there."""
+
+    def __init__(self, running: Process) -> None:
+        self.running = running
+        port = running.reads(r"Listening at: http://127\.0\.0\.1:(\d+)")[1]
+        self.address: Address = ("127.0.0.1", int(port))
+        self.workers: set[int] = set()
+        self.changes(2)
+
+    def changes(self, count: int) -> None:
+        """Read of *count* beginnings and ends."""
+        for _ in range(count):
+            told = self.running.reads(r"(startup|shutdown) of (\d+) on (\S+)")
+            assert told[3] == "uringloop.loop.Loop"
+            change = self.workers.add if told[1] == "startup" else self.workers.remove
+            change(int(told[2]))
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[Callable[[], int]]:
+        """Begin a request and yield what lets it end, and returns who has answered."""
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            contextlib.closing(connector(self.address)()) as client,
+        ):
+            listener.settimeout(TIME_LIMIT)
+            client.request("GET", f"/{listener.getsockname()[1]}")
+            lasting = listener.accept()[0]
+
+            def end() -> int:
+                lasting.close()
+                answer = client.getresponse()
+                assert answer.status == 200
+                return int(answer.read())
+
+            with lasting:
+                yield end
+
+
+@contextlib.contextmanager
+def serving(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
+    """Serve what is in *folder*, and read all of the output at the end."""
+    for package in kind.packages:
+        needs_elsewhere(package)
+    command = python("-m", "gunicorn", "served:app", "-k", f"uringloop.workers.{kind.name}.Worker")
+    command += ["-w", "2", "--bind", "127.0.0.1:0", "--pythonpath", f"{HERE},{folder}"]
+    command += ["--worker-tmp-dir", str(folder), *options]
+    environment = {
+        # There it puts its control socket.
+        "XDG_RUNTIME_DIR": str(folder),
+        "PYTHONWARNINGS": "default::ResourceWarning,default::DeprecationWarning",
+    }
+    with process(command, environment=environment, cwd=folder) as running:
+        yield Server(running)
+    assert not DEPRECATED.search(running.output), running.output
+
+
+@pytest.mark.slow
+@each_kind
+def test_a_reload_replaces_workers_and_ends_no_request(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    with serving(kind, tmp_path) as server:
+        before = set(server.workers)
+        with server.request() as end:
+            server.running.running.send_signal(signal.SIGHUP)
+            # Both new ones begin, and of the old ones that which has nothing to do ends.
+            server.changes(3)
+            assert len(server.workers - before) == 2
+            (busy,) = before & server.workers
+            assert end() == busy
+        server.changes(1)
+        assert server.workers.isdisjoint(before)
+        with server.request() as end:
+            assert end() in server.workers
+        assert server.running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+@each_kind
+def test_an_end_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    with serving(kind, tmp_path) as server:
+        with server.request() as end:
+            server.running.running.send_signal(signal.SIGTERM)
+            server.changes(1)
+            (busy,) = server.workers
+            assert end() == busy
+        server.changes(1)
+        assert server.running.ended() == 0
+        assert server.workers == set()
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("module", ["asyncio", "uringloop"])
+def test_a_loop_from_before_the_fork_is_replaced(kind: Kind, module: str, tmp_path: Path) -> None:
+    made = (
+        f"import atexit, {module}\n"
+        f"inherited = {module}.new_event_loop()\n"
+        "asyncio.set_event_loop(inherited)\n"
+        "atexit.register(inherited.close)\n"
+    )
+    (tmp_path / "served.py").write_text(f"{kind.application}\n{made}")
+    with serving(kind, tmp_path, "--preload") as server:
+        with server.request() as end:
+            assert end() in server.workers
+        assert server.running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "advice"),
+    [
+        ("uvicorn", "uvicorn_worker", "pip install gunicorn 'uvicorn-worker>=0.4'"),
+        ("aiohttp", "aiohttp", "pip install gunicorn aiohttp"),
+        ("aiohttp", "gunicorn.workers", "pip install gunicorn aiohttp"),
+        ("granian", "granian", "pip install granian"),
+    ],
+)
+def test_without_its_packages_a_worker_says_what_to_install(
+    module: str, package: str, advice: str
+) -> None:
+    done = run_script(
+        f"import sys; sys.modules[{package!r}] = None; import uringloop.workers.{module}"
+    )
+    assert done.returncode == 1
+    assert re.search(rf"ImportError: uringloop\.workers\.{module} needs .*", done.stderr)
+    assert done.stderr.endswith(f"{advice}\n")
