@@ -51,7 +51,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-dev test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -111,6 +111,9 @@ test: $(VENV)/installed  ## Install, and run the tests against the installed pac
 test-soft: $(VENV)/installed  ## The same on the software ring, without io_uring
 	URINGLOOP_BACKEND=soft $(RUN) -m pytest $(ARGS)
 
+test-dev: $(VENV)/installed  ## The same in Python's development mode: every warning, every check of memory
+	$(RUN) -X dev -m pytest $(ARGS)
+
 # At the same time: much of a test is waiting. What is told is told one after the other. Left out on
 # the software ring is what is not about rings, and what chooses its own: some of that forbids io_uring
 # for a moment, by the sysctl.
@@ -131,8 +134,8 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
 	@touch $@
 
-test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and other programs on the loop
-	$(RUN) -m pytest tests/frameworks $(ARGS)
+test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and what documents show
+	$(RUN) -m pytest tests/frameworks tests/test_docs.py $(ARGS)
 
 # What is installed asks for no more than its extra.
 $(VENV)/frameworks: $(VENV)/installed

@@ -87,7 +87,9 @@ def options(words: Words) -> list[str]:
 
 def check_options(words: Words, *program: str) -> None:
     """Demand that a program's `--help` tells of each option."""
-    help_text = output_of(*program, "--help") if options(words) else ""
+    # IPython tells of its classes only when it is asked for all.
+    asked = "--help-all" if program[0].endswith("ipython") else "--help"
+    help_text = output_of(*program, asked) if options(words) else ""
     for option in options(words):
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), option
 
@@ -151,6 +153,8 @@ def check_module(module: str, words: Words, shown: str) -> None:
             printed = output_of(sys.executable, "-m", module, *words)
             assert matches(shown, printed), printed
         return
+    if module == "uringloop.workers.granian" and find_spec("granian") is None:
+        return
     check_options(words, sys.executable, "-m", module)
     if module == "uringloop.doctor":
         # 1 tells that loops are not on io_uring.
@@ -170,8 +174,9 @@ def check_pip(words: Words, shown: str) -> None:
 
 
 def check_apt_get(words: Words, shown: str) -> None:
-    # What setup.py and the Makefile name when it is missing; python3-dev by its version.
-    named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()} python3-dev"
+    # What setup.py and the Makefile name when it is missing; two by the version of Python.
+    named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()}"
+    named += " python3-dev python3-venv"
     assert words[0] == "install"
     assert set(words[1:]) <= set(re.split(r"[\s;|()]+", named))
 
@@ -203,6 +208,10 @@ def check_ulimit(words: Words, shown: str) -> None:
         output_of("bash", "-c", f"ulimit -S {kind} {number}")
 
 
+def check_venv(words: Words, shown: str) -> None:
+    assert words == [".venv"]
+
+
 CHECKS: dict[str, Callable[[Words, str], None]] = {
     "apt-get": check_apt_get,
     "bash": check_bash,
@@ -210,9 +219,11 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
     "pip": check_pip,
     "pytest": lambda words, shown: check_pytest(words),
     "python": check_python,
+    "python3": check_python,
     "sysctl": check_sysctl,
     "systemd-analyze": check_systemd_analyze,
     "ulimit": check_ulimit,
+    "venv": check_venv,
 }
 
 
@@ -238,8 +249,10 @@ def check_command(command: Command) -> None:
     for words in simple_commands(command.text):
         while words and re.match(r"[A-Za-z_]\w*=", words[0]):
             check_variable(words.pop(0).partition("=")[0])
+        if words[:1] == ["sudo"]:
+            words.pop(0)
         if words:
-            check_program(words[0], words[1:], command.shown)
+            check_program(words[0].removeprefix(".venv/bin/"), words[1:], command.shown)
 
 
 def check_program(program: str, arguments: Words, shown: str) -> None:

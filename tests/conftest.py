@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -117,6 +118,9 @@ def _guarded(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
     fds = open_fds()
     threads = set(threading.enumerate())
     loop = factory()
+    if sys.flags.dev_mode:
+        # Debug mode has tests of its own; the others tell what is so without it.
+        loop.set_debug(False)
     yield loop
     if not loop.is_closed():
         drain_executor(loop)

@@ -101,3 +101,43 @@ def test_interpreter_exits_quietly_with_an_open_loop(kind: str) -> None:
     """
     ended = run_script(script)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uringloop.Loop"])
+def test_interpreter_exits_quietly_with_everything_open(kind: str) -> None:
+    # As the loop of the thread it lives until the modules have lost their names.
+    script = f"""
+        import asyncio, os, signal, socket
+        import uringloop
+
+        loop = {kind}()
+        asyncio.set_event_loop(loop)
+        kept = []
+
+        async def main():
+            server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+            address = server.sockets[0].getsockname()
+            kept.append(await loop.create_connection(asyncio.Protocol, *address))
+            reader, writer = await asyncio.open_connection(*address)
+            # More than fits: the ring sends.
+            writer.write(bytes(4 << 20))
+            kept.append(await loop.create_datagram_endpoint(
+                asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0)))
+            source, sink = os.pipe()
+            kept.append(await loop.connect_read_pipe(asyncio.Protocol, os.fdopen(source, "rb")))
+            kept.append(await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb")))
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            loop.add_reader(ours, print)
+            loop.add_signal_handler(signal.SIGUSR1, print)
+            loop.call_later(3600, print)
+            file = await uringloop.open("/dev/zero", "rb")
+            await file.read(1)
+            kept.extend([server, reader, writer, ours, theirs, file, loop.create_future()])
+            await loop.run_in_executor(None, os.getpid)
+
+        loop.run_until_complete(main())
+        print("done")
+    """
+    ended = run_script(script, "-W", "ignore")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

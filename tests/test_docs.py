@@ -70,6 +70,24 @@ LEFT_OUT = {
 
 # What must be there before a program begins, by page and heading.
 BEFOREHAND = {
+    ("README.md", "Files"): """
+        from pathlib import Path
+        Path("names.txt").write_text("one\\ntwo\\n")
+        """,
+    ("docs/integrations.md", "aiohttp"): """
+        from aiohttp import web
+        app = web.Application()
+        """,
+    ("docs/integrations.md", "granian"): """
+        from pathlib import Path
+        Path("app.py").write_text(Path("app_of_the_page.py").read_text())
+        """,
+    ("docs/integrations.md", "hypercorn"): "from app_of_the_page import app\n",
+    # What a kernel does with the loop at its end.
+    ("docs/integrations.md", "Jupyter"): """
+        import atexit
+        atexit.register(lambda: asyncio.get_event_loop_policy().get_event_loop().close())
+        """,
     ("docs/files.md", "Files"): """
         from pathlib import Path
         Path("data.bin").write_bytes(bytes(100) + b"\\n")
@@ -117,11 +135,28 @@ BEFOREHAND = {
         """,
 }
 
+# Beside every program: what is served where a page has an application.
+APPLICATION = """
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body"})
+"""
+
 # Packages that a test environment may lack; each is in an extra of pyproject.toml.
 OPTIONAL = {
-    *("aiofiles", "aiohttp", "anyio", "fastapi", "httpx", "pytest_asyncio", "starlette"),
-    *("uvicorn", "uvloop", "websockets"),
+    *("aiofiles", "aiohttp", "anyio", "fastapi", "granian", "httpx", "hypercorn"),
+    *("pytest_asyncio", "starlette", "uvicorn", "uvloop", "websockets"),
 }
+
+# What a module of ours needs to be imported.
+BEHIND = {
+    "uringloop.workers import uvicorn": "uvicorn_worker",
+    "uringloop.workers.granian": "granian",
+}
+
+# Servers that say at standard error what they do.
+TALKATIVE = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
 
 # What older Pythons have not got.
 NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
@@ -169,6 +204,9 @@ def check_can_be_run(block: Block) -> None:
     for pattern, version in NEWER.items():
         if pattern.search(block.text) and sys.version_info < version:
             pytest.skip(f"Python {'.'.join(map(str, version))} has what it shows")
+    for words, module in BEHIND.items():
+        if words in block.text and find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
     for module in imported(block.text):
         if find_spec(module) is None:
             assert module in OPTIONAL, f"{module} is not in OPTIONAL"
@@ -204,9 +242,17 @@ def tells_metrics(client: socket.socket) -> None:
         assert b"\nuringloop_%s " % name in answer
 
 
+def answers(client: socket.socket) -> None:
+    client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert client.makefile("rb").readline().startswith(b"HTTP/1.1 404 ")
+
+
 # What programs that do not end of themselves are asked, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
     ("docs/guide.md", "A first server"): echoes,
+    ("docs/integrations.md", "aiohttp"): answers,
+    ("docs/integrations.md", "granian"): answers,
+    ("docs/integrations.md", "hypercorn"): answers,
     ("docs/operations.md", "What a loop tells"): tells_metrics,
 }
 
@@ -256,6 +302,7 @@ def test_program(block: Block, tmp_path: Path) -> None:
     check_can_be_run(block)
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = found.getsockname()
+    (tmp_path / "app_of_the_page.py").write_text(APPLICATION)
     path = tmp_path / "program.py"
     path.write_text(program_of(block).replace(PORT, str(address[1])))
     question = ASKED.get(block.place) if PORT in block.text else None
@@ -265,7 +312,10 @@ def test_program(block: Block, tmp_path: Path) -> None:
         if question is not None:
             ask(process, address, question)
         output, errors = process.communicate(timeout=TIME_LIMIT_S)
-    if question is not None and process.returncode == -signal.SIGINT:
+    if block.place in TALKATIVE:
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    elif question is not None and process.returncode == -signal.SIGINT:
         assert errors.rstrip().endswith("\nKeyboardInterrupt")
     else:
         assert (process.returncode, errors) == (0, "")
@@ -329,7 +379,7 @@ def test_the_api_page_has_every_public_name() -> None:
 
 def test_tables_have_no_line_for_what_is_gone() -> None:
     places = {block.place for block in BLOCKS}
-    assert {*BEFOREHAND, *ASKED} <= places
+    assert {*BEFOREHAND, *ASKED, *TALKATIVE} <= places
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "uringloop"
 TOP_FILES = {
     ".ci/build-liburing",
+    ".ci/first-request",
     ".ci/in-debian",
     ".ci/kernels",
     ".ci/kernels-guest",
@@ -380,7 +381,9 @@ def test_a_build_beside_the_other_project_of_this_name_stops(tmp_path: Path) -> 
 def test_a_build_beside_an_older_version_goes_on(tmp_path: Path, ours: dict[str, str]) -> None:
     python = environment_with(tmp_path / "venv", ours)
     done = name_told(python, copied_source(tmp_path / "source"))
-    assert (done.returncode, done.stdout.split()) == (0, ["uringloop"]), done.stderr
+    assert done.returncode == 0, done.stderr
+    # Cython may have had something to compile first.
+    assert done.stdout.split()[-1] == "uringloop"
 
 
 @builds

@@ -113,7 +113,7 @@ def test_run_takes_debug_and_a_loop_factory() -> None:
         assert asyncio.get_running_loop() is made[-1]
         return asyncio.get_running_loop().get_debug()
 
-    assert uringloop.run(main(), loop_factory=factory) is False
+    assert uringloop.run(main(), loop_factory=factory) is sys.flags.dev_mode
     assert uringloop.run(main(), loop_factory=factory, debug=True) is True
     assert uringloop.run(main(), loop_factory=factory, debug=False) is False
     assert len(made) == 3

@@ -112,7 +112,18 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("class Loop, open()", ("loop", "files")),
     ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views")),
     ("the public names", ("__init__",)),
-    ("programs", ("doctor", "top")),
+    (
+        "programs, ours and others'",
+        (
+            "doctor",
+            "top",
+            "pytest_plugin",
+            "workers",
+            "workers.uvicorn",
+            "workers.aiohttp",
+            "workers.granian",
+        ),
+    ),
 )
 
 # The benchmark stands beside the loop: neither imports the other.

@@ -45,8 +45,8 @@ ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 # What a loop may find no room for, on either ring.
 LACKS = {
     errno.EAGAIN: "this user has all the threads it may have; `ulimit -u` gives more",
-    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, or, for "
-    "io_uring without CAP_IPC_LOCK, `ulimit -l`)",
+    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, or, "
+    "for io_uring without CAP_IPC_LOCK, `ulimit -l`)",
     errno.EMFILE: "this process has all the descriptors it may have; `ulimit -n` gives more",
     errno.ENFILE: "this machine has all the files open it may have; sysctl fs.file-max gives more",
 }
@@ -96,8 +96,8 @@ def refuse(exc: OSError, lasting: bool) -> str:
     """Take note that the kernel has refused a ring, and return why; the first is logged.
 
     One that is not *lasting*, of a ring with options that others need not have, is for this loop.
-    Nor is a lack of memory, once there was enough: what a user may lock, for rings too, is shared by
-    all of the user's processes.
+    Nor is a lack of memory, once there was enough: what a user may lock, for rings too, is shared
+    by all of the user's processes.
     """
     global _refusal, _told
     if exc.errno == errno.ENOMEM and features.kernel_has_served():

@@ -139,16 +139,25 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             f"closed={self.is_closed()} debug={self.get_debug()}>"
         )
 
-    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+    def __del__(
+        self,
+        _warn: Callable[..., None] = warnings.warn,
+        _is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
         if self.is_closed():
             return
         _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
-        if not self.is_running():
-            try:
-                self.close()
-            finally:
-                # Whatever a class of the program's own does: the kernel must not be left at work.
-                RunningLoop.close(self)
+        if self.is_running():
+            return
+        if _is_finalizing():
+            # The names of this module, and of others, may be gone by now.
+            self._close()
+            return
+        try:
+            self.close()
+        finally:
+            # Whatever a class of the program's own does: the kernel must not be left at work.
+            RunningLoop.close(self)
 
     def stats(self) -> Stats:
         """Return what the loop has done so far, and what it has to do. Any thread may call it."""

@@ -443,6 +443,8 @@ def _perform(case: Case, factory: LoopFactory, directory: Path, outcome: Outcome
         outcome.reports.append(f"{message} [{keys}] {exc}".strip())
 
     loop = factory()
+    # Which it is in Python's development mode; a case that wants it says so.
+    loop.set_debug(False)
     loop.slow_callback_duration = TIME_LIMIT
     loop.set_exception_handler(report)
     stage = Stage(loop, directory)

@@ -96,7 +96,9 @@ cdef enum:
     # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
     BATCH_MAX = 64
 
+# What is needed at the interpreter's end is C's: the names of modules are gone then.
 cdef int RETRIES = RETRIES_MAX
+cdef int SETTLE = SETTLE_MAX
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
@@ -169,7 +171,7 @@ cdef class Ring:
         sqe = uring_get_submission(&self.u)
         while sqe == NULL:
             tries += 1
-            if tries > RETRIES_MAX:
+            if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
             sqe = uring_get_submission(&self.u)
@@ -180,7 +182,7 @@ cdef class Ring:
         cdef int tries = 0
         while uring_room(&self.u) < count:
             tries += 1
-            if tries > RETRIES_MAX:
+            if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
         return 0
@@ -405,7 +407,7 @@ cdef class Ring:
         operation at once its completion comes by the ordinary way.
         """
         cdef int tries = 0
-        while op.in_flight and tries < RETRIES_MAX:
+        while op.in_flight and tries < RETRIES:
             tries += 1
             # Each time: a cancel brings a completion, of the operation or of the cancel.
             self.cancel(op)
@@ -454,7 +456,7 @@ cdef class Ring:
         cdef int tries = 0
         if self.u.inherited or not self.u.open:
             return 0
-        while self.run_count and tries < SETTLE_MAX:
+        while self.run_count and tries < SETTLE:
             tries += 1
             op = self.in_flight.next
             while op != &self.in_flight:
@@ -465,7 +467,7 @@ cdef class Ring:
             self._take_completions_of(NULL)
         if self.lingering:
             self._await_workers()
-        while uring_has_overflow(&self.u) and tries < 2 * SETTLE_MAX:
+        while uring_has_overflow(&self.u) and tries < 2 * SETTLE:
             # The kernel keeps completions that found the queue full; a new ring would lose them.
             tries += 1
             self.dispatch()
@@ -475,7 +477,7 @@ cdef class Ring:
     cdef int _await_workers(self) except -1:
         """Wait for the reads and writes of files, not for long: only this thread hears of them."""
         cdef int before, waits = 0
-        while self.lingering and waits < RETRIES_MAX:
+        while self.lingering and waits < RETRIES:
             before = self.lingering
             with nogil:
                 uring_wait_more(&self.u, 1, LINGER)

@@ -30,6 +30,8 @@ from uringloop._native.uring cimport close, uring_clock_ns
 
 # A subclass of asyncio.Transport: what asyncio's own sendfile() asks for.
 cdef object STREAM_CLASS = transports._FlowControlMixin
+# At the interpreter's end too: the names of modules are gone then.
+cdef object warn = warnings.warn
 
 
 cdef class Connections:
@@ -240,7 +242,7 @@ cdef class Transport(Flushable):
         if self.fd >= 0:
             self.loop.owners.forget(self.fd)
             try:
-                warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+                warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             finally:
                 self.release()
 
