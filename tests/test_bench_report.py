@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import importlib.util
+import itertools
 import random
 import shutil
 import subprocess
@@ -160,16 +161,25 @@ def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, st
     assert [name for name in NAMES if styles[name]["linestyle"] == "--"] == [FIRST, SECOND]
 
 
-def test_nothing_overlaps(made: tuple[Settings, str]) -> None:
-    settings, _ = made
+@pytest.mark.parametrize("clients", [(1,), (1, 50, 300), (1, 10, 50, 150, 300, 500, 1000)], ids=len)
+def test_nothing_overlaps(clients: tuple[int, ...]) -> None:
+    settings = Settings(sizes=(1000,), clients=clients, loops=("asyncio", "uvloop", "uringloop"))
     figure = charts.figure_of(settings, measured(settings), "title")
     figure.canvas.draw()
-    boxes = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == 4 + len(clients)
+    boxes = [axes.get_tightbbox() for axes in shown]
     boxes += [legend.get_window_extent() for legend in figure.legends]
     for number, box in enumerate(boxes):
         assert figure.bbox.padded(1).containsx(box.x0)
         assert figure.bbox.padded(1).containsx(box.x1)
         assert not [other for other in boxes[number + 1 :] if box.overlaps(other)]
+    for axes in shown:
+        labels = [one for one in axes.get_xticklabels() if one.get_text()]
+        places = sorted((one.get_window_extent().x0, one.get_window_extent().x1) for one in labels)
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(places))
+        if axes.get_xlabel() == "clients":
+            assert labels[-1].get_text() == f"{clients[-1]:,}"
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", ".png"])

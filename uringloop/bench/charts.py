@@ -6,6 +6,7 @@ The only module of the benchmark that imports matplotlib, and not before it draw
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ _REFERENCE_COLOUR = "#888888"
 
 # Inches of a panel, and dots per inch of a PNG.
 _WIDTH, _HEIGHT, _DENSITY = 4.2, 3.2, 130
+
+# Of the width of a panel, what a label with a space beside it takes.
+_LABEL_SHARE = 0.13
 
 # Percentiles of the latency's panels, as far as at least so many requests were slower.
 _PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99)
@@ -78,24 +82,27 @@ def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
     from matplotlib.figure import Figure
 
     clients = sorted(set(settings.clients))
-    columns = max(len(_PANELS), len(clients))
+    sizes = list(dict.fromkeys(settings.sizes))
+    # For each size its panels, and then the latencies in as many rows as they need.
+    columns = len(_PANELS)
+    rows = 1 + math.ceil(len(clients) / columns)
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     with rc_context(dict.fromkeys(ink, INK) | {"font.size": 9, "svg.hashsalt": "uringloop"}):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
-        sizes = list(dict.fromkeys(settings.sizes))
-        figure.set_size_inches(_WIDTH * columns, _HEIGHT * 2 * len(sizes) + 0.7)
-        places = figure.subplots(2 * len(sizes), columns, squeeze=False)
+        figure.set_size_inches(_WIDTH * columns, _HEIGHT * rows * len(sizes) + 0.7)
+        places = figure.subplots(rows * len(sizes), columns, squeeze=False)
         for number, size in enumerate(sizes):
             some = [one for one in results if one.row.cell.size == size and one.summary]
-            upper, lower = places[2 * number], places[2 * number + 1]
-            for axes, panel in zip(upper, _PANELS, strict=False):
+            upper, *others = places[rows * number : rows * (number + 1)]
+            lower = [axes for row in others for axes in row]
+            for axes, panel in zip(upper, _PANELS, strict=True):
                 _draw_panel(axes, panel, some, clients)
                 axes.set_title(f"{panel.title}, {size:,} B")
             for axes, count in zip(lower, clients, strict=False):
                 _draw_latency(axes, [one for one in some if one.row.cell.clients == count])
                 axes.set_title(f"Latency, {size:,} B, {count:,} {_clients(count)}")
-            for axes in [*upper[len(_PANELS) :], *lower[len(clients) :]]:
+            for axes in lower[len(clients) :]:
                 axes.set_visible(False)
         handles, names = places[0][0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=max(len(names), 1))
@@ -146,12 +153,24 @@ def _draw_panel(axes: Any, panel: Panel, results: list[Result], clients: list[in
             axes.errorbar(x, y, (below, above), capsize=2, elinewidth=0.8, **style_of(name, names))
     _prepare(axes, "clients", panel.unit)
     axes.set_xscale("log")
-    axes.set_xticks(clients, [f"{count:,}" for count in clients])
+    axes.set_xticks(clients, _spaced(clients))
     axes.set_xticks([], minor=True)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     axes.yaxis.set_major_formatter("{x:,g}")
     if not axes.has_data():
         axes.text(0.5, 0.5, "not counted", ha="center", va="center", transform=axes.transAxes)
+
+
+def _spaced(clients: list[int]) -> list[str]:
+    """Return the labels of a logarithmic axis; one that would touch the next is empty."""
+    room = math.log(clients[-1] / clients[0]) * _LABEL_SHARE
+    labels = [""] * len(clients)
+    last = math.inf
+    for index in reversed(range(len(clients))):
+        if math.log(last / clients[index]) >= room:
+            last = clients[index]
+            labels[index] = f"{last:,}"
+    return labels
 
 
 def _draw_latency(axes: Any, results: list[Result]) -> None:
