@@ -68,6 +68,14 @@ LEFT_OUT = {
     "main": "async def main(): pass",
 }
 
+# What is served where a page has an application.
+APPLICATION = """
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body"})
+"""
+
 # What must be there before a program begins, by page and heading.
 BEFOREHAND = {
     ("README.md", "Files"): """
@@ -78,11 +86,11 @@ BEFOREHAND = {
         from aiohttp import web
         app = web.Application()
         """,
-    ("docs/integrations.md", "granian"): """
+    ("docs/integrations.md", "granian"): f"""
         from pathlib import Path
-        Path("app.py").write_text(Path("app_of_the_page.py").read_text())
+        Path("app.py").write_text({APPLICATION!r})
         """,
-    ("docs/integrations.md", "hypercorn"): "from app_of_the_page import app\n",
+    ("docs/integrations.md", "hypercorn"): APPLICATION,
     # What a kernel does with the loop at its end.
     ("docs/integrations.md", "Jupyter"): """
         import atexit
@@ -134,14 +142,6 @@ BEFOREHAND = {
             runner.close()
         """,
 }
-
-# Beside every program: what is served where a page has an application.
-APPLICATION = """
-async def app(scope, receive, send):
-    if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 404, "headers": []})
-        await send({"type": "http.response.body"})
-"""
 
 # Packages that a test environment may lack; each is in an extra of pyproject.toml.
 OPTIONAL = {
@@ -302,7 +302,6 @@ def test_program(block: Block, tmp_path: Path) -> None:
     check_can_be_run(block)
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = found.getsockname()
-    (tmp_path / "app_of_the_page.py").write_text(APPLICATION)
     path = tmp_path / "program.py"
     path.write_text(program_of(block).replace(PORT, str(address[1])))
     question = ASKED.get(block.place) if PORT in block.text else None

@@ -26,6 +26,8 @@ from jupyter_client.manager import start_new_kernel
 
 manager, client = start_new_kernel(kernel_name=sys.argv[1], startup_timeout=30)
 kernel = manager.provisioner.process
+# After half of it a kernel that was asked to end is terminated: 2.5 s by default.
+manager.shutdown_wait_time = 60
 
 # What comes soon after a cell that failed would be aborted.
 GO_ON = {"stop_on_error": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,9 @@ def run_suite(
     (folder / "test_suite.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *options)
-    with process(command, cwd=folder) as running:
+    # Where `-p` finds a plugin of the suite's own, even if Python does not look there by itself.
+    path = os.pathsep.join([str(folder), *filter(None, [os.getenv("PYTHONPATH")])])
+    with process(command, cwd=folder, environment={"PYTHONPATH": path}) as running:
         assert running.ended() == 0, running.output
         assert f"{passed} passed" in running.output
 
