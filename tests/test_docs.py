@@ -94,7 +94,7 @@ BEFOREHAND = {
     # What a kernel does with the loop at its end.
     ("docs/integrations.md", "Jupyter"): """
         import atexit
-        atexit.register(lambda: asyncio.get_event_loop_policy().get_event_loop().close())
+        atexit.register(lambda: asyncio.get_event_loop().close())
         """,
     ("docs/files.md", "Files"): """
         from pathlib import Path
