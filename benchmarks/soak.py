@@ -2,9 +2,9 @@
 
 Connections over TCP, UNIX sockets and TLS that echo, end and begin anew, datagrams, files,
 processes, timers, calls of threads, and tasks that are cancelled at any time. Each second the size
-of the process, its descriptors and threads, Python's blocks of memory, the loop's operations and
-buffers are noted. In the end a line is fitted through each, without the first third, in which the
-allocator finds its size: a leak is a slope that can not be chance.
+of the process, its descriptors and threads, Python's blocks of memory, what malloc has given out,
+the loop's operations and buffers are noted. In the end a line is fitted through each, without the
+first third, in which the allocators find their size: a leak is a slope that can not be chance.
 
 The exit status is 0, or 1 if a byte was wrong or something grows.
 """
@@ -15,6 +15,7 @@ import argparse
 import array
 import asyncio
 import contextlib
+import ctypes
 import functools
 import gc
 import hashlib
@@ -27,7 +28,6 @@ import ssl
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -46,14 +46,44 @@ from uringloop.bench.counters import rss_bytes
 # What is noted, with the growth in an hour that counts as one: less is not told from chance.
 MEASURES = {
     "rss_kb": 1024.0,
+    "malloc_kb": 256.0,
     "blocks": 1000.0,
     "fds": 1.0,
-    "threads": 1.0,
+    # Workers come with need, up to a bound, and stay while there is work: only shown. They must all
+    # have gone in the end.
+    "threads": math.inf,
     "operations": 1.0,
     "buffers_out": 1.0,
 }
 WARM_UP = 1 / 3
 SIZES = (1, 100, 1000, 10_000, 70_000, 300_000)
+
+
+def threads() -> int:
+    """Return how many threads this process has, Python's and others."""
+    return len(os.listdir("/proc/self/task"))
+
+
+class Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of the C library (glibc 2.33)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+C_LIBRARY = ctypes.CDLL(None)
+C_LIBRARY.mallinfo2.restype = Mallinfo
+
+
+def malloc_bytes() -> int:
+    """Return what malloc has given out, on its heaps and in mappings of their own."""
+    info = C_LIBRARY.mallinfo2()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 class Soak:
@@ -247,10 +277,13 @@ class Soak:
 
     def sample(self, stats: dict[str, Any]) -> None:
         self.samples["second"].append(time.monotonic())
+        # What it holds and nobody uses is the allocator's affair, and finds its size in hours.
+        C_LIBRARY.malloc_trim(0)
         self.samples["rss_kb"].append(rss_bytes(os.getpid()) / 1024)
+        self.samples["malloc_kb"].append(malloc_bytes() / 1024)
         self.samples["blocks"].append(sys.getallocatedblocks())
         self.samples["fds"].append(open_fds())
-        self.samples["threads"].append(len(os.listdir("/proc/self/task")))
+        self.samples["threads"].append(threads())
         self.samples["operations"].append(stats["operations"])
         self.samples["buffers_out"].append(stats["buffers_out"])
 
@@ -284,7 +317,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(options.seed, Path(folder))
-        fds = open_fds()
+        fds, threads_before = open_fds(), threads()
         loop = uringloop.Loop(backend=options.backend)
         backend = loop.backend
         complaints: list[Any] = []
@@ -295,6 +328,11 @@ def main() -> int:
         left = loop.stats()
         loop.close()
     left_fds = open_fds() - fds
+    # A worker of the kernel's that has nothing to do ends some seconds later.
+    deadline = time.monotonic() + 30
+    while threads() > threads_before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left_threads = threads() - threads_before
     for what, count in sorted(soak.done.items()):
         print(f"{what}: {count:,}")
     first = int(len(soak.samples["second"]) * WARM_UP)
@@ -311,7 +349,7 @@ def main() -> int:
     print(
         f"\nwrong: {len(soak.wrong)}; left: {left_fds} descriptors, "
         f"{left['operations']} operations, {left['buffers_out']} buffers, "
-        f"{threading.active_count() - 1} threads; complaints: {len(complaints)}"
+        f"{left_threads} threads; complaints: {len(complaints)}"
     )
     for text in [*soak.wrong[:5], *map(str, complaints[:5])]:
         print(text)
@@ -323,7 +361,8 @@ def main() -> int:
         plot(soak.samples, options.plot, f"{backend}, {options.minutes:g} minutes")
     if grows:
         print("grows:", ", ".join(grows))
-    return 1 if soak.wrong or grows or complaints or left["operations"] else 0
+    remains = left["operations"] or left["buffers_out"] or left_fds or left_threads
+    return 1 if soak.wrong or grows or complaints or remains else 0
 
 
 def plot(samples: dict[str, array.array[float]], path: Path, title: str) -> None:
