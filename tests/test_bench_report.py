@@ -154,6 +154,8 @@ def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, st
         assert axes.has_data()
         assert [line.get_label() for line in axes.get_lines()] or axes.containers
     (legend,) = figure.legends
+    # Which would be white behind the light text of a dark page.
+    assert not legend.get_frame_on()
     assert [text.get_text() for text in legend.get_texts()] == NAMES
     styles = {name: charts.style_of(name, NAMES) for name in NAMES}
     looks = {(look["color"], look["marker"], look["linestyle"]) for look in styles.values()}

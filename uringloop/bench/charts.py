@@ -105,7 +105,10 @@ def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
             for axes in lower[len(clients) :]:
                 axes.set_visible(False)
         handles, names = places[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=max(len(names), 1))
+        # A frame has a ground of its own, on which the ink of a dark page is lost.
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=max(len(names), 1), frameon=False
+        )
         if title:
             figure.suptitle(title)
     return figure
