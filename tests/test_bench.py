@@ -312,18 +312,39 @@ def test_an_empty_histogram_has_percentiles_of_zero() -> None:
 
 
 def test_kernel_entries_count_every_thread() -> None:
-    try:
-        entries = counters.KernelEntries(os.getpid())
-    except OSError as exc:
-        pytest.skip(f"perf events are refused: {exc}")
-    try:
-        before = entries.total()
-        thread = threading.Thread(target=lambda: [os.getppid() for _ in range(1000)])
-        thread.start()
-        thread.join()
-        assert 1000 <= entries.total() - before < 1500
-    finally:
-        entries.close()
+    # A process of its own: in this one there may be threads of other tests.
+    program = (
+        "import os, threading\n"
+        "ask = lambda: [os.getppid() for _ in range(1000)]\n"
+        "input('begun\\n')\n"
+        "thread = threading.Thread(target=ask)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "input('done\\n')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        try:
+            entries = counters.KernelEntries(child.pid)
+        except OSError as exc:
+            child.kill()
+            pytest.skip(f"perf events are refused: {exc}")
+        try:
+            before = entries.total()
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "done\n"
+            assert 1000 <= entries.total() - before < 1500
+        finally:
+            entries.close()
+            child.kill()
 
 
 def test_cpu_time_of_a_process_is_its_own_clock() -> None:

@@ -141,7 +141,7 @@ def cause(error: int) -> str:
     if error == errno.EINVAL and release() < KERNEL_MIN:
         return (
             f"kernel {os.uname().release} is too old; "
-            f"a kernel from {dotted(KERNEL_MIN)} on has what it takes"
+            f"a kernel from {'.'.join(map(str, KERNEL_MIN))} on has what it takes"
         )
     if error in (errno.EINVAL, errno.EOPNOTSUPP):
         return (
@@ -178,10 +178,6 @@ def release() -> tuple[int, ...]:
     """Return the kernel's version: (6, 12) of 6.12.107+deb13-cloud-amd64."""
     numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return tuple(map(int, numbers.groups())) if numbers else (0, 0)
-
-
-def dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def seccomp_mode() -> str:

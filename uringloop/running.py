@@ -34,6 +34,8 @@ ORIGIN_DEPTH = 10
 
 # Where a loop is made with this set, `python -m uringloop.top` can watch the process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
+# Where a loop is made with this set, what it asks its ring is told.
+TRACE_VARIABLE = "URINGLOOP_TRACE"
 
 # What create_task takes, and what of it goes to a factory, has changed in bug-fix releases too.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -91,7 +93,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
-        told = tracing.output(os.environ.get("URINGLOOP_TRACE", ""))
+        told = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
         self._open(backend, busy_poll_us, batch_wait_us, sqpoll, cpu)
         tracing.trace(self, told)
         self._closes_itself = type(self).__del__ is RunningLoop.__del__

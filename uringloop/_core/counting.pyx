@@ -6,15 +6,11 @@ neither stops nor resets anything; any thread may.
 
 from weakref import ref
 
+from posix.time cimport clock_gettime, timespec
+from posix.types cimport clockid_t
+
 from uringloop._core.loop cimport BATCH_SIZES, LoopCore
 
-
-cdef extern from "<time.h>" nogil:
-    ctypedef int clockid_t
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(clockid_t clock, timespec *time)
 
 cdef extern from "<pthread.h>" nogil:
     # musl has a pointer here.

@@ -1,7 +1,5 @@
 """How a ring ends: what is in flight is cancelled, and its completions are taken."""
 
-from cpython.ref cimport Py_DECREF
-
 from uringloop._core.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
 from uringloop._native.trace cimport uring_trace_complete
 from uringloop._native.uring cimport (
@@ -75,9 +73,7 @@ cdef bint take_all(Ring ring) except -1:
 
 cdef int let_go(Ring ring, Operation *op, int res) except -1:
     """End *op*, and tell nobody but the trace."""
-    cdef object owner = <object>op.owner
     if ring.trace.fd >= 0:
         uring_trace_complete(&ring.trace, op.opcode, op.number, res, False, False)
-    ring._unlink(op)
-    Py_DECREF(owner)
+    ring._let_go(op, <object>op.owner)
     return 0

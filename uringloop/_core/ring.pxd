@@ -90,6 +90,7 @@ cdef class Ring:
     cdef void _forget(self) noexcept
     cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
+    cdef void _let_go(self, Operation *op, object owner) noexcept
     cdef int _take_completions_of(self, Operation *op) except -1
     cdef int _submit_and_look(self, unsigned int expected) except -1
     cdef int _entered(self, int res) except -1

@@ -344,8 +344,7 @@ cdef class Ring:
             uring_trace_complete(
                 &self.trace, op.opcode, op.number, res, flags & IORING_CQE_F_MORE, False)
         if not flags & IORING_CQE_F_MORE:
-            self._unlink(op)
-            Py_DECREF(owner)
+            self._let_go(op, owner)
         return op.on_completion(op, res, flags)
 
     cdef int _confirm(self) except -1:
@@ -374,8 +373,7 @@ cdef class Ring:
             owner = <object>op.owner
             if self.trace.fd >= 0:
                 uring_trace_complete(&self.trace, op.opcode, op.number, 0, False, True)
-            self._unlink(op)
-            Py_DECREF(owner)
+            self._let_go(op, owner)
             op.on_completion(op, 0, CONFIRMED)
             op = self._last_submitted()
         return 0
@@ -399,6 +397,11 @@ cdef class Ring:
                 op.cancelled = op.ends_with_run = False
         if op.lingers:
             self.lingering -= 1
+
+    cdef void _let_go(self, Operation *op, object owner) noexcept:
+        """Drop the ring's reference to the *owner* of *op*. The caller has its own."""
+        self._unlink(op)
+        Py_DECREF(owner)
 
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
@@ -559,12 +562,12 @@ cdef class Ring:
             move_first(&self.quiet, &self.in_flight)
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
-            self._unlink(op)
             if op.lends:
                 # Its memory is a worker's for good. Nobody need wait for its end any more.
+                self._unlink(op)
                 op.on_completion(op, -ECANCELED, 0)
             else:
-                Py_DECREF(<object>op.owner)
+                self._let_go(op, <object>op.owner)
         return 0
 
     cdef int close(self) except -1:

@@ -129,8 +129,6 @@ static inline int uring_trace_begin(const uring_trace *trace, char *line) {
 static inline void uring_trace_write(const uring_trace *trace, char *line, int size) {
     ssize_t written;
 
-    if (size > URING_TRACE_LINE - 1)
-        size = URING_TRACE_LINE - 1;
     line[size] = '\n';
     do {
         written = write(trace->fd, line, (size_t)size + 1);
