@@ -6,11 +6,13 @@ import _thread
 import asyncio
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -432,6 +434,40 @@ def run_within_a_run(factory: Factory) -> str:
     return must(well and refused == 4, f"refused {refused} of 4 times, then an echo")
 
 
+OTHER_INTERPRETER = """
+import os, sys
+sys.path[:0] = {path!r}
+try:
+    import {package}
+    loop = {package}.new_event_loop()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    told = "runs there"
+except BaseException as exc:
+    told = type(exc).__name__
+os.write({pipe}, told.encode())
+"""
+
+
+def another_interpreter(factory: Factory) -> str:
+    """A subinterpreter imports the loop while this one's is open, and runs one if it may."""
+    interpreters: Any = importlib.import_module(
+        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    )
+    loop = factory()
+    package = type(loop).__module__.partition(".")[0]
+    reader, writer = os.pipe()
+    other = interpreters.create()
+    script = OTHER_INTERPRETER.format(path=sys.path, package=package, pipe=writer)
+    interpreters.run_string(other, script)
+    interpreters.destroy(other)
+    well = loop.run_until_complete(goes_on(loop))
+    os.close(writer)
+    with open(reader) as told:
+        return f"{told.read()}, {must(well, 'then an echo')}"
+
+
 FAULTS: tuple[Fault, ...] = (
     fork_while_running,
     multiprocessing_both_ways,
@@ -444,4 +480,5 @@ FAULTS: tuple[Fault, ...] = (
     created_and_closed,
     every_callback_raises,
     run_within_a_run,
+    another_interpreter,
 )
