@@ -35,7 +35,7 @@ def test_loop_does_without_all_features(backend: str) -> None:
 
 
 # Later kernels may lack none of these; older ones may have them.
-SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15)}
+SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15), "epoll_wait": (6, 15)}
 
 
 @on_io_uring

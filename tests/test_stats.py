@@ -323,21 +323,14 @@ async def test_bytes_that_do_not_leave_are_not_sent(loop: uringloop.Loop) -> Non
 
 @on_loop
 async def test_batches_add_up_to_the_completions(loop: uringloop.Loop) -> None:
-    pairs = [socket.socketpair() for _ in range(50)]
-    with contextlib.ExitStack() as stack:
-        for left, right in pairs:
-            stack.enter_context(left)
-            stack.enter_context(right)
-            left.setblocking(False)
-            loop.add_reader(left, left.recv, 1)
+    async with contextlib.AsyncExitStack() as stack:
+        ends = [await stack.enter_async_context(stream(loop, Collector(loop))) for _ in range(50)]
         before = loop.stats()
         for _ in range(20):
-            for _, right in pairs:
-                right.send(b"x")
+            for _, peer in ends:
+                peer.send(b"x")
             await turns(3)
         stats = loop.stats()
-        for left, _ in pairs:
-            loop.remove_reader(left)
     completions = stats["completions"] - before["completions"]
     batches = {size: n - before["batches"][size] for size, n in stats["batches"].items()}
     assert completions >= 20 * 50

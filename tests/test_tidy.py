@@ -27,6 +27,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "the ABIs of others",
         (
             "_native.uring",
+            "_native.epoll",
             "_native.membio",
             "_core.errors",
             "_core.pyapi",
@@ -71,7 +72,14 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the turn", ("_core.loop",)),
     (
         "what a loop drives",
-        ("_core.transport", "_core.poll", "_core.fileops", "_core.counting", "_core.tracing"),
+        (
+            "_core.transport",
+            "_core.poll",
+            "_core.watchers",
+            "_core.fileops",
+            "_core.counting",
+            "_core.tracing",
+        ),
     ),
     ("pausing in; open files", ("_core.reader", "_core.openfile", "_core.pathops")),
     ("pausing out", ("_core.flow",)),

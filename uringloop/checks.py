@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import operator
 import os
 import socket
 import ssl
-import stat
 import sys
 
 # A second in microseconds: a loop that spins longer is a mistake in the unit.
@@ -80,10 +78,3 @@ def descriptor(file: object) -> int:
 def check_descriptor(fd: int) -> None:
     if fd < 0:
         raise ValueError(f"Invalid file descriptor: {fd}")
-
-
-def check_pollable(fd: int) -> None:
-    """Refuse what epoll refuses: io_uring would call a regular file always ready."""
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

@@ -34,6 +34,7 @@ BRINGS = {
     "cached_files": "what the kernel's cache has of a file is read without a submission",
     "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
     "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
+    "epoll_wait": "what is watched is told by a completion, not by a call more (6.15)",
 }
 
 Report = dict[str, object]

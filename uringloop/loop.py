@@ -21,7 +21,7 @@ from uringloop import (
     subprocesses,
     tls,
 )
-from uringloop._core import poll, socketops
+from uringloop._core import socketops, watchers
 from uringloop._core.stream import StreamTransport
 from uringloop.resolver import AddressInfo
 from uringloop.running import RunningLoop
@@ -75,21 +75,24 @@ class Loop(RunningLoop):
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
     ) -> None:
-        super().__init__(
-            backend=backend,
-            busy_poll_us=busy_poll_us,
-            batch_wait_us=batch_wait_us,
-            sqpoll=sqpoll,
-            sqpoll_cpu=sqpoll_cpu,
-        )
-        self._readers: dict[int, poll.PollWatcher] = {}
-        self._writers: dict[int, poll.PollWatcher] = {}
+        self._watchers = watchers.Watchers(self)
+        try:
+            super().__init__(
+                backend=backend,
+                busy_poll_us=busy_poll_us,
+                batch_wait_us=batch_wait_us,
+                sqpoll=sqpoll,
+                sqpoll_cpu=sqpoll_cpu,
+            )
+        except BaseException:
+            # Not when garbage is collected: a program may have tried for want of descriptors.
+            self._watchers.close()
+            raise
         self._children: set[subprocesses.Child] = set()
 
     def close(self) -> None:
         super().close()
-        self._readers.clear()
-        self._writers.clear()
+        self._watchers.close()
         subprocesses.close(self)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
@@ -472,62 +475,38 @@ class Loop(RunningLoop):
     # ── watchers ─────────────────────────────────────────────────────────────────────────────
 
     def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(self._readers, fd, poll.READ, callback, args)
+        self._add_watcher(fd, watchers.READ, callback, args)
 
     def remove_reader(self, fd: FileLike) -> bool:
-        return self._remove_watcher(self._readers, fd)
+        return self._remove_watcher(fd, watchers.READ)
 
     def add_writer(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(self._writers, fd, poll.WRITE, callback, args)
+        self._add_watcher(fd, watchers.WRITE, callback, args)
 
     def remove_writer(self, fd: FileLike) -> bool:
-        return self._remove_watcher(self._writers, fd)
+        return self._remove_watcher(fd, watchers.WRITE)
 
     def _add_watcher(
-        self,
-        watchers: dict[int, poll.PollWatcher],
-        fd: FileLike,
-        mask: int,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
+        self, fd: FileLike, event: int, callback: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
         number = checks.descriptor(fd)
         self._check_no_transport(number)
         self._check_closed()
         checks.check_descriptor(number)
-        watcher = watchers.get(number)
-        if watcher is None:
-            checks.check_pollable(number)
-            watcher = watchers[number] = poll.PollWatcher(self, number, mask, fd)
-        watcher.watch(callback, args)
+        self._watchers.watch(number, event, callback, args, fd)
 
-    def _remove_watcher(self, watchers: dict[int, poll.PollWatcher], fd: FileLike) -> bool:
+    def _remove_watcher(self, fd: FileLike, event: int) -> bool:
         number = checks.descriptor(fd)
         self._check_no_transport(number)
         if self.is_closed():
             return False
         if number < 0:
             # Closed meanwhile: it is known by what was watched.
-            number = next((known for known, one in watchers.items() if one.file is fd), number)
+            number = self._watchers.descriptor_of(fd)
         checks.check_descriptor(number)
-        watcher = watchers.pop(number, None)
-        if watcher is None:
-            return False
-        watcher.remove()
-        return True
+        return self._watchers.remove(number, event)
 
     def _check_no_transport(self, fd: int) -> None:
         transport = self._transport_of(fd)
         if transport is not None and not transport.is_closing():
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
-
-    def _watcher_failed(self, fd: int, writer: bool, exc: OSError) -> None:
-        """Forget a descriptor that can not be polled any more, and say so."""
-        (self._writers if writer else self._readers).pop(fd, None)
-        self.call_exception_handler(
-            {
-                "message": f"{'add_writer' if writer else 'add_reader'}() can not watch "
-                f"file descriptor {fd} any more",
-                "exception": exc,
-            }
-        )

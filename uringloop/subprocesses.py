@@ -22,7 +22,7 @@ from asyncio.log import logger
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from uringloop._core import poll
+from uringloop._core import watchers
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop
@@ -49,7 +49,7 @@ class Child:
         self.process = transport._proc
         # Ours, closed when the child is reaped; -1 if there is none.
         self.pidfd = -1
-        self._watcher: poll.PollWatcher | None = None
+        self._watched = False
         self._lock = threading.Lock()
 
     def watch(self) -> None:
@@ -63,8 +63,8 @@ class Child:
             self._watch_in_thread()
             return
         self.loop._signals.before[signal.SIGCHLD] = take_ended
-        self._watcher = poll.PollWatcher(self.loop, self.pidfd, poll.READ)
-        self._watcher.watch(self._ended, ())
+        self.loop._watchers.watch(self.pidfd, watchers.READ, self._ended, ())
+        self._watched = True
 
     def _watch_in_thread(self) -> None:
         name = f"uringloop-child-{self.process.pid}"
@@ -81,8 +81,9 @@ class Child:
             self.reap()
 
     def _ended(self) -> None:
-        if self._watcher is not None:
-            self._watcher.remove()
+        if self._watched:
+            self.loop._watchers.remove(self.pidfd, watchers.READ)
+            self._watched = False
         self.loop._children.discard(self)
         assert self.transport is not None
         # In the turn after this one: what the child wrote before its end is read by then.
@@ -140,7 +141,7 @@ class Child:
 
     def take_if_ended(self) -> None:
         # One that a thread waits for is the thread's to tell about.
-        if self._watcher is not None and self._has_ended():
+        if self._watched and self._has_ended():
             self._ended()
 
     def _has_ended(self) -> bool:

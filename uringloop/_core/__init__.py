@@ -30,6 +30,7 @@ MODULES = (
     "tracing",
     "transport",
     "poll",
+    "watchers",
     "fileops",
     "pathops",
     "reader",

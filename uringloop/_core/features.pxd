@@ -10,6 +10,7 @@ cdef enum:
     CACHED_FILES = 32       # what the page cache has is read without a submission
     CACHED_PATHS = 64       # what the kernel knows of a path is told, and opened, without one
     TRUNCATE = 128          # the size of a file is changed by a submission
+    EPOLL_WAIT = 256        # what is watched is told by the completion of a request
 
 
 cdef bint uses(unsigned int feature, bint soft=*) noexcept

@@ -5,7 +5,7 @@ guessed from its version, once in a process and at the first need. Changed under
 """
 
 from uringloop._core.errors cimport os_error
-from uringloop._native.probes cimport uring_try, uring_try_paths
+from uringloop._native.probes cimport uring_abilities, uring_try, uring_try_paths
 from uringloop._native.uring cimport (
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
@@ -25,6 +25,7 @@ FEATURES = {
     "cached_files": CACHED_FILES,
     "cached_paths": CACHED_PATHS,
     "truncate": TRUNCATE,
+    "epoll_wait": EPOLL_WAIT,
 }
 
 # The kernel's ring does not serve without these, or, the last, they are none of a ring's.
@@ -56,21 +57,22 @@ cdef void try_paths() noexcept:
 cdef int try_kernel() except -1:
     """Find out, once, whether a ring can be made and entered, and what it can do."""
     global present, kernel_tried
-    cdef unsigned int facts = 0
-    cdef bint quiet = False, truncates = False
+    cdef uring_abilities found
     cdef int res
     if kernel_tried:
         return 0
-    res = uring_try(&quiet, &truncates, &facts)
+    res = uring_try(&found)
     if res < 0:
         raise os_error(res, "io_uring")
-    if quiet:
+    if found.quiet_sends:
         present |= QUIET_SENDS
-    if truncates:
+    if found.truncates:
         present |= TRUNCATE
-    if facts & URING_FEATURE_NO_IOWAIT:
+    if found.waits_epoll:
+        present |= EPOLL_WAIT
+    if found.facts & URING_FEATURE_NO_IOWAIT:
         present |= NO_IOWAIT
-    if facts & URING_FEATURE_MIN_TIMEOUT:
+    if found.facts & URING_FEATURE_MIN_TIMEOUT:
         present |= MIN_WAIT
     kernel_tried = True
     return 0

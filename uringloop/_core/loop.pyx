@@ -5,8 +5,8 @@
     collect         dispatch completions: bytes reach protocols, futures are resolved; what the
                     protocols wrote leaves with the enters that bring more completions
     run_due         run the timers that were due when the turn began
-    rearm_all       watchers whose callback has run join the flush list
-    flush_all       one send for each transport that wrote, one poll for each watcher
+    rearm_all       watchers join the flush list, if callbacks of theirs have run
+    flush_all       one send for each transport that wrote, and epoll is asked again
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
 That is asyncio's order: what was scheduled before the kernel was asked runs before what it

@@ -1,22 +1,7 @@
-"""Readiness of descriptors that belong to the user."""
+"""One wait for the readiness of a descriptor that belongs to the user."""
 
-from uringloop._core.handles cimport Handle
-from uringloop._core.loop cimport Flushable, LoopCore
+from uringloop._core.loop cimport LoopCore
 from uringloop._core.ring cimport Operation
-
-
-cdef class PollWatcher(Flushable):
-    # One direction of one descriptor of add_reader or add_writer.
-    cdef LoopCore loop
-    cdef int fd                 # the user's
-    cdef readonly object file   # what add_reader was given: the number, or what has one
-    cdef unsigned int mask      # POLLIN or POLLOUT
-    cdef Handle handle          # what to run; replaced at will
-    cdef Operation poll_op      # one-shot: level-triggered by arming it again
-    cdef bint removed
-
-    cdef int arm(self) except -1
-    cdef int on_poll(self, int res, unsigned int flags) except -1
 
 
 cdef class PollOnce:
@@ -27,9 +12,12 @@ cdef class PollOnce:
     cdef object future          # resolved with None when the descriptor is ready
     cdef Operation poll_op
     cdef bint finished
+    cdef int epoll_fd           # ours, of which the ring is asked after a half-close; or -1
 
     cdef int arm(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef int look_past_end(self) except -1
+    cdef void close_epoll(self) noexcept
     cdef int finish(self) except -1
 
 

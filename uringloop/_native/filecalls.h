@@ -18,8 +18,6 @@
 #include "mounts.h"
 #include "uring.h"
 
-#define URING_OP_FTRUNCATE 55 /* 6.9 */
-
 /* What the kernel reads at once is at least so much. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 

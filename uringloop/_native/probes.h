@@ -8,6 +8,15 @@
 #include "filecalls.h"
 #include "requests.h"
 
+/* What a ring of this kernel can do. */
+typedef struct uring_abilities {
+    int quiet_sends; /* a quiet send does what it promises: nothing for success, the count of a short
+                      * send, EAGAIN for none */
+    int truncates;   /* there is an operation for that */
+    int waits_epoll; /* and one for epoll_wait(2) */
+    unsigned facts;  /* the features that the kernel tells of */
+} uring_abilities;
+
 typedef struct uring_trial {
     uring u;
     int pair[2]; /* of UNIX stream sockets */
@@ -55,11 +64,8 @@ static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
     return known;
 }
 
-/* Makes a ring and enters it: 0, or -errno where either is refused. *quiet* tells whether a quiet
- * send does what it promises: nothing for success, the count of a short send, EAGAIN for none.
- * *truncates* is whether there is an operation for that; *facts* are the features that the kernel
- * tells of. */
-static inline int uring_try(int *quiet, int *truncates, unsigned *facts) {
+/* Makes a ring and enters it: 0, or -errno where either is refused. */
+static inline int uring_try(uring_abilities *found) {
     static const char data[256 * 1024];
     const size_t sizes[] = {1, sizeof(data), sizeof(data)};
     struct io_uring_cqe completion;
@@ -78,11 +84,12 @@ static inline int uring_try(int *quiet, int *truncates, unsigned *facts) {
             results[i] = -1;
         res = res < 0 ? res : 0;
     }
-    *facts = trial.u.ring.features;
-    *truncates = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
+    found->facts = trial.u.ring.features;
+    found->truncates = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
+    found->waits_epoll = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
     uring_trial_close(&trial);
-    *quiet = res == 0 && results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
-             results[2] == -EAGAIN;
+    found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
+                         results[1] < (int)sizeof(data) && results[2] == -EAGAIN;
     return res;
 }
 

@@ -2,5 +2,11 @@
 
 
 cdef extern from "probes.h" nogil:
-    int uring_try(bint *quiet, bint *truncates, unsigned int *facts)
+    struct uring_abilities:
+        bint quiet_sends
+        bint truncates
+        bint waits_epoll
+        unsigned int facts
+
+    int uring_try(uring_abilities *found)
     bint uring_try_paths()

@@ -29,6 +29,16 @@ static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
+/* Has up to *size* of the events of an epoll instance written to *events*, once there are any. */
+static inline void uring_prep_epoll_wait(struct io_uring_sqe *sqe, int epoll_fd, void *events,
+                                         unsigned size) {
+    io_uring_prep_nop(sqe);
+    sqe->opcode = URING_OP_EPOLL_WAIT;
+    sqe->fd = epoll_fd;
+    sqe->addr = (uint64_t)(uintptr_t)events;
+    sqe->len = size;
+}
+
 static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
                                              bool poll_first) {
     io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);

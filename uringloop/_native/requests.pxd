@@ -18,6 +18,7 @@ cdef extern from "requests.h" nogil:
     void uring_prep_accept(io_uring_sqe *sqe, int fd, bint multishot)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)
     void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
     bint uring_find_datagram(
         const char *buffer, int size, const char **name, unsigned int *name_size,

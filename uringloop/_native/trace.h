@@ -74,6 +74,10 @@ static inline const char *uring_name(unsigned opcode) {
         return "symlinkat";
     case IORING_OP_LINKAT:
         return "linkat";
+    case URING_OP_FTRUNCATE:
+        return "ftruncate";
+    case URING_OP_EPOLL_WAIT:
+        return "epoll_wait";
     default:
         return "other";
     }
