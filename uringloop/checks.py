@@ -13,6 +13,9 @@ WAIT_MAX_US = 1_000_000
 # A minute in milliseconds: a thread of the kernel that never sleeps is asked for by no program.
 IDLE_MAX_MS = 60_000
 
+# What a descriptor is to C.
+C_INT_MAX = 2**31 - 1
+
 # From 3.13 on asyncio repeats the errno in the message of a failed bind().
 BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
 
@@ -78,3 +81,9 @@ def descriptor(file: object) -> int:
 def check_descriptor(fd: int) -> None:
     if fd < 0:
         raise ValueError(f"Invalid file descriptor: {fd}")
+
+
+def check_is_c_int(fd: int) -> None:
+    """Refuse a number that no descriptor can have, in the words of the selectors."""
+    if fd > C_INT_MAX:
+        raise OverflowError("Python int too large to convert to C int")

@@ -493,6 +493,7 @@ class Loop(RunningLoop):
         self._check_no_transport(number)
         self._check_closed()
         checks.check_descriptor(number)
+        checks.check_is_c_int(number)
         self._watchers.watch(number, event, callback, args, fd)
 
     def _remove_watcher(self, fd: FileLike, event: int) -> bool:

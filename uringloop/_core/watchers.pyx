@@ -106,7 +106,7 @@ cdef class Watchers(Flushable):
             self.loop.add_rearm(self)
         return handle
 
-    def remove(self, int fd, unsigned int event):
+    def remove(self, fd, unsigned int event):
         """Watch *fd* no more for *event*; return whether it was."""
         cdef Watched watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
