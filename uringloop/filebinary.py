@@ -11,8 +11,9 @@ import io
 import os
 from typing import IO, TYPE_CHECKING
 
+from uringloop._core.filerequests import REQUEST_MAX
 from uringloop._core.fileviews import bytes_of, room_in
-from uringloop._core.openfile import REQUEST_MAX, OpenFile
+from uringloop._core.openfile import OpenFile
 from uringloop.filebase import AsyncFile, Fact, Turns, in_turn, warn_unclosed
 
 if TYPE_CHECKING:
