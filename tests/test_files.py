@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filing import Call, compare, opened, raised, run
+from filing import Call, compare, opened, our_results, plain_results, raised, run
 
 import uringloop
 
@@ -230,6 +230,56 @@ def test_files_without_a_size_are_read_to_their_end(each_loop: asyncio.AbstractE
         assert data.count(b"\n") > 50
         async with uringloop.open("/dev/zero", "rb") as file:
             assert await file.read(10) == bytes(10)
+
+    run(each_loop, main)
+
+
+CALLS_OF_PROC: list[Call] = [
+    ("write", (b"one",)),
+    ("tell", ()),
+    ("seek", (0,)),
+    ("read", (2,)),
+    ("write", (b"three",)),
+    ("tell", ()),
+    ("read", ()),
+]
+
+
+@pytest.mark.parametrize("path", ["/proc/self/comm", "/proc/version"])
+@pytest.mark.parametrize("mode", ["wb", "r+b"])
+def test_a_file_of_proc_is_written_where_it_stands(
+    each_loop: asyncio.AbstractEventLoop, path: str, mode: str
+) -> None:
+    # The kernel takes no offset for it, and does not move it either.
+    if not os.access(path, os.W_OK):
+        pytest.skip("only root may open it")
+    name = Path("/proc/self/comm").read_bytes()
+
+    async def main() -> None:
+        expected = plain_results(Path(path), mode, CALLS_OF_PROC, buffering=0)
+        assert await our_results(Path(path), mode, CALLS_OF_PROC, buffering=0) == expected[:-1]
+        async with uringloop.open(path, "r+b") as file:
+            for call in (file.pwrite(b"x", 0), file.pwritev([b"x"], 0)):
+                with pytest.raises(OSError, match="Illegal seek"):
+                    await call
+        await uringloop.fs.write_bytes("/proc/self/comm", b"two")
+        assert await uringloop.fs.read_bytes("/proc/self/comm") == b"two\n"
+
+    try:
+        run(each_loop, main)
+    finally:
+        Path("/proc/self/comm").write_bytes(name)
+
+
+def test_an_eventfd_is_read_and_written(each_loop: asyncio.AbstractEventLoop) -> None:
+    # It says that it can be positioned, and takes no offset.
+    async def main() -> None:
+        async with uringloop.open(os.eventfd(3), "r+b", 0) as file:
+            assert await file.read(8) == (3).to_bytes(8, sys.byteorder)
+            assert await file.write((5).to_bytes(8, sys.byteorder)) == 8
+            assert os.eventfd_read(file.fileno()) == 5
+            with pytest.raises(OSError, match="Illegal seek"):
+                await file.pread(8, 0)
 
     run(each_loop, main)
 

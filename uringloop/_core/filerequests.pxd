@@ -10,6 +10,8 @@ cdef class FileRequests(InFlight):
     cdef public object name         # what was opened: a path or a descriptor
     cdef readonly bint _appending
     cdef readonly bint _seekable
+    cdef bint reads_at              # reads may be given an offset; and whoever reads
+    cdef bint writes_at             # or writes so moves the descriptor, not the kernel
     cdef readonly bint _regular     # a file of a file system, whose reads end by themselves
     cdef bint reads_cached          # the file system reads its page cache without waiting
     cdef bint writes_cached         # the same for writes

@@ -109,7 +109,7 @@ cdef class FileRequests(InFlight):
             await self._next_turn()
             self.take_cached(operation)
         if not operation.has_ended:
-            if self._seekable and operation.request.off == <uint64_t>-1:
+            if self.reads_at and operation.request.off == <uint64_t>-1:
                 operation.request.off = self.position()
             if operation.postponed:
                 uring_leave_to_worker(&operation.request)
@@ -162,7 +162,7 @@ cdef class FileRequests(InFlight):
             <unsigned int>min(len(data) - skip, REQUEST),
             <uint64_t>-1 if offset < 0 else offset)
         operation.op.lingers = self._regular
-        operation.repeatable = self._regular and not self._appending
+        operation.repeatable = self._regular and not self._appending and offset >= 0
         return operation
 
     # ── where the descriptor stands ───────────────────────────────────────────────────────────────

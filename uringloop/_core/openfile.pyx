@@ -39,7 +39,9 @@ from uringloop._native.filecalls cimport (
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
+    uring_reads_at,
     uring_size_in,
+    uring_writes_at,
 )
 from uringloop._native.uring cimport close, iovec
 
@@ -64,6 +66,8 @@ cdef class OpenFile(FileRequests):
         self._block_size = facts.block_size
         self.local, self.in_memory = facts.local, facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
+        self.reads_at = self._seekable and (self._regular or uring_reads_at(fd))
+        self.writes_at = self._seekable and writable and uring_writes_at(fd)
         self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
         self.fd, self.name, self.closefd = fd, name, closefd
         self._readable = readable
@@ -96,7 +100,8 @@ cdef class OpenFile(FileRequests):
     async def pread(self, Py_ssize_t n, int64_t offset):
         """Read up to *n* bytes at *offset*; less only at the end of the file."""
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        self.check(self._readable, "not readable")
+        self.check_offset(offset, self.reads_at)
         if n < 0:
             raise ValueError("negative size")
         operation = self.reading(None, n, offset)
@@ -112,7 +117,8 @@ cdef class OpenFile(FileRequests):
         let go of it.
         """
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        self.check(self._readable, "not readable")
+        self.check_offset(offset, self.reads_at)
         view = room_in(buffer)
         operation = self.reading(view, len(view), offset)
         if not operation.has_ended:
@@ -127,7 +133,8 @@ cdef class OpenFile(FileRequests):
         """
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
-        self.check_at(self._writable, "not writable", offset)
+        self.check(self._writable, "not writable")
+        self.check_offset(offset, self.writes_at)
         view = bytes_of(data)
         size = len(view)
         if self.has_to_wait(size):
@@ -142,7 +149,8 @@ cdef class OpenFile(FileRequests):
     async def preadv(self, buffers, int64_t offset):
         """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        self.check(self._readable, "not readable")
+        self.check_offset(offset, self.reads_at)
         views = [room_in(buffer) for buffer in buffers]
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
@@ -156,7 +164,8 @@ cdef class OpenFile(FileRequests):
         """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
-        self.check_at(self._writable, "not writable", offset)
+        self.check(self._writable, "not writable")
+        self.check_offset(offset, self.writes_at)
         views = [bytes_of(buffer) for buffer in buffers]
         size = sum(map(len, views))
         while written < size:
@@ -172,11 +181,10 @@ cdef class OpenFile(FileRequests):
             written += self.written_of(operation, written)
         return written
 
-    cdef int check_at(self, bint able, str message, int64_t offset) except -1:
-        self.check(able, message)
+    cdef int check_offset(self, int64_t offset, bint able) except -1:
         if offset < 0:
             raise ValueError("negative offset")
-        if not self._seekable:
+        if not able:
             raise self.failure(-ESPIPE)
         return 0
 
@@ -204,7 +212,7 @@ cdef class OpenFile(FileRequests):
             except BaseException:
                 if operation.filled and self.fd >= 0:
                     lseek(self.fd, -operation.filled, SEEK_CUR)
-                if not self._seekable and operation.has_ended and operation.res > 0:
+                if not self.reads_at and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.stray = taken[:operation.res]
                 raise
@@ -213,7 +221,7 @@ cdef class OpenFile(FileRequests):
             count = len(data)
         else:
             data = count = self.count_of(operation)
-        if self._seekable and operation.res > 0:
+        if self.reads_at and operation.res > 0:
             # What was cached has moved it already.
             self.move_to(operation.request.off + operation.res)
         return data
@@ -228,7 +236,7 @@ cdef class OpenFile(FileRequests):
         if self.has_to_wait(size):
             await self._next_turn()
         while self._moved < size:
-            if self._seekable and not self._appending:
+            if self.writes_at and not self._appending:
                 position = self.position()
             operation = self.writing(view, self._moved, position)
             if not operation.has_ended:
@@ -252,7 +260,7 @@ cdef class OpenFile(FileRequests):
         self._moved = 0
         if ring_loop() is None or not self._regular or self.in_memory:
             return False
-        if not self._appending:
+        if self.writes_at and not self._appending:
             position = self.position()
         writing = self.request_to_write(data, 0, position)
         done = self.writes_done()
