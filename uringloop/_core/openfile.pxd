@@ -16,6 +16,6 @@ cdef class OpenFile(FileRequests):
     cdef bytes stray                # what a cancelled read has taken from a stream
 
     cdef int check(self, bint able, str message) except -1
-    cdef int check_offset(self, int64_t offset, bint able) except -1
+    cdef int64_t start_at(self, object offset, bint able) except -1
     cdef unsigned int writes_done(self) noexcept
     cdef int note_written(self, Py_ssize_t count, int64_t position) except -1

@@ -10,6 +10,7 @@ import io
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t
 from libc.string cimport strerror
 
@@ -97,35 +98,37 @@ cdef class OpenFile(FileRequests):
 
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
 
-    async def pread(self, Py_ssize_t n, int64_t offset):
+    async def pread(self, Py_ssize_t n, offset):
         """Read up to *n* bytes at *offset*; less only at the end of the file."""
         cdef FileOperation operation
+        cdef int64_t start
         self.check(self._readable, "not readable")
-        self.check_offset(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at)
         if n < 0:
             raise ValueError("negative size")
-        operation = self.reading(None, n, offset)
+        operation = self.reading(None, n, start)
         operation.detachable = self._regular
         if not operation.has_ended:
             await self._ask(operation)
         return self.result_of(operation)
 
-    async def pread_into(self, buffer, int64_t offset):
+    async def pread_into(self, buffer, offset):
         """Read at *offset* into *buffer*; return how many bytes there were.
 
         The buffer must not change meanwhile. Who is cancelled comes back when the kernel has
         let go of it.
         """
         cdef FileOperation operation
+        cdef int64_t start
         self.check(self._readable, "not readable")
-        self.check_offset(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at)
         view = room_in(buffer)
-        operation = self.reading(view, len(view), offset)
+        operation = self.reading(view, len(view), start)
         if not operation.has_ended:
             await self._ask(operation)
         return self.count_of(operation)
 
-    async def pwrite(self, data, int64_t offset):
+    async def pwrite(self, data, offset):
         """Write all of *data* at *offset*; return how many bytes that were.
 
         After an OSError its `characters_written` tells how many have been written. A file that was
@@ -133,39 +136,42 @@ cdef class OpenFile(FileRequests):
         """
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
+        cdef int64_t start
         self.check(self._writable, "not writable")
-        self.check_offset(offset, self.writes_at)
+        start = self.start_at(offset, self.writes_at)
         view = bytes_of(data)
         size = len(view)
         if self.has_to_wait(size):
             await self._next_turn()
         while written < size:
-            operation = self.writing(view, written, offset + written)
+            operation = self.writing(view, written, start + written)
             if not operation.has_ended:
                 await operation.run()
             written += self.written_of(operation, written)
         return written
 
-    async def preadv(self, buffers, int64_t offset):
+    async def preadv(self, buffers, offset):
         """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
         cdef FileOperation operation
+        cdef int64_t start
         self.check(self._readable, "not readable")
-        self.check_offset(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at)
         views = [room_in(buffer) for buffer in buffers]
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
         operation.op.lingers = operation.repeatable = True
         io_uring_prep_readv(
-            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), offset)
+            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
         await operation.run()
         return self.count_of(operation)
 
-    async def pwritev(self, buffers, int64_t offset):
+    async def pwritev(self, buffers, offset):
         """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
+        cdef int64_t start
         self.check(self._writable, "not writable")
-        self.check_offset(offset, self.writes_at)
+        start = self.start_at(offset, self.writes_at)
         views = [bytes_of(buffer) for buffer in buffers]
         size = sum(map(len, views))
         while written < size:
@@ -176,17 +182,19 @@ cdef class OpenFile(FileRequests):
             self.writes += 1
             io_uring_prep_writev(
                 &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
-                PyBytes_GET_SIZE(vectors) // sizeof(iovec), offset + written)
+                PyBytes_GET_SIZE(vectors) // sizeof(iovec), start + written)
             await operation.run()
             written += self.written_of(operation, written)
         return written
 
-    cdef int check_offset(self, int64_t offset, bint able) except -1:
-        if offset < 0:
+    cdef int64_t start_at(self, object offset, bint able) except -1:
+        """Return *offset*, if that is one, and the file is *able* to take it."""
+        cdef int64_t start = PyNumber_Index(offset)
+        if start < 0:
             raise ValueError("negative offset")
         if not able:
             raise self.failure(-ESPIPE)
-        return 0
+        return start
 
     # ── where the descriptor stands ──────────────────────────────────────────────────────────
 
@@ -347,14 +355,16 @@ cdef class OpenFile(FileRequests):
         """How many writes a sync that begins now includes, as far as that can be told."""
         return self.synced if self.operations_in_flight else self.writes
 
-    async def fallocate(self, int64_t offset, int64_t size, *, int mode=0):
+    async def fallocate(self, offset, size, *, mode=0):
         """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
         cdef FileOperation operation
         self.check(self._writable, "not writable")
         operation = new_operation(self, None)
         operation.repeatable = True
+        io_uring_prep_fallocate(
+            &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
+            PyNumber_Index(size))
         self.writes += 1
-        io_uring_prep_fallocate(&operation.request, self.fd, mode, offset, size)
         await operation.run()
         self.count_of(operation)
 

@@ -8,6 +8,7 @@ import os
 import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.string cimport strerror
@@ -153,7 +154,8 @@ async def mkdir(path, mode=0o777, dir_fd=None):
     cdef FileOperation operation
     try:
         operation = new_operation(None, name_of(path))
-        io_uring_prep_mkdirat(&operation.request, folder_of(dir_fd), operation.held, mode)
+        io_uring_prep_mkdirat(
+            &operation.request, folder_of(dir_fd), operation.held, PyNumber_Index(mode))
     except UNFIT:
         return os.mkdir(path, mode, dir_fd=dir_fd)
     sys.audit("os.mkdir", path, mode, audited(dir_fd))
@@ -259,7 +261,7 @@ cdef bytes name_of(object path):
 
 
 cdef int folder_of(object dir_fd) except? -1:
-    return AT_FDCWD if dir_fd is None else dir_fd
+    return AT_FDCWD if dir_fd is None else PyNumber_Index(dir_fd)
 
 
 cdef object audited(object dir_fd):
