@@ -162,7 +162,7 @@ async def _open(
     else:
         fd = await _open_by(opener, path, flags)
     try:
-        return _layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
+        return layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
     except BaseException:
         if not isinstance(path, int):
             os.close(fd)
@@ -205,7 +205,7 @@ def _close_unwanted(fd: Any) -> None:
         os.close(fd)
 
 
-def _layered(
+def layered(
     fd: int,
     name: object,
     mode: str,
