@@ -99,6 +99,24 @@ def test_no_byte_is_claimed_that_was_not_written(
     assert os.path.getsize(folder / "file") == small_files_only
 
 
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_an_append_that_fails_in_the_middle_leaves_the_file_at_its_end(
+    each_loop: asyncio.AbstractEventLoop, folder: Path, small_files_only: int, buffering: int
+) -> None:
+    path = folder / "file"
+    path.write_bytes(b"before")
+
+    async def main() -> None:
+        async with uringloop.open(path, "ab", buffering) as file:
+            with pytest.raises(OSError, match="File too large"):
+                await file.write(b"x" * 150_000)
+            assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == small_files_only
+            assert await file.tell() == small_files_only
+
+    each_loop.run_until_complete(main())
+    assert os.path.getsize(path) == small_files_only
+
+
 def test_what_could_not_be_written_is_written_once_there_is_room(
     each_loop: asyncio.AbstractEventLoop, folder: Path
 ) -> None:

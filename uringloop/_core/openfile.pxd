@@ -18,4 +18,4 @@ cdef class OpenFile(FileRequests):
     cdef int check(self, bint able, str message) except -1
     cdef int64_t start_at(self, object offset, bint able) except -1
     cdef unsigned int writes_done(self) noexcept
-    cdef int note_written(self, Py_ssize_t count, int64_t position) except -1
+    cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1

@@ -252,9 +252,9 @@ cdef class OpenFile(FileRequests):
                     await operation.run()
                 except BaseException:
                     if operation.has_ended and operation.res > 0:
-                        self.note_written(operation.res, position)
+                        self.note_written(operation.res, size, position)
                     raise
-            self.note_written(self.written_of(operation, self._moved), position)
+            self.note_written(self.written_of(operation, self._moved), size, position)
 
     async def _drain_and_sync(self, data, unsigned int flags):
         """Write *data* and sync the file, in one submission; return whether both were done.
@@ -280,7 +280,7 @@ cdef class OpenFile(FileRequests):
             await syncing.end()
         finally:
             if writing.has_ended and writing.res > 0:
-                self.note_written(writing.res, position)
+                self.note_written(writing.res, len(data), position)
         if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
             # A short write, or a ring that was lost.
             return False
@@ -289,11 +289,17 @@ cdef class OpenFile(FileRequests):
         self.synced = done
         return True
 
-    cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
+    cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1:
+        """Note that *count* more of all *size* bytes have gone, from *position* on or appended."""
         self._moved += count
         # Thrown away together with who has written, the file may be closed by now.
-        if position >= 0 and self.fd >= 0:
+        if self.fd < 0:
+            return 0
+        if position >= 0:
             self.move_to(position + count)
+        elif self._moved < size and self._regular and self.writes_at:
+            # An append that an error ends in the middle does not move it in the ring.
+            self.move_to(self._size())
         return 0
 
     async def _seek(self, int64_t offset, int whence):
