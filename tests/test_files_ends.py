@@ -136,6 +136,25 @@ def test_what_could_not_be_written_is_written_once_there_is_room(
     assert (folder / "file").read_bytes() == b"0123456"
 
 
+@pytest.mark.parametrize(("mode", "buffering"), [("rb", 0), ("rb", -1), ("r+b", 0), ("r", -1)])
+def test_a_close_tells_that_somebody_else_has_closed_the_descriptor(
+    each_loop: asyncio.AbstractEventLoop, folder: Path, mode: str, buffering: int
+) -> None:
+    path = folder / "file"
+    path.touch()
+
+    async def main() -> None:
+        file: Any = await uringloop.open(path, mode, buffering)
+        os.close(file.fileno())
+        with pytest.raises(OSError, match="Bad file descriptor") as caught:
+            await file.close()
+        assert caught.value.errno == errno.EBADF
+        assert file.closed
+        await file.close()
+
+    each_loop.run_until_complete(main())
+
+
 def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
     # In a thread of its own: a thread keeps the kernel's workers from loop to loop, and may have
     # one of the other kind, with a bound of its own, of a test before.

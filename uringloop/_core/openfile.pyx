@@ -400,7 +400,8 @@ cdef class OpenFile(FileRequests):
             return
         if self.local and (self.in_memory or self.writes == self.synced):
             # There is nothing to write back.
-            close(fd)
+            if close(fd) < 0:
+                raise self.failure(-errno)
             return
         operation = new_operation(None, self)
         io_uring_prep_close(&operation.request, fd)
