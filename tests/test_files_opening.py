@@ -12,6 +12,7 @@ import pytest
 from filing import raised, run
 
 import uringloop
+from uringloop import fs
 from uringloop.filebinary import BufferedFile, RawFile
 from uringloop.filetext import TextFile
 
@@ -156,3 +157,29 @@ def test_the_descriptor_is_closed_by_exec_and_audited(
             return os.get_inheritable(file.fileno())
 
     assert not run(each_loop, main)
+
+
+def test_direct_files_with_aligned_buffers(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system has no O_DIRECT")
+    data = os.urandom(3 * 4096)
+
+    async def main() -> None:
+        out, back = fs.aligned_buffer(len(data)), fs.aligned_buffer(len(data))
+        out[:] = data
+        async with uringloop.open(path, "wb", 0, opener=fs.direct) as file:
+            assert await file.pwrite(out, 0) == len(data)
+            with pytest.raises(OSError, match="Invalid argument"):
+                await file.pwrite(out[1:4097], 0)
+        async with uringloop.open(path, "rb", 0, opener=fs.direct) as file:
+            assert await file.pread_into(back[4096:], 4096) == 2 * 4096
+            assert await file.readinto(back[:4096]) == 4096
+        assert back == data
+
+    run(each_loop, main)
