@@ -229,6 +229,9 @@ def layered(
     line_buffering = not binary and (buffering == 1 or (buffering < 0 and os.isatty(fd)))
     size = buffering if buffering > 1 else -1
     buffer = BufferedFile(fd, name, mode=raw_mode, closefd=closefd, buffer_size=size)
+    if plus and not buffer._seekable:
+        buffer._give_up_descriptor()
+        raise io.UnsupportedOperation("File or stream is not seekable.")
     if binary:
         return buffer
     try:

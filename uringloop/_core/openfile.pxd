@@ -15,6 +15,7 @@ cdef class OpenFile(FileRequests):
     cdef readonly Py_ssize_t _moved  # bytes that the last _fill or _drain has moved
     cdef bytes stray                # what a cancelled read has taken from a stream
 
+    cdef int go_to_end(self, int fd, int64_t size) except -1
     cdef int check(self, bint able, str message) except -1
     cdef int64_t start_at(self, object offset, bint able) except -1
     cdef unsigned int writes_done(self) noexcept

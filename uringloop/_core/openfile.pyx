@@ -69,14 +69,25 @@ cdef class OpenFile(FileRequests):
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
         self.reads_at = self._seekable and (self._regular or uring_reads_at(fd))
         self.writes_at = self._seekable and writable and uring_writes_at(fd)
+        if appending:
+            self.go_to_end(fd, facts.size)
         self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
         self.fd, self.name, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable
         self._appending = appending
-        if appending and self._regular:
-            # Where plain files stand too; what is written goes to the end wherever that is.
-            lseek(fd, facts.size, SEEK_SET)
+
+    cdef int go_to_end(self, int fd, int64_t size) except -1:
+        """Stand where plain files stand; what is written goes to the end wherever that is."""
+        cdef int error
+        if self._regular and self.writes_at:
+            # By what is known of it here: a server's lseek would wait.
+            lseek(fd, size, SEEK_SET)
+            return 0
+        error = errno if lseek(fd, 0, SEEK_END) < 0 else 0
+        if error not in (0, ESPIPE):
+            raise OSError(error, strerror(error).decode())
+        return 0
 
     @property
     def closed(self):
