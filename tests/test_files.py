@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filing import Call, compare, opened, raised, run
+from filing import Call, compare, opened, our_results, plain_results, raised, run
 
 import uringloop
 
@@ -115,6 +116,86 @@ def test_what_the_mode_forbids_is_refused_in_the_same_words(
     expected, found = raised(plain), raised(lambda: run(each_loop, ours))
     assert type(found) is type(expected) is io.UnsupportedOperation
     assert str(found) == str(expected)
+
+
+class Two:
+    """An integer of another type, as numpy has them."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+INTEGERS: list[Call] = [
+    ("read", (1.5,)),
+    ("readline", (1.5,)),
+    ("readlines", (1.5,)),
+    ("seek", (0, 0.0)),
+    ("truncate", (1.5,)),
+    ("read1", (1.5,)),
+    ("peek", (1.5,)),
+    # A plain text file takes that, and returns it.
+    ("seek", (1.5,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "buffering", "count"), [("r+b", 0, 5), ("r+b", -1, 7), ("r+", -1, 5)]
+)
+def test_a_float_is_no_integer_in_the_same_words(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, buffering: int, count: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    calls = INTEGERS[:count] + (INTEGERS[-1:] if "b" in mode else [])
+
+    async def main(plain: Any) -> None:
+        async with uringloop.open(path, mode, buffering) as file:
+            for name, arguments in calls:
+                expected = raised(partial(getattr(plain, name), *arguments))
+                with pytest.raises(TypeError) as found:
+                    await getattr(file, name)(*arguments)
+                assert (name, str(found.value)) == (name, str(expected))
+            assert await file.read() == plain.read()
+
+    with open(path, mode, buffering) as plain:
+        run(each_loop, lambda: main(plain))
+
+
+@pytest.mark.parametrize("mode", ["r+b", "r+"])
+def test_a_float_is_no_offset_and_other_integers_are(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    two: Any = Two()
+
+    async def main() -> None:
+        async with uringloop.open(path, mode) as file:
+            calls: list[Call] = [
+                ("pread", (1.5, 0)),
+                ("pread", (1, 1.5)),
+                ("pread_into", (bytearray(1), 1.5)),
+                ("preadv", ([bytearray(1)], 1.5)),
+                ("pwrite", (b"x", 1.5)),
+                ("pwritev", ([b"x"], 1.5)),
+                ("fallocate", (1.5, 1)),
+                ("fallocate", (0, 1.5)),
+            ]
+            expected = raised(lambda: os.pread(file.fileno(), 1, 1.5))  # type: ignore[arg-type]
+            for name, arguments in calls:
+                with pytest.raises(TypeError) as found:
+                    await getattr(file, name)(*arguments)
+                assert (name, str(found.value)) == (name, str(expected))
+            assert await file.pread(two, two) == b"23"
+            assert await file.pwrite(b"x", two) == 1
+            await file.fallocate(two, two)
+            assert await file.seek(two) == 2
+            assert len(await file.read(two)) == 2
+            assert len(await file.readline(two)) == 2
+            assert await file.truncate(two) == 2
+        assert path.read_bytes() == b"01"
+
+    run(each_loop, main)
 
 
 @pytest.mark.parametrize("mode", ["r+", "r+b"])
@@ -230,6 +311,56 @@ def test_files_without_a_size_are_read_to_their_end(each_loop: asyncio.AbstractE
         assert data.count(b"\n") > 50
         async with uringloop.open("/dev/zero", "rb") as file:
             assert await file.read(10) == bytes(10)
+
+    run(each_loop, main)
+
+
+CALLS_OF_PROC: list[Call] = [
+    ("write", (b"one",)),
+    ("tell", ()),
+    ("seek", (0,)),
+    ("read", (2,)),
+    ("write", (b"three",)),
+    ("tell", ()),
+    ("read", ()),
+]
+
+
+@pytest.mark.parametrize("path", ["/proc/self/comm", "/proc/version"])
+@pytest.mark.parametrize("mode", ["wb", "r+b"])
+def test_a_file_of_proc_is_written_where_it_stands(
+    each_loop: asyncio.AbstractEventLoop, path: str, mode: str
+) -> None:
+    # The kernel takes no offset for it, and does not move it either.
+    if not os.access(path, os.W_OK):
+        pytest.skip("only root may open it")
+    name = Path("/proc/self/comm").read_bytes()
+
+    async def main() -> None:
+        expected = plain_results(Path(path), mode, CALLS_OF_PROC, buffering=0)
+        assert await our_results(Path(path), mode, CALLS_OF_PROC, buffering=0) == expected[:-1]
+        async with uringloop.open(path, "r+b") as file:
+            for call in (file.pwrite(b"x", 0), file.pwritev([b"x"], 0)):
+                with pytest.raises(OSError, match="Illegal seek"):
+                    await call
+        await uringloop.fs.write_bytes("/proc/self/comm", b"two")
+        assert await uringloop.fs.read_bytes("/proc/self/comm") == b"two\n"
+
+    try:
+        run(each_loop, main)
+    finally:
+        Path("/proc/self/comm").write_bytes(name)
+
+
+def test_an_eventfd_is_read_and_written(each_loop: asyncio.AbstractEventLoop) -> None:
+    # It says that it can be positioned, and takes no offset.
+    async def main() -> None:
+        async with uringloop.open(os.eventfd(3), "r+b", 0) as file:
+            assert await file.read(8) == (3).to_bytes(8, sys.byteorder)
+            assert await file.write((5).to_bytes(8, sys.byteorder)) == 8
+            assert os.eventfd_read(file.fileno()) == 5
+            with pytest.raises(OSError, match="Illegal seek"):
+                await file.pread(8, 0)
 
     run(each_loop, main)
 

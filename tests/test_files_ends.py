@@ -99,6 +99,24 @@ def test_no_byte_is_claimed_that_was_not_written(
     assert os.path.getsize(folder / "file") == small_files_only
 
 
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_an_append_that_fails_in_the_middle_leaves_the_file_at_its_end(
+    each_loop: asyncio.AbstractEventLoop, folder: Path, small_files_only: int, buffering: int
+) -> None:
+    path = folder / "file"
+    path.write_bytes(b"before")
+
+    async def main() -> None:
+        async with uringloop.open(path, "ab", buffering) as file:
+            with pytest.raises(OSError, match="File too large"):
+                await file.write(b"x" * 150_000)
+            assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == small_files_only
+            assert await file.tell() == small_files_only
+
+    each_loop.run_until_complete(main())
+    assert os.path.getsize(path) == small_files_only
+
+
 def test_what_could_not_be_written_is_written_once_there_is_room(
     each_loop: asyncio.AbstractEventLoop, folder: Path
 ) -> None:
@@ -116,6 +134,25 @@ def test_what_could_not_be_written_is_written_once_there_is_room(
 
     each_loop.run_until_complete(main())
     assert (folder / "file").read_bytes() == b"0123456"
+
+
+@pytest.mark.parametrize(("mode", "buffering"), [("rb", 0), ("rb", -1), ("r+b", 0), ("r", -1)])
+def test_a_close_tells_that_somebody_else_has_closed_the_descriptor(
+    each_loop: asyncio.AbstractEventLoop, folder: Path, mode: str, buffering: int
+) -> None:
+    path = folder / "file"
+    path.touch()
+
+    async def main() -> None:
+        file: Any = await uringloop.open(path, mode, buffering)
+        os.close(file.fileno())
+        with pytest.raises(OSError, match="Bad file descriptor") as caught:
+            await file.close()
+        assert caught.value.errno == errno.EBADF
+        assert file.closed
+        await file.close()
+
+    each_loop.run_until_complete(main())
 
 
 def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:

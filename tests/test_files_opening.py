@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from filing import raised, run
 
 import uringloop
+from uringloop import fs
 from uringloop.filebinary import BufferedFile, RawFile
 from uringloop.filetext import TextFile
 
@@ -63,6 +65,56 @@ def test_what_can_not_be_opened_is_refused_in_the_words_of_the_built_in(
     assert (type(found), str(found)) == (type(expected), str(expected))
     assert vars(found) == vars(expected)
     assert getattr(found, "filename", None) == getattr(expected, "filename", None)
+
+
+@pytest.mark.parametrize("kind", ["proc", "terminal", "fifo", "null"])
+@pytest.mark.parametrize(
+    ("mode", "buffering"), [("ab", 0), ("ab", -1), ("a", -1), ("rb", 0), ("rb", -1)]
+)
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_what_has_no_place_to_begin_at_is_refused_as_by_the_built_in(
+    each_loop: asyncio.AbstractEventLoop,
+    tmp_path: Path,
+    kind: str,
+    mode: str,
+    buffering: int,
+    plus: str,
+) -> None:
+    master, terminal = os.openpty()
+    os.mkfifo(tmp_path / "fifo")
+    other = os.open(tmp_path / "fifo", os.O_RDWR)
+    path = {
+        # It can be positioned, but not at its end.
+        "proc": "/proc/self/comm",
+        "terminal": os.ttyname(terminal),
+        "fifo": str(tmp_path / "fifo"),
+        "null": os.devnull,
+    }[kind]
+    mode += plus
+
+    def told(file: Any) -> list[object]:
+        seekable = bool(file.seekable())
+        return [seekable, os.lseek(file.fileno(), 0, os.SEEK_CUR) if seekable else None]
+
+    async def main() -> list[object]:
+        async with uringloop.open(path, mode, buffering) as file:
+            return told(file)
+
+    def plain() -> list[object]:
+        with open(path, mode, buffering) as file:
+            return told(file)
+
+    def outcome(call: Callable[[], list[object]]) -> list[object]:
+        try:
+            return call()
+        except OSError as exc:
+            return [type(exc), str(exc), exc.filename]
+
+    try:
+        assert outcome(lambda: run(each_loop, main)) == outcome(plain)
+    finally:
+        for fd in (master, terminal, other):
+            os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -156,3 +208,29 @@ def test_the_descriptor_is_closed_by_exec_and_audited(
             return os.get_inheritable(file.fileno())
 
     assert not run(each_loop, main)
+
+
+def test_direct_files_with_aligned_buffers(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system has no O_DIRECT")
+    data = os.urandom(3 * 4096)
+
+    async def main() -> None:
+        out, back = fs.aligned_buffer(len(data)), fs.aligned_buffer(len(data))
+        out[:] = data
+        async with uringloop.open(path, "wb", 0, opener=fs.direct) as file:
+            assert await file.pwrite(out, 0) == len(data)
+            with pytest.raises(OSError, match="Invalid argument"):
+                await file.pwrite(out[1:4097], 0)
+        async with uringloop.open(path, "rb", 0, opener=fs.direct) as file:
+            assert await file.pread_into(back[4096:], 4096) == 2 * 4096
+            assert await file.readinto(back[:4096]) == 4096
+        assert back == data
+
+    run(each_loop, main)

@@ -251,10 +251,25 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("stat", ("a\0b",), {}),
     ("stat", ("a",), {"dir_fd": "x"}),
     ("lstat", (None,), {}),
+    ("replace", ("a", None), {}),
+    ("replace", (3, "a"), {}),
+    ("remove", (3,), {}),
+    ("remove", ("a\0",), {}),
+    ("remove", ("a",), {"dir_fd": "x"}),
     ("mkdir", (None,), {}),
     ("mkdir", ("a\0b",), {}),
     ("mkdir", ("a", "mode"), {}),
     ("mkdir", ("a", 2**70), {}),
+    ("mkdir", ("a", 1.5), {}),
+    ("makedirs", ("a", 1.5), {}),
+    ("mkdir", ("a",), {"dir_fd": 1.5}),
+    ("stat", ("a",), {"dir_fd": 1.5}),
+    ("unlink", ("a",), {"dir_fd": 1.5}),
+    ("rmdir", ("a",), {"dir_fd": 1.5}),
+    ("symlink", ("a", "b"), {"dir_fd": 1.5}),
+    ("link", ("a", "b"), {"src_dir_fd": 1.5}),
+    ("rename", ("a", "b"), {"dst_dir_fd": 1.5}),
+    ("access", ("a", 1.5), {}),
     ("rename", ("a", None), {}),
     ("rename", (3, "a"), {}),
     ("unlink", (3,), {}),
@@ -263,6 +278,20 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("link", ("a\0", "b"), {}),
     ("truncate", ("a", "b"), {}),
 ]
+
+
+@pytest.mark.parametrize("name", ["exists", "lexists", "isfile", "isdir", "islink", "getsize"])
+@pytest.mark.parametrize("path", [0, -1, -100, 2**40, None, 1.5, b"\xff", ["a"]], ids=repr)
+def test_what_is_no_name_is_told_as_by_os_path(loop: uringloop.Loop, name: str, path: Any) -> None:
+    # A descriptor is no name for what looks at links; -100 is the current folder to the kernel.
+    def told(call: Callable[[], object]) -> object:
+        try:
+            return call()
+        except (OSError, TypeError, OverflowError) as exc:
+            return type(exc), str(exc)
+
+    expected = told(lambda: getattr(os.path, name)(path))
+    assert told(lambda: run(loop, lambda: getattr(fs, name)(path))) == expected
 
 
 @pytest.mark.parametrize(("name", "args", "options"), WRONG)
@@ -551,30 +580,3 @@ def test_errors_of_walk_are_told_where_the_loop_runs(each_loop: Loop, tmp_path: 
 
     with pytest.raises(FileNotFoundError):
         run(each_loop, lambda: main(refuse))
-
-
-# ── past the page cache ──────────────────────────────────────────────────────────────────────
-
-
-def test_direct_files_with_aligned_buffers(each_loop: Loop, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        pytest.skip("the file system has no O_DIRECT")
-    data = os.urandom(3 * 4096)
-
-    async def main() -> None:
-        out, back = fs.aligned_buffer(len(data)), fs.aligned_buffer(len(data))
-        out[:] = data
-        async with uringloop.open(path, "wb", 0, opener=fs.direct) as file:
-            assert await file.pwrite(out, 0) == len(data)
-            with pytest.raises(OSError, match="Invalid argument"):
-                await file.pwrite(out[1:4097], 0)
-        async with uringloop.open(path, "rb", 0, opener=fs.direct) as file:
-            assert await file.pread_into(back[4096:], 4096) == 2 * 4096
-            assert await file.readinto(back[:4096]) == 4096
-        assert back == data
-
-    run(each_loop, main)

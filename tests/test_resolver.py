@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from roles import run_script
 
 NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 HOSTS = [None, "127.0.0.1", b"127.0.0.1", "::1", b"::1", "localhost", "0.0.0.0", "::"]
@@ -232,3 +233,43 @@ def test_getnameinfo_fails_as_socket_does(
     expected = outcome(socket.getnameinfo, sockaddr, flags)
     given = each_loop.run_until_complete(awaited_outcome(each_loop.getnameinfo, sockaddr, flags))
     assert given == expected
+
+
+# ── bytes beside str ─────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uringloop.Loop"])
+def test_ports_of_every_kind_are_taken_where_bytes_and_str_must_not_be_compared(kind: str) -> None:
+    script = f"""
+        import asyncio, socket
+        import uringloop
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+            number = server.sockets[0].getsockname()[1]
+            for port in (number, str(number), str(number).encode()):
+                transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+                transport.close()
+                with socket.socket() as sock:
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, ("127.0.0.1", port))
+            server.close()
+            for port in (0, "", b"", "0", b"0", None):
+                server = await loop.create_server(asyncio.Protocol, "127.0.0.1", port)
+                server.close()
+                transport, _ = await loop.create_datagram_endpoint(
+                    asyncio.DatagramProtocol, local_addr=("127.0.0.1", port)
+                )
+                transport.close()
+            try:
+                await loop.create_connection(asyncio.Protocol, "127.0.0.1", b"no-such-service")
+            except socket.gaierror:
+                print("done")
+
+        loop = {kind}()
+        loop.run_until_complete(main())
+        loop.close()
+    """
+    ended = run_script(script, "-bb")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

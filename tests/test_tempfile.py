@@ -204,11 +204,7 @@ def test_what_can_not_be_made_raises_the_same(
 
 
 def on_disk(file: Any) -> bool:
-    try:
-        file.fileno()
-    except OSError:
-        return False
-    return True
+    return file.name is not None
 
 
 @pytest.mark.parametrize("mode", ["w+", "w+b"])
@@ -275,6 +271,107 @@ def test_a_spooled_text_tells_its_line_ends(each_loop: asyncio.AbstractEventLoop
             await file.seek(0)
             await file.read()
             assert file.newlines == "\r\n"
+
+    run(each_loop, main)
+
+
+ATTRIBUTES = ["name", "mode", "encoding", "errors", "newlines", "closed"]
+
+
+def told(file: Any) -> dict[str, Any]:
+    """Return what a file tells of itself; the name of one on disk is a number."""
+    found = {name: getattr(file, name, "nothing") for name in ATTRIBUTES}
+    found["name"] = type(found["name"])
+    able = {name: bool(getattr(file, name)()) for name in ("readable", "writable", "seekable")}
+    return found | able
+
+
+@pytest.mark.parametrize("mode", ["w+", "w+b"])
+def test_a_spooled_file_tells_what_the_standard_library_s_tells(
+    each_loop: asyncio.AbstractEventLoop, mode: str
+) -> None:
+    async def main(theirs: Any) -> None:
+        async with tempfile.SpooledTemporaryFile(mode=mode) as file:
+            assert told(file) == told(theirs)
+            assert file.name is None
+            theirs.rollover()
+            await file.rollover()
+            assert told(file) == told(theirs)
+        theirs.close()
+        assert file.closed is theirs.closed is True
+
+    with plain.SpooledTemporaryFile(mode=mode) as theirs:
+        run(each_loop, lambda: main(theirs))
+
+
+@pytest.mark.parametrize(
+    ("mode", "encoding"), [("w+b", None), ("w+", "utf-8"), ("w+", "utf-16"), ("w+", "utf-7")]
+)
+@pytest.mark.parametrize("left", [0, 3, 7])
+def test_a_spooled_file_is_on_disk_once_its_descriptor_is_asked_for(
+    each_loop: asyncio.AbstractEventLoop, mode: str, encoding: str | None, left: int
+) -> None:
+    line: Any = b"first\nsecond\n" if encoding is None else "erst\näöü\n"
+
+    async def main(theirs: Any) -> None:
+        async with tempfile.SpooledTemporaryFile(mode=mode, encoding=encoding) as file:
+            await file.write(line)
+            await file.seek(0)
+            theirs.write(line)
+            theirs.seek(0)
+            assert await file.read(left) == theirs.read(left)
+            fd = file.fileno()
+            assert file.fileno() == fd
+            assert on_disk(file)
+            assert os.pread(fd, 100, 0) == os.pread(theirs.fileno(), 100, 0)
+            assert await file.tell() == theirs.tell()
+            assert await file.read() == theirs.read()
+            await file.write(line)
+            theirs.write(line)
+            await file.flush()
+            theirs.flush()
+            assert os.pread(fd, 100, 0) == os.pread(theirs.fileno(), 100, 0)
+        with pytest.raises(ValueError, match="closed file"):
+            file.fileno()
+
+    with plain.SpooledTemporaryFile(mode=mode, encoding=encoding) as theirs:
+        run(each_loop, lambda: main(theirs))
+
+
+def test_a_descriptor_asked_for_while_a_spooled_file_is_rolled_over_is_the_file_s(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
+    async def main() -> None:
+        async with tempfile.SpooledTemporaryFile() as file:
+            await file.write(b"some")
+            rolling = asyncio.ensure_future(file.rollover())
+            await asyncio.sleep(0)
+            fd = file.fileno()
+            await rolling
+            assert file.fileno() == fd
+            await file.write(b" more")
+            await file.flush()
+            assert os.pread(fd, 100, 0) == b"some more"
+        closed = await tempfile.SpooledTemporaryFile()
+        await closed.close()
+        with pytest.raises(ValueError, match="closed file"):
+            closed.fileno()
+
+    run(each_loop, main)
+
+
+def test_a_spooled_file_is_read_in_every_way(each_loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with tempfile.SpooledTemporaryFile() as file:
+            await file.write(b"0123456789")
+            for rolled in (False, True):
+                assert on_disk(file) == rolled
+                await file.seek(0)
+                assert await file.read1(2) == b"01"
+                room = bytearray(3)
+                assert await file.readinto1(room) == 3
+                assert room == b"234"
+                await file.truncate(10)
 
     run(each_loop, main)
 

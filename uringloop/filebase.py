@@ -8,8 +8,9 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from operator import index
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 T = TypeVar("T")
@@ -19,6 +20,15 @@ Line = TypeVar("Line", bytes, str)
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call what may wait in a thread of the loop's executor."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+def limit_of(size: SupportsIndex | None) -> int:
+    """Return how much is asked for at most, -1 without a limit; refuse in plain files' words."""
+    if size is None:
+        return -1
+    if not hasattr(type(size), "__index__"):
+        raise TypeError(f"argument should be integer or None, not '{type(size).__name__}'")
+    return index(size)
 
 
 class Turns:
@@ -149,12 +159,13 @@ class AsyncFile(Lines[Line]):
 
     async def readlines(self, hint: int | None = -1) -> list[Line]:
         """Read to the end, or until the lines have more than *hint* characters."""
+        limit = limit_of(hint)
         lines = []
         length = 0
         while line := await self.readline():
             lines.append(line)
             length += len(line)
-            if hint is not None and 0 < hint < length:
+            if 0 < limit < length:
                 break
         return lines
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import io
 import os
+from operator import index
 from typing import IO, TYPE_CHECKING
 
+from uringloop._core.filerequests import REQUEST_MAX
 from uringloop._core.fileviews import bytes_of, room_in
-from uringloop._core.openfile import REQUEST_MAX, OpenFile
-from uringloop.filebase import AsyncFile, Fact, Turns, in_turn, warn_unclosed
+from uringloop._core.openfile import OpenFile
+from uringloop.filebase import AsyncFile, Fact, Turns, in_turn, limit_of, warn_unclosed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -96,9 +98,8 @@ class RawFile(BinaryFile):
     @in_turn
     async def read(self, size: int | None = -1) -> bytes:
         self._check_readable()
-        if size is None or size < 0:
-            return await self._read_to_end([])
-        return await self._fill(size)
+        limit = limit_of(size)
+        return await (self._read_to_end([]) if limit < 0 else self._fill(limit))
 
     async def readall(self) -> bytes:
         return await self.read()
@@ -112,7 +113,7 @@ class RawFile(BinaryFile):
     @in_turn
     async def readline(self, size: int | None = -1) -> bytes:
         self._check_readable()
-        limit = -1 if size is None else size
+        limit = limit_of(size)
         line = b""
         while limit < 0 or len(line) < limit:
             wanted = LINE_BYTES if self._seekable else 1
@@ -140,7 +141,7 @@ class RawFile(BinaryFile):
     @in_turn
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
-        return await self._seek(offset, whence)
+        return await self._seek(index(offset), index(whence))
 
     @in_turn
     async def tell(self) -> int:
@@ -149,8 +150,7 @@ class RawFile(BinaryFile):
     @in_turn
     async def truncate(self, size: int | None = None) -> int:
         self._check_writable()
-        if size is None:
-            size = self._tell()
+        size = self._tell() if size is None else index(size)
         await self._resize(size)
         return size
 
@@ -223,9 +223,10 @@ class BufferedFile(BinaryFile):
 
     @in_turn
     async def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size < -1:
+        limit = limit_of(size)
+        if limit < -1:
             raise ValueError("read length must be non-negative or -1")
-        return await self._read(-1 if size is None else size)
+        return await self._read(limit)
 
     async def _read(self, size: int) -> bytes:
         await self._prepare_to_read()
@@ -254,7 +255,7 @@ class BufferedFile(BinaryFile):
 
     @in_turn
     async def read1(self, size: int = -1) -> bytes:
-        return await self._read1(size)
+        return await self._read1(index(size))
 
     async def _read1(self, size: int) -> bytes:
         await self._prepare_to_read()
@@ -298,6 +299,7 @@ class BufferedFile(BinaryFile):
     @in_turn
     async def peek(self, size: int = 0) -> bytes:
         """Return bytes that the next read will return too, without reading more than once."""
+        index(size)
         await self._prepare_to_read()
         if self._start == len(self._ahead):
             await self._fetch()
@@ -306,7 +308,7 @@ class BufferedFile(BinaryFile):
     @in_turn
     async def readline(self, size: int | None = -1) -> bytes:
         await self._prepare_to_read()
-        limit = -1 if size is None else size
+        limit = limit_of(size)
         parts: list[bytes] = []
         try:
             while limit:
@@ -397,6 +399,7 @@ class BufferedFile(BinaryFile):
 
     async def _go(self, offset: int, whence: int) -> int:
         self._check_open()
+        offset, whence = index(offset), index(whence)
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE):
             raise ValueError(f"whence value {whence} unsupported")
         self._check_seekable()
@@ -435,8 +438,7 @@ class BufferedFile(BinaryFile):
         if not self._writable:
             raise io.UnsupportedOperation("truncate")
         await self._flush()
-        if size is None:
-            size = self._tell()
+        size = self._tell() if size is None else index(size)
         await self._resize(size)
         return size
 

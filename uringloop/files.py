@@ -162,7 +162,7 @@ async def _open(
     else:
         fd = await _open_by(opener, path, flags)
     try:
-        return _layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
+        return layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
     except BaseException:
         if not isinstance(path, int):
             os.close(fd)
@@ -205,7 +205,7 @@ def _close_unwanted(fd: Any) -> None:
         os.close(fd)
 
 
-def _layered(
+def layered(
     fd: int,
     name: object,
     mode: str,
@@ -229,6 +229,9 @@ def _layered(
     line_buffering = not binary and (buffering == 1 or (buffering < 0 and os.isatty(fd)))
     size = buffering if buffering > 1 else -1
     buffer = BufferedFile(fd, name, mode=raw_mode, closefd=closefd, buffer_size=size)
+    if plus and not buffer._seekable:
+        buffer._give_up_descriptor()
+        raise io.UnsupportedOperation("File or stream is not seekable.")
     if binary:
         return buffer
     try:

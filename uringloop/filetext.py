@@ -10,9 +10,10 @@ from __future__ import annotations
 import codecs
 import io
 import os
+from operator import index
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from uringloop.filebase import AsyncFile, Fact, in_turn
+from uringloop.filebase import AsyncFile, Fact, in_turn, limit_of
 from uringloop.filebinary import BufferedFile
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ class TextFile(AsyncFile[str]):
     @in_turn
     async def read(self, size: int | None = -1) -> str:
         self._check_readable()
-        if size is None or size < 0:
+        limit = limit_of(size)
+        if limit < 0:
             decoder = self._get_decoder()
             data = await self.buffer._read(-1)
             text: str = self._chars[self._used :] + decoder.decode(data, True)
@@ -211,18 +213,18 @@ class TextFile(AsyncFile[str]):
             return text
         more = True
         try:
-            while more and (missing := size - len(self._chars) + self._used) > 0:
+            while more and (missing := limit - len(self._chars) + self._used) > 0:
                 more = await self._fetch(missing)
         except UnicodeError:
             # What could be decoded counts as read, as of plain files.
             self._used = len(self._chars)
             raise
-        return self._take(self._used + size)
+        return self._take(self._used + limit)
 
     @in_turn
     async def readline(self, size: int | None = -1) -> str:
         self._check_readable()
-        limit = -1 if size is None or size < 0 else size
+        limit = -1 if size is None else max(index(size), -1)
         searched = 0
         more = True
         while True:
@@ -387,6 +389,7 @@ class TextFile(AsyncFile[str]):
         self._check_open()
         if not self.buffer._seekable:
             raise io.UnsupportedOperation("underlying stream is not seekable")
+        offset, whence = index(offset), index(whence)
         if whence == os.SEEK_CUR:
             if offset:
                 raise io.UnsupportedOperation("can't do nonzero cur-relative seeks")

@@ -104,10 +104,10 @@ def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat
     return os.lstat(path, dir_fd=dir_fd)
 
 
-async def _mode(path: FileDescriptorOrPath, follow_symlinks: bool = True) -> int:
+async def _mode(path: Any, *, follow_symlinks: bool = True) -> int:
     """Return the mode, 0 if there is nothing or the path is none."""
     try:
-        return (await stat(path, follow_symlinks=follow_symlinks)).st_mode
+        return (await (stat(path) if follow_symlinks else lstat(path))).st_mode
     except (OSError, ValueError):
         return 0
 
@@ -119,7 +119,7 @@ async def exists(path: FileDescriptorOrPath) -> bool:
 
 async def lexists(path: StrOrBytesPath) -> bool:
     """os.path.lexists, on the ring."""
-    return bool(await _mode(path, False))
+    return bool(await _mode(path, follow_symlinks=False))
 
 
 async def isfile(path: FileDescriptorOrPath) -> bool:
@@ -134,7 +134,7 @@ async def isdir(path: FileDescriptorOrPath) -> bool:
 
 async def islink(path: StrOrBytesPath) -> bool:
     """os.path.islink, on the ring."""
-    return modes.S_ISLNK(await _mode(path, False))
+    return modes.S_ISLNK(await _mode(path, follow_symlinks=False))
 
 
 async def ismount(path: FileDescriptorOrPath) -> bool:
@@ -249,7 +249,7 @@ async def replace(
     dst_dir_fd: int | None = None,
 ) -> None:
     """os.replace, on the ring."""
-    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd)
+    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd, judge=os.replace)
 
 
 async def renames(old: StrOrBytesPath, new: StrOrBytesPath) -> None:
@@ -264,7 +264,7 @@ async def removedirs(name: StrOrBytesPath) -> None:
 
 async def remove(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.remove, on the ring."""
-    await pathops.unlink(path, dir_fd)
+    await pathops.unlink(path, dir_fd, judge=os.remove)
 
 
 async def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
@@ -375,7 +375,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
     try:
         async with file:
             await file.write(data)
-            before = await _mode(name, False)
+            before = await _mode(name, follow_symlinks=False)
             if modes.S_ISREG(before):
                 await in_thread(os.fchmod, file.fileno(), modes.S_IMODE(before))
             await file.fsync()

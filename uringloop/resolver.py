@@ -111,7 +111,8 @@ def _is_literal(family: int, host: str) -> bool:
 
 
 def _port_number(port: Port) -> int | None:
-    if port is None or port in ("", b""):
+    # Not compared: under `python -bb` that is an error for bytes beside a str or an int.
+    if port is None or (isinstance(port, (bytes, str)) and not port):
         return 0
     try:
         return int(port)

@@ -118,6 +118,7 @@ async def to_descriptor(
                 since_wait = 0
     finally:
         # Wherever this ends: the file's position tells how much has gone. A pipe has none.
-        with contextlib.suppress(OSError):
-            os.lseek(number, offset + total, os.SEEK_SET)
+        if total:
+            with contextlib.suppress(OSError):
+                os.lseek(number, offset + total, os.SEEK_SET)
     return total

@@ -257,7 +257,7 @@ async def _resolve_hosts(
 ) -> list[AddressInfo]:
     """Resolve every host; an address that several of them have is there once."""
     hosts: list[str | None]
-    if host == "" or host is None:
+    if host is None or (isinstance(host, str) and not host):
         hosts = [None]
     elif isinstance(host, str) or not isinstance(host, Iterable):
         hosts = [host]

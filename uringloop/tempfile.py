@@ -6,6 +6,7 @@ loop's executor; what is read and written is done as `uringloop.open` does it.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import os
@@ -15,7 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from uringloop.filebase import Lines, Turns, in_thread, in_turn
-from uringloop.files import Opening, open
+from uringloop.files import Opening, layered, open
+from uringloop.filetext import POSITION_MASK, TextFile
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
 
@@ -34,20 +36,24 @@ def TemporaryFile(
     """tempfile.TemporaryFile: a file without a name, gone when it is closed."""
 
     async def make() -> Any:
-        def nameless(_path: str, _flags: int) -> int:
-            fd: int
-            fd, name = tempfile.mkstemp(suffix, prefix, dir)
-            os.unlink(name)
-            return fd
+        def opener(_path: str, _flags: int) -> int:
+            return _nameless(suffix, prefix, dir)
 
         file = await open(
-            "", mode, buffering, encoding=encoding, errors=errors, newline=newline, opener=nameless
+            "", mode, buffering, encoding=encoding, errors=errors, newline=newline, opener=opener
         )
         binary = getattr(file, "buffer", file)
         binary.name = binary.fileno()
         return file
 
     return Opening(make())
+
+
+def _nameless(suffix: Any, prefix: Any, dir: Any) -> int:
+    fd: int
+    fd, name = tempfile.mkstemp(suffix, prefix, dir)
+    os.unlink(name)
+    return fd
 
 
 def NamedTemporaryFile(
@@ -169,6 +175,14 @@ def SpooledTemporaryFile(
 ) -> Opening[Any]:
     """tempfile.SpooledTemporaryFile: in memory up to *max_size* bytes, then a TemporaryFile."""
 
+    def make_now() -> Any:
+        fd = _nameless(suffix, prefix, dir)
+        try:
+            return layered(fd, fd, mode, buffering, encoding, errors, newline, True)
+        except BaseException:
+            os.close(fd)
+            raise
+
     async def make() -> SpooledFile:
         return SpooledFile(
             max_size,
@@ -176,6 +190,7 @@ def SpooledTemporaryFile(
             lambda: TemporaryFile(
                 mode, buffering, encoding, newline, suffix, prefix, dir, errors=errors
             ),
+            make_now,
             mode,
         )
 
@@ -190,12 +205,20 @@ class SpooledFile(Lines[Any]):
     """A file that is in memory until it is too large for that, or `fileno()` or `rollover` ask."""
 
     def __init__(
-        self, max_size: int, memory: Any, make: Callable[[], Opening[Any]], mode: str
+        self,
+        max_size: int,
+        memory: Any,
+        make: Callable[[], Opening[Any]],
+        make_now: Callable[[], Any],
+        mode: str,
     ) -> None:
-        self.mode = mode
         self._max_size = max_size
         self._memory = memory
         self._make = make
+        self._make_now = make_now
+        self._mode = mode
+        # Where a text was left by `fileno()`: to go on there its next call may have to read.
+        self._left_at = 0
         # The one that is used.
         self._file = memory
         self._turns = Turns()
@@ -205,8 +228,17 @@ class SpooledFile(Lines[Any]):
         return self._file is not self._memory
 
     def __getattr__(self, name: str) -> Any:
-        # closed, encoding, errors, newlines, name; memory has no name.
+        # closed, encoding, errors, newlines.
         return getattr(self._file, name)
+
+    @property
+    def name(self) -> Any:
+        """What a TemporaryFile has; None in memory."""
+        return getattr(self._file, "name", None)
+
+    @property
+    def mode(self) -> str:
+        return getattr(self._file, "mode", self._mode)
 
     def __repr__(self) -> str:
         return f"<uringloop.tempfile.{type(self).__name__} {self._file!r}>"
@@ -218,12 +250,19 @@ class SpooledFile(Lines[Any]):
 
     async def _do(self, method: str, *args: Any) -> Any:
         """Call a method of the file that is used."""
+        if self._left_at:
+            await self._file.seek(self._left_at)
+            self._left_at = 0
         result = getattr(self._file, method)(*args)
         return await result if self._rolled else result
 
     @in_turn
     async def read(self, *args: Any) -> Any:
         return await self._do("read", *args)
+
+    @in_turn
+    async def read1(self, *args: Any) -> Any:
+        return await self._do("read1", *args)
 
     @in_turn
     async def readline(self, *args: Any) -> Any:
@@ -236,6 +275,10 @@ class SpooledFile(Lines[Any]):
     @in_turn
     async def readinto(self, buffer: Any) -> Any:
         return await self._do("readinto", buffer)
+
+    @in_turn
+    async def readinto1(self, buffer: Any) -> Any:
+        return await self._do("readinto1", buffer)
 
     @in_turn
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> Any:
@@ -251,6 +294,7 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def close(self) -> None:
+        self._left_at = 0
         await self._do("close")
 
     @in_turn
@@ -269,7 +313,7 @@ class SpooledFile(Lines[Any]):
 
     async def _changed(self, change: Coroutine[Any, Any, Any], size: int = -1) -> Any:
         """Make the change, and roll over if the file has become too large for memory."""
-        if size > self._max_size > 0:
+        if size > self._max_size:
             await self._roll_over()
         result = await change
         if not self._rolled and self._file.tell() > self._max_size > 0:
@@ -287,20 +331,48 @@ class SpooledFile(Lines[Any]):
         file = await self._make()
         memory = self._memory
         try:
-            position = memory.tell()
-            binary = getattr(file, "buffer", file)
-            memory.flush()
-            await binary.write(getattr(memory, "buffer", memory).getvalue())
-            await file.seek(position)
+            if not self._rolled:
+                position = memory.tell()
+                await getattr(file, "buffer", file).write(self._content())
+                await file.seek(position)
         except BaseException:
             await file.close()
             raise
+        if self._rolled:
+            # fileno() did not wait for it.
+            await file.close()
+            return
         self._file = file
         memory.close()
 
+    def _content(self) -> bytes:
+        memory = self._memory
+        memory.flush()
+        content: bytes = getattr(memory, "buffer", memory).getvalue()
+        return content
+
     def fileno(self) -> Any:
-        """Return the descriptor; there is none before `rollover`, which has to be awaited."""
+        """Return the descriptor, after a `rollover` that the loop waits for if it is in memory."""
+        if not self._rolled:
+            self._roll_over_now()
         return self._file.fileno()
+
+    def _roll_over_now(self) -> None:
+        position = self._memory.tell()
+        content = self._content()
+        file = self._make_now()
+        try:
+            fd = file.fileno()
+            with builtins.open(fd, "wb", closefd=False) as plain:
+                plain.write(content)
+            if isinstance(file, TextFile):
+                self._left_at = position
+            os.lseek(fd, position & POSITION_MASK, os.SEEK_SET)
+        except BaseException:
+            os.close(getattr(file, "buffer", file)._give_up_descriptor())
+            raise
+        self._file = file
+        self._memory.close()
 
 
 class TemporaryDirectory:

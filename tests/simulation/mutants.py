@@ -156,11 +156,11 @@ MUTANTS = (
     Mutant(
         "a short write to a file is taken for all of it",
         "openfile.pyx",
-        "            operation = self.writing(view, written, offset + written)\n"
+        "            operation = self.writing(view, written, start + written)\n"
         "            if not operation.has_ended:\n"
         "                await operation.run()\n"
         "            written += self.written_of(operation, written)\n",
-        "            operation = self.writing(view, written, offset + written)\n"
+        "            operation = self.writing(view, written, start + written)\n"
         "            if not operation.has_ended:\n"
         "                await operation.run()\n"
         "            self.written_of(operation, written)\n"

@@ -5,20 +5,13 @@ from typing import Final, overload
 
 from typing_extensions import Buffer, disjoint_base
 
-from uringloop._core.fileops import FileOperation, InFlight
-
-REQUEST_MAX: int
-WORKER_BYTES: int
+from uringloop._core.filerequests import FileRequests
 
 @disjoint_base
-class OpenFile(InFlight):
-    name: object
+class OpenFile(FileRequests):
     closefd: Final[bool]
     _readable: Final[bool]
     _writable: Final[bool]
-    _appending: Final[bool]
-    _seekable: Final[bool]
-    _regular: Final[bool]
     _block_size: Final[int]
     _moved: Final[int]
 
@@ -52,8 +45,6 @@ class OpenFile(InFlight):
     async def _seek(self, offset: int, whence: int) -> int: ...
     def _tell(self) -> int: ...
     def _size(self) -> int: ...
-    async def _ask(self, operation: FileOperation) -> None: ...
-    async def _next_turn(self) -> None: ...
     async def _write_and_sync(self, flags: int) -> None: ...
     async def _drain_and_sync(self, data: bytes, flags: int) -> bool: ...
     async def _sync(self, flags: int) -> None: ...

@@ -3,10 +3,6 @@
 Calls with an offset run beside each other; those without are made by one caller at a time, which
 is for the classes in Python to see to. Where the descriptor stands is the kernel's to know, as for
 plain files: it is shared with children and copies. What is cancelled leaves it where it was.
-
-A read first takes what is in the page cache, without waiting and without a ring, as long as the
-turn may still copy that much or nobody waits for the next; the rest goes to the ring. Where the
-file system can write without waiting the same holds for writes.
 """
 
 import asyncio
@@ -14,25 +10,17 @@ import io
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uint64_t
+from cpython.number cimport PyNumber_Index
+from libc.stdint cimport int64_t
 from libc.string cimport strerror
 
-from uringloop._core.errors cimport EAGAIN, ECANCELED, EISDIR, ENOSPC, ESPIPE, errno
+from uringloop._core.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
-from uringloop._core.fileops cimport (
-    CALL_BYTES,
-    FileOperation,
-    InFlight,
-    begin_linked,
-    new_operation,
-    ring_loop,
-    share_of,
-)
-from uringloop._core.fileviews cimport start_of, vectors_of, view_data
-from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
-from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._core.fileops cimport FileOperation, begin_linked, new_operation, ring_loop
+from uringloop._core.filerequests cimport FileRequests
+from uringloop._core.fileviews cimport vectors_of
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._native.filecalls cimport (
     IORING_FSYNC_DATASYNC,
     S_ISDIR,
@@ -43,9 +31,7 @@ from uringloop._native.filecalls cimport (
     io_uring_prep_close,
     io_uring_prep_fallocate,
     io_uring_prep_fsync,
-    io_uring_prep_read,
     io_uring_prep_readv,
-    io_uring_prep_write,
     io_uring_prep_writev,
     lseek,
     statx,
@@ -54,30 +40,19 @@ from uringloop._native.filecalls cimport (
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
-    uring_take_cached,
+    uring_reads_at,
     uring_size_in,
-    uring_write_cached,
+    uring_writes_at,
 )
 from uringloop._native.uring cimport close, iovec
 
 from uringloop._core.fileviews import bytes_of, room_in
 
 
-# The kernel moves 2 GiB less a page at once, and its answer is an int.
-REQUEST_MAX = 1 << 30
-# Reads from this size on wait for the next turn, or are left to a worker of the kernel: the ring
-# would copy them in the loop's own thread.
-WORKER_BYTES = 128 * 1024
-
-cdef Py_ssize_t REQUEST = REQUEST_MAX
-cdef Py_ssize_t WORKER = WORKER_BYTES
 cdef object UnsupportedOperation = io.UnsupportedOperation
 
 
-cdef class OpenFile(InFlight):
-
-    def __cinit__(self, *args, **options):
-        self.fd = -1
+cdef class OpenFile(FileRequests):
 
     def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
                  appending=False):
@@ -92,14 +67,27 @@ cdef class OpenFile(InFlight):
         self._block_size = facts.block_size
         self.local, self.in_memory = facts.local, facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
+        self.reads_at = self._seekable and (self._regular or uring_reads_at(fd))
+        self.writes_at = self._seekable and writable and uring_writes_at(fd)
+        if appending:
+            self.go_to_end(fd, facts.size)
         self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
         self.fd, self.name, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable
         self._appending = appending
-        if appending and self._regular:
-            # Where plain files stand too; what is written goes to the end wherever that is.
-            lseek(fd, facts.size, SEEK_SET)
+
+    cdef int go_to_end(self, int fd, int64_t size) except -1:
+        """Stand where plain files stand; what is written goes to the end wherever that is."""
+        cdef int error
+        if self._regular and self.writes_at:
+            # By what is known of it here: a server's lseek would wait.
+            lseek(fd, size, SEEK_SET)
+            return 0
+        error = errno if lseek(fd, 0, SEEK_END) < 0 else 0
+        if error not in (0, ESPIPE):
+            raise OSError(error, strerror(error).decode())
+        return 0
 
     @property
     def closed(self):
@@ -109,23 +97,11 @@ cdef class OpenFile(InFlight):
         self.check_open()
         return self.fd
 
-    cdef int check_open(self) except -1:
-        if self.fd < 0:
-            raise ValueError("I/O operation on closed file.")
-        return 0
-
     cdef int check(self, bint able, str message) except -1:
         self.check_open()
         if not able:
             raise UnsupportedOperation(message)
         return 0
-
-    cdef object failure(self, int res):
-        """Build the OSError for *res*, with the name of the file where it has one."""
-        reason = strerror(-res).decode("utf-8", "replace")
-        if isinstance(self.name, int):
-            return OSError(-res, reason)
-        return OSError(-res, reason, self.name)
 
     async def flush(self):
         """Hand over what is kept here: nothing, where there is no buffer."""
@@ -133,33 +109,37 @@ cdef class OpenFile(InFlight):
 
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
 
-    async def pread(self, Py_ssize_t n, int64_t offset):
+    async def pread(self, Py_ssize_t n, offset):
         """Read up to *n* bytes at *offset*; less only at the end of the file."""
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
         if n < 0:
             raise ValueError("negative size")
-        operation = self.reading(None, n, offset)
+        operation = self.reading(None, n, start)
         operation.detachable = self._regular
         if not operation.has_ended:
             await self._ask(operation)
         return self.result_of(operation)
 
-    async def pread_into(self, buffer, int64_t offset):
+    async def pread_into(self, buffer, offset):
         """Read at *offset* into *buffer*; return how many bytes there were.
 
         The buffer must not change meanwhile. Who is cancelled comes back when the kernel has
         let go of it.
         """
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
         view = room_in(buffer)
-        operation = self.reading(view, len(view), offset)
+        operation = self.reading(view, len(view), start)
         if not operation.has_ended:
             await self._ask(operation)
         return self.count_of(operation)
 
-    async def pwrite(self, data, int64_t offset):
+    async def pwrite(self, data, offset):
         """Write all of *data* at *offset*; return how many bytes that were.
 
         After an OSError its `characters_written` tells how many have been written. A file that was
@@ -167,36 +147,42 @@ cdef class OpenFile(InFlight):
         """
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
-        self.check_at(self._writable, "not writable", offset)
+        cdef int64_t start
+        self.check(self._writable, "not writable")
+        start = self.start_at(offset, self.writes_at)
         view = bytes_of(data)
         size = len(view)
         if self.has_to_wait(size):
             await self._next_turn()
         while written < size:
-            operation = self.writing(view, written, offset + written)
+            operation = self.writing(view, written, start + written)
             if not operation.has_ended:
                 await operation.run()
             written += self.written_of(operation, written)
         return written
 
-    async def preadv(self, buffers, int64_t offset):
+    async def preadv(self, buffers, offset):
         """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
         cdef FileOperation operation
-        self.check_at(self._readable, "not readable", offset)
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
         views = [room_in(buffer) for buffer in buffers]
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
         operation.op.lingers = operation.repeatable = True
         io_uring_prep_readv(
-            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), offset)
+            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
         await operation.run()
         return self.count_of(operation)
 
-    async def pwritev(self, buffers, int64_t offset):
+    async def pwritev(self, buffers, offset):
         """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
-        self.check_at(self._writable, "not writable", offset)
+        cdef int64_t start
+        self.check(self._writable, "not writable")
+        start = self.start_at(offset, self.writes_at)
         views = [bytes_of(buffer) for buffer in buffers]
         size = sum(map(len, views))
         while written < size:
@@ -207,18 +193,19 @@ cdef class OpenFile(InFlight):
             self.writes += 1
             io_uring_prep_writev(
                 &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
-                PyBytes_GET_SIZE(vectors) // sizeof(iovec), offset + written)
+                PyBytes_GET_SIZE(vectors) // sizeof(iovec), start + written)
             await operation.run()
             written += self.written_of(operation, written)
         return written
 
-    cdef int check_at(self, bint able, str message, int64_t offset) except -1:
-        self.check(able, message)
-        if offset < 0:
+    cdef int64_t start_at(self, object offset, bint able) except -1:
+        """Return *offset*, if that is one, and the file is *able* to take it."""
+        cdef int64_t start = PyNumber_Index(offset)
+        if start < 0:
             raise ValueError("negative offset")
-        if not self._seekable:
+        if not able:
             raise self.failure(-ESPIPE)
-        return 0
+        return start
 
     # ── where the descriptor stands ──────────────────────────────────────────────────────────
 
@@ -244,7 +231,7 @@ cdef class OpenFile(InFlight):
             except BaseException:
                 if operation.filled and self.fd >= 0:
                     lseek(self.fd, -operation.filled, SEEK_CUR)
-                if not self._seekable and operation.has_ended and operation.res > 0:
+                if not self.reads_at and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.stray = taken[:operation.res]
                 raise
@@ -253,7 +240,7 @@ cdef class OpenFile(InFlight):
             count = len(data)
         else:
             data = count = self.count_of(operation)
-        if self._seekable and operation.res > 0:
+        if self.reads_at and operation.res > 0:
             # What was cached has moved it already.
             self.move_to(operation.request.off + operation.res)
         return data
@@ -268,7 +255,7 @@ cdef class OpenFile(InFlight):
         if self.has_to_wait(size):
             await self._next_turn()
         while self._moved < size:
-            if self._seekable and not self._appending:
+            if self.writes_at and not self._appending:
                 position = self.position()
             operation = self.writing(view, self._moved, position)
             if not operation.has_ended:
@@ -276,9 +263,9 @@ cdef class OpenFile(InFlight):
                     await operation.run()
                 except BaseException:
                     if operation.has_ended and operation.res > 0:
-                        self.note_written(operation.res, position)
+                        self.note_written(operation.res, size, position)
                     raise
-            self.note_written(self.written_of(operation, self._moved), position)
+            self.note_written(self.written_of(operation, self._moved), size, position)
 
     async def _drain_and_sync(self, data, unsigned int flags):
         """Write *data* and sync the file, in one submission; return whether both were done.
@@ -292,7 +279,7 @@ cdef class OpenFile(InFlight):
         self._moved = 0
         if ring_loop() is None or not self._regular or self.in_memory:
             return False
-        if not self._appending:
+        if self.writes_at and not self._appending:
             position = self.position()
         writing = self.request_to_write(data, 0, position)
         done = self.writes_done()
@@ -304,7 +291,7 @@ cdef class OpenFile(InFlight):
             await syncing.end()
         finally:
             if writing.has_ended and writing.res > 0:
-                self.note_written(writing.res, position)
+                self.note_written(writing.res, len(data), position)
         if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
             # A short write, or a ring that was lost.
             return False
@@ -313,22 +300,17 @@ cdef class OpenFile(InFlight):
         self.synced = done
         return True
 
-    cdef int note_written(self, Py_ssize_t count, int64_t position) except -1:
+    cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1:
+        """Note that *count* more of all *size* bytes have gone, from *position* on or appended."""
         self._moved += count
         # Thrown away together with who has written, the file may be closed by now.
-        if position >= 0 and self.fd >= 0:
+        if self.fd < 0:
+            return 0
+        if position >= 0:
             self.move_to(position + count)
-        return 0
-
-    cdef int64_t position(self) except? -1:
-        cdef int64_t position = lseek(self.fd, 0, SEEK_CUR)
-        if position < 0:
-            raise self.failure(-errno)
-        return position
-
-    cdef int move_to(self, int64_t position) except -1:
-        if lseek(self.fd, position, SEEK_SET) < 0:
-            raise self.failure(-errno)
+        elif self._moved < size and self._regular and self.writes_at:
+            # An append that an error ends in the middle does not move it in the ring.
+            self.move_to(self._size())
         return 0
 
     async def _seek(self, int64_t offset, int whence):
@@ -390,14 +372,16 @@ cdef class OpenFile(InFlight):
         """How many writes a sync that begins now includes, as far as that can be told."""
         return self.synced if self.operations_in_flight else self.writes
 
-    async def fallocate(self, int64_t offset, int64_t size, *, int mode=0):
+    async def fallocate(self, offset, size, *, mode=0):
         """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
         cdef FileOperation operation
         self.check(self._writable, "not writable")
         operation = new_operation(self, None)
         operation.repeatable = True
+        io_uring_prep_fallocate(
+            &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
+            PyNumber_Index(size))
         self.writes += 1
-        io_uring_prep_fallocate(&operation.request, self.fd, mode, offset, size)
         await operation.run()
         self.count_of(operation)
 
@@ -427,7 +411,8 @@ cdef class OpenFile(InFlight):
             return
         if self.local and (self.in_memory or self.writes == self.synced):
             # There is nothing to write back.
-            close(fd)
+            if close(fd) < 0:
+                raise self.failure(-errno)
             return
         operation = new_operation(None, self)
         io_uring_prep_close(&operation.request, fd)
@@ -463,136 +448,3 @@ cdef class OpenFile(InFlight):
             return await asyncio.get_running_loop().run_in_executor(None, function, *args)
         finally:
             self.ended()
-
-    # ── requests and their results ───────────────────────────────────────────────────────────
-
-    cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset):
-        """Take what is cached into *target*, or into new bytes; ask for the rest of it."""
-        cdef FileOperation operation = new_operation(self, target)
-        cdef char *data
-        size = min(size, REQUEST)
-        if target is None:
-            operation.held = take_bytes(PyBytes_New(NULL, size))
-            data = PyBytes_AS_STRING(operation.held)
-        else:
-            data = view_data(target)
-        if size == 0:
-            operation.has_ended = True
-            return operation
-        io_uring_prep_read(
-            &operation.request, self.fd, data, <unsigned int>size,
-            <uint64_t>-1 if offset < 0 else offset)
-        operation.op.lingers = self._regular
-        operation.repeatable = True
-        self.take_cached(operation)
-        return operation
-
-    cdef int take_cached(self, FileOperation operation) except -1:
-        """Read what is in the page cache, as far as the turn may copy; the rest stays asked for."""
-        cdef LoopCore loop
-        cdef Py_ssize_t share
-        cdef ssize_t count
-        cdef int rest = 0
-        operation.postponed = False
-        loop = ring_loop() if self.reads_cached else None
-        if loop is None:
-            return 0
-        share = share_of(loop, operation.request.len)
-        if share > 0:
-            count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
-            loop.inline_bytes -= CALL_BYTES + count
-            operation.filled += count
-            if rest == 0 and (count < share or operation.request.len == 0):
-                operation.has_ended = True
-            self.reads_cached = rest in (0, -EAGAIN)
-        operation.postponed = rest == 0 and operation.request.len >= WORKER
-        return 0
-
-    async def _ask(self, FileOperation operation):
-        """Have what is left of a read be done: in later turns as long as it is cached."""
-        cdef Py_ssize_t before = -1
-        while operation.postponed and operation.filled != before:
-            before = operation.filled
-            await self._next_turn()
-            self.take_cached(operation)
-        if not operation.has_ended:
-            if self._seekable and operation.request.off == <uint64_t>-1:
-                operation.request.off = self.position()
-            if operation.postponed:
-                uring_leave_to_worker(&operation.request)
-            await operation.run()
-
-    async def _next_turn(self):
-        """Let the loop go round once, with the file kept open."""
-        self.operations_in_flight += 1
-        try:
-            await asyncio.sleep(0)
-        finally:
-            self.ended()
-
-    cdef bint has_to_wait(self, Py_ssize_t size) except -1:
-        """Whether this turn has no share for a write that the next one may have."""
-        cdef LoopCore loop
-        if not self.writes_cached or size > INLINE_BYTES_MAX:
-            return False
-        loop = ring_loop()
-        return loop is not None and share_of(loop, size) < size
-
-    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
-        """Write what the file system takes without waiting, or ask for all to be written."""
-        cdef FileOperation operation
-        cdef LoopCore loop
-        cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
-        cdef int res
-        if self.writes_cached:
-            loop = ring_loop()
-            if loop is not None and share_of(loop, size) == size:
-                res = uring_write_cached(
-                    self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
-                    self.in_memory)
-                if res > 0:
-                    self.writes += 1
-                    loop.inline_bytes -= CALL_BYTES + res
-                    operation = new_operation(self, None)
-                    operation.res = res
-                    operation.has_ended = True
-                    return operation
-                if res != -EAGAIN:
-                    self.writes_cached = False
-        return self.request_to_write(data, skip, offset)
-
-    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset):
-        cdef FileOperation operation = new_operation(self, data)
-        self.writes += 1
-        io_uring_prep_write(
-            &operation.request, self.fd, start_of(data) + skip,
-            <unsigned int>min(len(data) - skip, REQUEST),
-            <uint64_t>-1 if offset < 0 else offset)
-        operation.op.lingers = self._regular
-        operation.repeatable = self._regular and not self._appending
-        return operation
-
-    cdef object result_of(self, FileOperation operation):
-        """Return the bytes that a read has brought, without the room that they left."""
-        cdef Py_ssize_t count = self.count_of(operation)
-        cdef PyObject *data = <PyObject*>operation.held
-        if count == PyBytes_GET_SIZE(operation.held):
-            return operation.held
-        Py_INCREF(operation.held)
-        operation.held = None
-        PyBytes_Resize(&data, count)
-        return take_bytes(data)
-
-    cdef Py_ssize_t count_of(self, FileOperation operation) except -1:
-        """Return how many bytes were moved; an error is raised unless some were."""
-        if operation.res < 0 and not operation.filled:
-            raise self.failure(operation.res)
-        return operation.filled + max(operation.res, 0)
-
-    cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1:
-        if operation.res <= 0:
-            # Nothing written and no error: there is no room, and trying on would not end.
-            exc = self.failure(operation.res or -ENOSPC)
-            exc.characters_written = before
-            raise exc
-        return operation.res

@@ -8,6 +8,7 @@ import os
 import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.string cimport strerror
@@ -87,7 +88,8 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
     cdef int folder, flags
     cdef bytes name
     cdef FileOperation operation
-    if isinstance(path, int) and (dir_fd is not None or not follow_symlinks):
+    if isinstance(path, int) and (path < 0 or dir_fd is not None or not follow_symlinks):
+        # To the kernel one of the negative ones is the current folder.
         return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     try:
         if isinstance(path, int):
@@ -153,7 +155,8 @@ async def mkdir(path, mode=0o777, dir_fd=None):
     cdef FileOperation operation
     try:
         operation = new_operation(None, name_of(path))
-        io_uring_prep_mkdirat(&operation.request, folder_of(dir_fd), operation.held, mode)
+        io_uring_prep_mkdirat(
+            &operation.request, folder_of(dir_fd), operation.held, PyNumber_Index(mode))
     except UNFIT:
         return os.mkdir(path, mode, dir_fd=dir_fd)
     sys.audit("os.mkdir", path, mode, audited(dir_fd))
@@ -161,14 +164,14 @@ async def mkdir(path, mode=0o777, dir_fd=None):
     taken(operation.res, path)
 
 
-async def unlink(path, dir_fd=None):
-    """os.unlink, on the ring."""
+async def unlink(path, dir_fd=None, *, judge=os.unlink):
+    """os.unlink and os.remove, which are the same but for what *judge* says, on the ring."""
     cdef FileOperation operation
     try:
         operation = new_operation(None, name_of(path))
         io_uring_prep_unlinkat(&operation.request, folder_of(dir_fd), operation.held, 0)
     except UNFIT:
-        return os.unlink(path, dir_fd=dir_fd)
+        return judge(path, dir_fd=dir_fd)
     sys.audit("os.remove", path, audited(dir_fd))
     await operation.run()
     taken(operation.res, path)
@@ -188,8 +191,8 @@ async def rmdir(path, dir_fd=None):
     taken(operation.res, path)
 
 
-async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None):
-    """os.rename and os.replace, which are the same here, on the ring."""
+async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename):
+    """os.rename and os.replace, which are the same but for what *judge* says, on the ring."""
     cdef FileOperation operation
     cdef bytes old, new
     try:
@@ -199,7 +202,7 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None):
         io_uring_prep_renameat(
             &operation.request, folder_of(src_dir_fd), old, folder_of(dst_dir_fd), new, 0)
     except UNFIT:
-        return os.rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        return judge(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     sys.audit("os.rename", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
     await operation.run()
     taken(operation.res, src, dst)
@@ -259,7 +262,7 @@ cdef bytes name_of(object path):
 
 
 cdef int folder_of(object dir_fd) except? -1:
-    return AT_FDCWD if dir_fd is None else dir_fd
+    return AT_FDCWD if dir_fd is None else PyNumber_Index(dir_fd)
 
 
 cdef object audited(object dir_fd):

@@ -50,6 +50,14 @@ static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts)
     return 0;
 }
 
+/* Whether reads and writes may be given an offset: those of an eventfd may not, nor the writes of a
+ * file of /proc, though both can be positioned. Without a vector the file itself is not asked. */
+static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
+
+static inline bool uring_writes_at(int fd) {
+    return pwritev(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
+}
+
 /* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
  * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
  * *size* bytes or the end of the file, otherwise the -errno that stopped it: EAGAIN where a page is
