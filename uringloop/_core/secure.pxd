@@ -45,6 +45,7 @@ cdef class TLSCore(WriteSource):
     cdef int hold(self, bytes data) except -1
     cdef bytes take_held(self)
     cdef int release(self) except -1
+    cdef int release_before(self, bytes data) except -1
     cdef int write_now(self, bytes data) except -1
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
     cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1

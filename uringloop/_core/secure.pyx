@@ -212,7 +212,10 @@ cdef class TLSCore(WriteSource):
             self._app_protocol_is_buffer = True
 
     def _write_appdata(self, list_of_data):
-        self.release()
+        cdef bytes held = self.take_held()
+        if held is not None:
+            # In one go: the program may leave the run when it is told to pause.
+            list_of_data = [held, *list_of_data]
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
 
     def _process_outgoing(self):
@@ -339,8 +342,8 @@ cdef class TLSCore(WriteSource):
     cdef int write(self, bytes data) except -1:
         """Do what SSLProtocol._write_appdata does while the connection is open."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        if self.held_size + size > RECORD:
-            self.release()
+        if self.held_size and self.held_size + size > RECORD:
+            self.release_before(data)
         if (size <= HELD and self.writer is not None and not self._ssl_writing_paused
                 and not self._app_writing_paused and self.writing_stops > 0):
             return self.hold(data)
@@ -370,6 +373,15 @@ cdef class TLSCore(WriteSource):
         cdef bytes data = self.take_held()
         if data is not None:
             self.write_now(data)
+        return 0
+
+    cdef int release_before(self, bytes data) except -1:
+        """Write what has been held, and *data* too if the program leaves the run meanwhile."""
+        try:
+            self.release()
+        except (KeyboardInterrupt, SystemExit):
+            self._write_appdata((data,))
+            raise
         return 0
 
     cdef bytes give(self):
