@@ -16,3 +16,5 @@ cdef class ReadTransport(Transport):
     cdef int keep_first(self, object item) except -1
     cdef int schedule_stash(self) except -1
     cdef int deliver_item(self, object item) except -1
+    cdef int deliver_end(self, object item) except -1
+    cdef int deliver_last(self, object item) except -1

@@ -25,6 +25,18 @@ cdef class ReadTransport(Transport):
         """Hand an item of the stash to the protocol."""
         raise NotImplementedError
 
+    cdef int deliver_end(self, object item) except -1:
+        """Tell the protocol of an item after which there is nothing to read."""
+        raise NotImplementedError
+
+    cdef int deliver_last(self, object item) except -1:
+        """Do that; a protocol that leaves the run is told by the next one again, as in asyncio."""
+        try:
+            return self.deliver_end(item)
+        except (KeyboardInterrupt, SystemExit):
+            self.keep_first(item)
+            raise
+
     cdef int take_item(self, object item) except -1:
         """Hand an item to the protocol, or keep it while reading is paused."""
         if self.paused or self.stash:

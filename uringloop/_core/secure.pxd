@@ -33,6 +33,8 @@ cdef class TLSCore(WriteSource):
 
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
+    cdef int leave_run(self) except -1
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
     cdef int read_pending(self) except -1
     cdef int deliver(self, bytes data) except -1

@@ -191,11 +191,14 @@ cdef class TLSCore(WriteSource):
         self.receive(PyByteArray_AS_STRING(self._ssl_buffer), nbytes)
 
     def _do_read(self):
-        if not self.is_open:
-            sslproto.SSLProtocol._do_read(self)
-            return
         try:
-            self.read_pending()
+            if self.is_open:
+                self.read_pending()
+            else:
+                sslproto.SSLProtocol._do_read(self)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
         except Exception as exc:
             self._fatal_error(exc, FAILED)
 
@@ -232,6 +235,17 @@ cdef class TLSCore(WriteSource):
         """Take bytes of the connection that came before it was this protocol's."""
         self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
+    cdef int leave_run(self) except -1:
+        """The program leaves the run out of a method of its protocol: the next run goes on."""
+        if self.state is WRAPPED:
+            # The method may be connection_made, and somebody waits for the connection.
+            self._loop.call_soon(self._wakeup_waiter)
+        if not self._app_reading_paused:
+            # asyncio looks at everything anew when reading is resumed.
+            self._app_reading_paused = True
+            self._resume_reading()
+        return 0
+
     # ── in ───────────────────────────────────────────────────────────────────────────────────
 
     cdef int receive(self, const char *data, Py_ssize_t size) except -1:
@@ -239,12 +253,23 @@ cdef class TLSCore(WriteSource):
         if self.is_open:
             try:
                 self.receive_open(data, size)
+            except (KeyboardInterrupt, SystemExit):
+                self.leave_run()
+                raise
             except Exception as exc:
                 self._fatal_error(exc, FAILED)
         else:
-            self.records.take_in_all(data, size)
+            self.receive_unopened(data, size)
+        return 0
+
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1:
+        self.records.take_in_all(data, size)
+        try:
             # Of nothing: the bytes are there.
             sslproto.SSLProtocol.buffer_updated(self, 0)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
         return 0
 
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
@@ -283,6 +308,8 @@ cdef class TLSCore(WriteSource):
         cdef object buffer
         if not records.has_more():
             records.unsure = records.framer.broken
+            if records.peer_closed and self.is_open:
+                self.close_received()
             return 0
         buffer = self._app_protocol_get_buffer(records.unread())
         try:

@@ -463,7 +463,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, bytes):
             return self.deliver(item)
-        return self.deliver_end(item)
+        return self.deliver_last(item)
 
     cdef int stop_reading(self) except -1:
         if self.recv_op.in_flight and not self.cancelling:
