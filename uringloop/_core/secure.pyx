@@ -314,7 +314,7 @@ cdef class TLSCore(WriteSource):
         buffer = self._app_protocol_get_buffer(records.unread())
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
-        except BufferError:
+        except (BufferError, TypeError):
             # OpenSSL's object has words of its own for that.
             records.engine.read(len(buffer), buffer)
             raise
