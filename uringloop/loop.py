@@ -87,10 +87,12 @@ class Loop(RunningLoop):
         self._children: set[subprocesses.Child] = set()
 
     def close(self) -> None:
-        super().close()
-        self._readers.clear()
-        self._writers.clear()
-        subprocesses.close(self)
+        try:
+            super().close()
+        finally:
+            self._readers.clear()
+            self._writers.clear()
+            subprocesses.close(self)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 

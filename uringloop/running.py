@@ -216,8 +216,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if self.is_closed():
             return
         self._close()
-        signals.close(self)
-        self._executor.close()
+        try:
+            # Raises ValueError in another thread than the main one.
+            signals.close(self)
+        finally:
+            self._executor.close()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

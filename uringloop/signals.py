@@ -171,11 +171,14 @@ def close(loop: RunningLoop) -> None:
                 stacklevel=3,
             )
             state.handlers.clear()
-    else:
+        state.close()
+        return
+    try:
         for sig in list(state.handlers):
             remove_handler(loop, sig)
         state.yield_back()
-    state.close()
+    finally:
+        state.close()
 
 
 def _yield_if_idle(loop: RunningLoop) -> None:
