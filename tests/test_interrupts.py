@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,6 +93,9 @@ def test_what_is_written_leaves_although_pause_writing_leaves_the_run(
         await other.lost
         return bytes(other.data)
 
+    stock = not isinstance(each_loop, uringloop.Loop)
+    if stock and how == "writelines" and not secure and sys.version_info >= (3, 12):
+        pytest.skip("asyncio's writelines() does not pause the protocol in 3.12.0 and 3.13.0")
     protocol = Collector(each_loop)
     written = bytearray()
     stack = contextlib.AsyncExitStack()
@@ -176,7 +180,7 @@ def test_datagrams_leave_although_pause_writing_leaves_the_run(
     each_loop: Loop, tmp_path: Path, leaving: type[BaseException]
 ) -> None:
     async def send(transport: Any) -> None:
-        transport.sendto(b"kept")
+        transport.sendto(bytes(100))
 
     ours, peer = unix_pair(tmp_path)
     count = stuff(ours)
@@ -186,14 +190,14 @@ def test_datagrams_leave_although_pause_writing_leaves_the_run(
         transport, _ = run(
             each_loop, stack.enter_async_context(endpoint(each_loop, box, sock=ours))
         )
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=99, low=50)
         leave_in(box, "pause_writing", leaving)
         with pytest.raises(leaving):
             each_loop.run_until_complete(send(transport))
         found = drained(peer)
         run(each_loop, until(lambda: "resume_writing" in box.calls))
         found += drained(peer)
-        assert found[count:] == [b"kept"]
+        assert found[count:] == [bytes(100)]
         assert box.calls[1:] == ["pause_writing", "resume_writing"]
         run(each_loop, stack.aclose())
 
@@ -400,8 +404,8 @@ def test_writing_is_resumed_after_error_received_has_left_the_run(
 ) -> None:
     async def send() -> None:
         async with endpoint(each_loop, box, sock=ours) as (transport, _):
-            transport.set_write_buffer_limits(high=0)
-            transport.sendto(b"nobody is there any more")
+            transport.set_write_buffer_limits(high=99, low=50)
+            transport.sendto(bytes(100))
             peer.close()
             await until(lambda: "resume_writing" in box.calls)
 
