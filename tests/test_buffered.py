@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 from conftest import Collector, tcp_pair
@@ -284,17 +285,27 @@ async def test_an_empty_buffer_is_an_error_of_the_protocol(each_loop: Loop) -> N
     assert [c["message"] for c in seen] == ["Fatal error: protocol.get_buffer() call failed."]
 
 
+@pytest.mark.parametrize(
+    "buffer", [b"bytes", memoryview(b"read-only"), memoryview(bytearray(9))[::2], [1, 2], "text"]
+)
 @on_loop
-async def test_a_read_only_buffer_is_a_fatal_read_error(each_loop: Loop) -> None:
-    class ReadOnly(Filling):
-        def get_buffer(self, sizehint: int) -> memoryview:
-            return memoryview(b"read-only")
+async def test_memory_that_takes_no_bytes_is_a_fatal_read_error(
+    each_loop: Loop, buffer: object
+) -> None:
+    class Unfit(Filling):
+        def get_buffer(self, sizehint: int) -> Any:
+            return buffer
 
     seen = complaints(each_loop)
-    protocol = ReadOnly(each_loop, 0)
+    protocol = Unfit(each_loop, 0)
     async with stream(each_loop, protocol) as (_, peer):
         peer.send(b"x")
-        assert isinstance(await protocol.lost, (TypeError, BufferError))
+        error = await protocol.lost
+        assert type(error) is TypeError
+        assert str(error) == (
+            "recv_into() argument 1 must be read-write bytes-like object, "
+            f"not {type(buffer).__name__}"
+        )
     assert [c["message"] for c in seen] == ["Fatal read error on socket transport"]
 
 

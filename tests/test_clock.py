@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from asyncio import AbstractEventLoop
 from fractions import Fraction
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,6 +33,37 @@ def test_a_subclass_may_have_a_clock_of_its_own(base: type[AbstractEventLoop]) -
         assert ran == ["later", "at"]
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("base", [asyncio.SelectorEventLoop, uringloop.Loop])
+def test_call_later_goes_through_call_at_of_a_subclass(base: type[AbstractEventLoop]) -> None:
+    class Noting(base):  # type: ignore[misc, valid-type]
+        def call_at(self, when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            times.append(when)
+            handle: asyncio.TimerHandle = super().call_at(when, *args, **options)
+            return handle
+
+    times: list[float] = []
+    loop = Noting()
+    try:
+        ran: list[str] = []
+        handle = loop.call_later(0.001, ran.append, "later", context=contextvars.Context())
+        assert times == [handle.when()]
+        loop.run_until_complete(asyncio.sleep(0.002))
+        assert len(times) == 2
+        assert ran == ["later"]
+    finally:
+        loop.close()
+
+
+def test_call_at_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:
+    with mock.patch.object(each_loop, "call_at") as call_at:
+        with mock.patch.object(each_loop, "time", return_value=10.0):
+            each_loop.call_later(1, print, "words")
+        each_loop.call_later(1, print)
+    assert call_at.call_args_list[0] == mock.call(11.0, print, "words", context=None)
+    assert len(call_at.call_args_list) == 2
+    assert each_loop.call_later(0, print).when() > 0
 
 
 def test_time_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:

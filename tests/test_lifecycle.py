@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -13,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, run_turns
-from roles import Token, resident_bytes, run_script
+from roles import Token, in_thread, resident_bytes, run_script, wait_until
 
 import uringloop
 
@@ -433,6 +434,26 @@ def test_close_drops_pending_callbacks_and_timers(each_loop: AbstractEventLoop) 
     gc.collect()
     assert ran == []
     assert [watch() for watch in watches] == [None, None, None]
+
+
+def test_close_in_a_thread_that_may_not_remove_signal_handlers_closes_the_rest(
+    loop_factory: LoopFactory,
+) -> None:
+    before = open_fds()
+    threads = threading.active_count()
+    loop = loop_factory()
+    try:
+        loop.add_signal_handler(signal.SIGUSR1, callback)
+        loop.run_until_complete(loop.run_in_executor(None, callback))
+        with pytest.raises(ValueError, match="main thread of the main interpreter"):
+            in_thread(loop.close)
+        assert loop.is_closed()
+        wait_until(lambda: threading.active_count() == threads)
+        assert open_fds() == before
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        loop.close()
 
 
 def test_handle_may_be_cancelled_after_its_loop_is_closed(each_loop: AbstractEventLoop) -> None:

@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from conftest import open_fds
@@ -27,7 +29,17 @@ from processes import (  # noqa: F401  (fixtures)
     wait_for,
     watcher,
 )
-from roles import Loop, in_thread, noise, on_loop, run_script, turns, until
+from roles import (
+    PATIENCE,
+    Loop,
+    complaints,
+    in_thread,
+    noise,
+    on_loop,
+    run_script,
+    turns,
+    until,
+)
 
 import uringloop
 
@@ -259,6 +271,21 @@ async def test_two_hundred_processes_leave_nothing_behind(loop: uringloop.Loop) 
     assert not loop._children
     await until(lambda: open_fds() == fds)
     await until(lambda: loop._operations_in_flight == 0)
+
+
+@pytest.mark.parametrize("factory", [lambda: None, object])
+def test_a_protocol_that_is_none_is_an_error_and_leaves_no_process(
+    loop: uringloop.Loop, factory: Callable[[], Any]
+) -> None:
+    # asyncio waits for ever here.
+    async def start(command: str) -> None:
+        with pytest.raises(AttributeError, match="has no attribute 'connection_made'"):
+            await asyncio.wait_for(loop.subprocess_shell(factory, command), PATIENCE)
+        assert not children()
+
+    for command in ("true", f"sleep {FOREVER}"):
+        complaints(loop)
+        loop.run_until_complete(start(command))
 
 
 @on_loop

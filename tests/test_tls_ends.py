@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from typing import Any
 
 import pytest
 from conftest import Collector
 from contexts import Contexts
-from roles import Loop, noise, on_loop, turns
+from roles import Loop, complaints, noise, on_loop, turns
 from secure import Filler, tls_stream
 
 import uringloop
@@ -103,3 +104,33 @@ async def test_a_small_buffer_gets_everything_before_the_end(
         assert await asyncio.wait_for(right.lost, 5) is None
         assert right.data == data
         assert right.ended
+
+
+class Unfit(Filler):
+    """May have memory that takes no bytes."""
+
+    memory: Any = bytearray(9)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self.memory
+
+
+@pytest.mark.parametrize(
+    "buffer", [b"bytes", memoryview(b"read-only"), memoryview(bytearray(9))[::2], [1, 2], "text"]
+)
+@on_loop
+async def test_memory_that_takes_no_bytes_ends_the_connection(
+    each_loop: Loop, contexts: Contexts, buffer: object
+) -> None:
+    seen = complaints(each_loop)
+    right = Unfit(each_loop, 0)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        # Not before: asyncio asks for a buffer in the handshake.
+        right.memory = buffer
+        await peer.send(b"x")
+        error = await right.lost
+    assert type(error) is TypeError
+    assert str(error) == (
+        f"read() argument 2 must be read-write bytes-like object, not {type(buffer).__name__}"
+    )
+    assert [report["exception"] for report in seen] == [error]

@@ -186,6 +186,32 @@ async def test_writes_on_a_lost_connection_warn_after_the_fifth(
 
 
 @on_loop
+async def test_no_lines_are_no_lost_write(
+    each_loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stream(each_loop, Collector(each_loop)) as (transport, _):
+        transport.abort()
+        for _ in range(10):
+            transport.writelines([])
+        assert caplog.messages == []
+
+
+@on_loop
+async def test_empty_lines_are_no_lost_write(
+    loop: uringloop.Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Asyncio trips over its own state here on 3.12 and later.
+    async with stream(loop, Collector(loop)) as (transport, _):
+        transport.abort()
+        for _ in range(10):
+            transport.writelines([b"", b""])
+        assert caplog.messages == []
+        for _ in range(6):
+            transport.writelines([b"", b"into the void"])
+        assert caplog.messages == ["socket.send() raised exception."] * 2
+
+
+@on_loop
 async def test_writelines_after_close_sends_nothing(loop: uringloop.Loop) -> None:
     # Asyncio trips over its own state here: TypeError on 3.12 and later.
     async with stream(loop, Collector(loop)) as (transport, peer):

@@ -91,9 +91,11 @@ class Loop(RunningLoop):
         self._children: set[subprocesses.Child] = set()
 
     def close(self) -> None:
-        super().close()
-        self._watchers.close()
-        subprocesses.close(self)
+        try:
+            super().close()
+        finally:
+            self._watchers.close()
+            subprocesses.close(self)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 

@@ -32,6 +32,9 @@ TaskFactory = Callable[..., Any]
 # How many frames of a coroutine's origin debug mode keeps, as asyncio.
 ORIGIN_DEPTH = 10
 
+# What programs replace for a clock of their own: then the compiled methods go through it.
+CLOCK = {"time", "call_at"}
+
 # Where a loop is made with this set, `python -m uringloop.top` can watch the process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
 # Where a loop is made with this set, what it asks its ring is told.
@@ -216,18 +219,21 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if self.is_closed():
             return
         self._close()
-        signals.close(self)
-        self._executor.close()
+        try:
+            # Raises ValueError in another thread than the main one.
+            signals.close(self)
+        finally:
+            self._executor.close()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "time":
+        if name in CLOCK:
             self._replace_clock(True)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        if name == "time":
-            self._replace_clock(False)
+        if name in CLOCK:
+            self._replace_clock(not CLOCK.isdisjoint(vars(self)))
 
     @property
     def _closed(self) -> bool:

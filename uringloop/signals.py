@@ -8,6 +8,7 @@ happens, and Ctrl-C would hang an idle program.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import os
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from uringloop.running import RunningLoop
 
 
+# Numbers of signals that are read at a time.
+READ_MAX = 4096
+
+
 class SignalState:
     """The handlers of one loop, and the pipe that tells of signals."""
 
@@ -35,7 +40,8 @@ class SignalState:
         self.before: dict[int, Callable[[RunningLoop], None]] = {}
         # Descriptors, not objects: the collector must not end them before their loop.
         self._pair: tuple[int, int] | None = None
-        # What was there before: given back when the loop needs the descriptor no more.
+        # What was there before, -1 for nothing: it is passed on what the loop has no handler for,
+        # and given back when the loop needs the descriptor no more.
         self._previous_fd: int | None = None
 
     # ── the wake-up descriptor ───────────────────────────────────────────────────────────────
@@ -44,12 +50,11 @@ class SignalState:
         """Have Python write signal numbers to the loop. Raises ValueError in other threads."""
         if self._pair is None:
             self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        unclaimed = self._previous_fd is None
-        if unclaimed:
+        if self._previous_fd is None:
             # A KeyboardInterrupt may keep the answer: then it is given up, and not kept for ever.
             self._previous_fd = -1
         previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
-        if unclaimed:
+        if previous != self._pair[1]:
             self._previous_fd = previous
 
     def watch(self, loop: RunningLoop) -> None:
@@ -61,12 +66,25 @@ class SignalState:
         """Restore the descriptor that was there before, unless handlers need the loop's."""
         if self._previous_fd is None or self.handlers:
             return
+        previous, self._previous_fd = self._previous_fd, None
         try:
-            signal.set_wakeup_fd(self._previous_fd)
+            self._restore(previous)
         except (ValueError, OSError) as exc:
             # Another thread closes the loop, or the old descriptor has gone.
-            logger.info("set_wakeup_fd(%d) failed: %s", self._previous_fd, exc)
-        self._previous_fd = None
+            logger.info("set_wakeup_fd(%d) failed: %s", previous, exc)
+            with contextlib.suppress(ValueError):
+                # Ours may not stay: its number will be another file's.
+                self._restore(-1)
+            return
+        if previous >= 0:
+            # What came after the loop had looked for the last time.
+            self._pass_on(previous, self._take())
+
+    def _restore(self, fd: int) -> None:
+        """Put *fd* in the place of ours; what the program has put there meanwhile stays."""
+        current = signal.set_wakeup_fd(fd)
+        if self._pair is not None and current not in (self._pair[1], fd):
+            signal.set_wakeup_fd(current)
 
     def close(self) -> None:
         if self._pair is not None:
@@ -78,15 +96,29 @@ class SignalState:
         loop = self._loop()
         if self._pair is None or loop is None:
             return
-        while True:
-            try:
-                numbers = os.read(self._pair[0], 4096)
-            except (BlockingIOError, InterruptedError):
-                return
+        numbers = self._take()
+        while numbers:
+            if self._previous_fd is not None:
+                self._pass_on(self._previous_fd, numbers)
             for number in numbers:
                 self._handle(loop, number)
-            if len(numbers) < 4096:
-                return
+            numbers = self._take() if len(numbers) == READ_MAX else b""
+
+    def _take(self) -> bytes:
+        """Return the numbers of signals that have come, up to a limit."""
+        assert self._pair is not None
+        try:
+            return os.read(self._pair[0], READ_MAX)
+        except (BlockingIOError, InterruptedError):
+            return b""
+
+    def _pass_on(self, fd: int, numbers: bytes) -> None:
+        """Write what the loop does not handle to the descriptor that the program has set."""
+        others = bytes(number for number in numbers if number not in self.handlers)
+        if fd >= 0 and others:
+            # Full or closed: Python itself could not do better.
+            with contextlib.suppress(OSError):
+                os.write(fd, others)
 
     def _handle(self, loop: RunningLoop, number: int) -> None:
         handle = self.handlers.get(number)
@@ -171,11 +203,14 @@ def close(loop: RunningLoop) -> None:
                 stacklevel=3,
             )
             state.handlers.clear()
-    else:
+        state.close()
+        return
+    try:
         for sig in list(state.handlers):
             remove_handler(loop, sig)
         state.yield_back()
-    state.close()
+    finally:
+        state.close()
 
 
 def _yield_if_idle(loop: RunningLoop) -> None:

@@ -219,8 +219,11 @@ class SubprocessTransport(BaseSubprocessTransport):
         return file.closed or self._loop._transport_of(file.fileno()) is not None
 
     def _process_exited(self, returncode: int) -> None:
-        super()._process_exited(returncode)
-        self._reaped.set_result(None)
+        try:
+            super()._process_exited(returncode)
+        finally:
+            # Even if the protocol is none that could be told.
+            self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
         """Wait until the child is reaped and its pipes are closing, whatever its start came to."""

@@ -403,9 +403,11 @@ cdef class DatagramTransport(FlowControl):
             if res != -ECANCELED:
                 progress = self.send_queued()
         finally:
-            if not self.queue:
+            if not self.queue and not self.writing_paused:
                 self.queue_sent()
             elif progress:
+                # The queue may be empty: then error_received has left the run before the protocol
+                # was told to resume.
                 self.submit_room()
             else:
                 self.loop.call_later(RETRY_DELAY, self._send_again)

@@ -65,7 +65,7 @@ cdef class LoopCore:
     cdef bint stopping
     cdef bint sending           # sends may leave in mid-turn: from take_over until settle
     cdef bint closed
-    cdef bint clock_replaced    # a subclass, or a test, has put another time() in place
+    cdef bint clock_replaced    # a subclass, or a test, has a time() or call_at() of its own
     cdef bint debug
     cdef unsigned long thread_id    # that runs the loop, 0 when none does
     cdef dict future_options    # the arguments of every Future; None while there was none

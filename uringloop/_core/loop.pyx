@@ -157,8 +157,9 @@ cdef class LoopCore:
         """Schedule *callback* after *delay* seconds."""
         if delay is None:
             raise TypeError("delay must not be None")
-        now = self.time() if self.clock_replaced else uring_clock_ns() * 1e-9
-        return self._call_at(now + delay, callback, args, context)
+        if self.clock_replaced:
+            return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self._call_at(uring_clock_ns() * 1e-9 + delay, callback, args, context)
 
     def call_at(self, when, callback, *args, context=None):
         """Schedule *callback* for the time *when* on the loop's clock."""
@@ -184,8 +185,9 @@ cdef class LoopCore:
         return uring_clock_ns() * 1e-9
 
     def _replace_clock(self, patched):
-        """Go by `time` from now on if it is not this class's: a subclass's, or a test's own."""
-        self.clock_replaced = patched or type(self).time is not LoopCore.time
+        """Go by `time` and `call_at` from now on if one is a subclass's, or a test's own."""
+        self.clock_replaced = (patched or type(self).time is not LoopCore.time
+                               or type(self).call_at is not LoopCore.call_at)
 
     cdef int64_t now_ns(self) except? -1:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
@@ -230,9 +232,7 @@ cdef class LoopCore:
         if coroutines.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
             raise TypeError(f"coroutines cannot be used with {method}()")
         if not callable(callback):
-            raise TypeError(
-                f"a callable object was expected by {method}(), got {callback!r}"
-            )
+            raise TypeError(f"a callable object was expected by {method}(), got {callback!r}")
         return 0
 
     def create_future(self):

@@ -205,8 +205,9 @@ cdef class WritePipeTransport(WriteTransport):
         self.send_now()
         if self.lost or not self.queue.count:
             return 0
-        self.pause_protocol()
-        return self.submit_send()
+        # Before the protocol is told: it may leave the run.
+        self.submit_send()
+        return self.pause_protocol()
 
     cdef int flush(self) except -1:
         if self.send_op.in_flight or self.lost:

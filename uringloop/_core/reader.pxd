@@ -11,8 +11,11 @@ cdef class ReadTransport(Transport):
 
     cdef int want_recv(self) except -1
     cdef int stop_reading(self) except -1
+    cdef object refusal(self, object buffer)
     cdef int take_item(self, object item) except -1
     cdef int keep(self, object item) except -1
     cdef int keep_first(self, object item) except -1
     cdef int schedule_stash(self) except -1
     cdef int deliver_item(self, object item) except -1
+    cdef int deliver_end(self, object item) except -1
+    cdef int deliver_last(self, object item) except -1

@@ -9,6 +9,7 @@ An item is whatever the subclass puts there: bytes, a datagram, an end.
 from asyncio.log import logger
 
 from uringloop._core.transport cimport Transport
+from uringloop._native.uring cimport MSG_PEEK
 
 
 cdef class ReadTransport(Transport):
@@ -24,6 +25,27 @@ cdef class ReadTransport(Transport):
     cdef int deliver_item(self, object item) except -1:
         """Hand an item of the stash to the protocol."""
         raise NotImplementedError
+
+    cdef int deliver_end(self, object item) except -1:
+        """Tell the protocol of an item after which there is nothing to read."""
+        raise NotImplementedError
+
+    cdef int deliver_last(self, object item) except -1:
+        """Do that; a protocol that leaves the run is told by the next one again, as in asyncio."""
+        try:
+            return self.deliver_end(item)
+        except (KeyboardInterrupt, SystemExit):
+            self.keep_first(item)
+            raise
+
+    cdef object refusal(self, object buffer):
+        """Return what recv_into() says of memory that can not be received into, as asyncio does."""
+        try:
+            # Peeking, should it say nothing: no byte is lost.
+            self.need_socket().recv_into(buffer, 0, MSG_PEEK)
+        except BaseException as exc:
+            return exc
+        return None
 
     cdef int take_item(self, object item) except -1:
         """Hand an item to the protocol, or keep it while reading is paused."""

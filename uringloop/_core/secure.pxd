@@ -33,6 +33,8 @@ cdef class TLSCore(WriteSource):
 
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
+    cdef int leave_run(self) except -1
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
     cdef int read_pending(self) except -1
     cdef int deliver(self, bytes data) except -1
@@ -45,6 +47,7 @@ cdef class TLSCore(WriteSource):
     cdef int hold(self, bytes data) except -1
     cdef bytes take_held(self)
     cdef int release(self) except -1
+    cdef int release_before(self, bytes data) except -1
     cdef int write_now(self, bytes data) except -1
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
     cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1

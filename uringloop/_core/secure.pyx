@@ -191,11 +191,14 @@ cdef class TLSCore(WriteSource):
         self.receive(PyByteArray_AS_STRING(self._ssl_buffer), nbytes)
 
     def _do_read(self):
-        if not self.is_open:
-            sslproto.SSLProtocol._do_read(self)
-            return
         try:
-            self.read_pending()
+            if self.is_open:
+                self.read_pending()
+            else:
+                sslproto.SSLProtocol._do_read(self)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
         except Exception as exc:
             self._fatal_error(exc, FAILED)
 
@@ -212,7 +215,10 @@ cdef class TLSCore(WriteSource):
             self._app_protocol_is_buffer = True
 
     def _write_appdata(self, list_of_data):
-        self.release()
+        cdef bytes held = self.take_held()
+        if held is not None:
+            # In one go: the program may leave the run when it is told to pause.
+            list_of_data = [held, *list_of_data]
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
 
     def _process_outgoing(self):
@@ -229,6 +235,17 @@ cdef class TLSCore(WriteSource):
         """Take bytes of the connection that came before it was this protocol's."""
         self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
+    cdef int leave_run(self) except -1:
+        """The program leaves the run out of a method of its protocol: the next run goes on."""
+        if self.state is WRAPPED:
+            # The method may be connection_made, and somebody waits for the connection.
+            self._loop.call_soon(self._wakeup_waiter)
+        if not self._app_reading_paused:
+            # asyncio looks at everything anew when reading is resumed.
+            self._app_reading_paused = True
+            self._resume_reading()
+        return 0
+
     # ── in ───────────────────────────────────────────────────────────────────────────────────
 
     cdef int receive(self, const char *data, Py_ssize_t size) except -1:
@@ -236,12 +253,23 @@ cdef class TLSCore(WriteSource):
         if self.is_open:
             try:
                 self.receive_open(data, size)
+            except (KeyboardInterrupt, SystemExit):
+                self.leave_run()
+                raise
             except Exception as exc:
                 self._fatal_error(exc, FAILED)
         else:
-            self.records.take_in_all(data, size)
+            self.receive_unopened(data, size)
+        return 0
+
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1:
+        self.records.take_in_all(data, size)
+        try:
             # Of nothing: the bytes are there.
             sslproto.SSLProtocol.buffer_updated(self, 0)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
         return 0
 
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
@@ -280,11 +308,13 @@ cdef class TLSCore(WriteSource):
         cdef object buffer
         if not records.has_more():
             records.unsure = records.framer.broken
+            if records.peer_closed and self.is_open:
+                self.close_received()
             return 0
         buffer = self._app_protocol_get_buffer(records.unread())
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
-        except BufferError:
+        except (BufferError, TypeError):
             # OpenSSL's object has words of its own for that.
             records.engine.read(len(buffer), buffer)
             raise
@@ -339,8 +369,8 @@ cdef class TLSCore(WriteSource):
     cdef int write(self, bytes data) except -1:
         """Do what SSLProtocol._write_appdata does while the connection is open."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        if self.held_size + size > RECORD:
-            self.release()
+        if self.held_size and self.held_size + size > RECORD:
+            self.release_before(data)
         if (size <= HELD and self.writer is not None and not self._ssl_writing_paused
                 and not self._app_writing_paused and self.writing_stops > 0):
             return self.hold(data)
@@ -370,6 +400,15 @@ cdef class TLSCore(WriteSource):
         cdef bytes data = self.take_held()
         if data is not None:
             self.write_now(data)
+        return 0
+
+    cdef int release_before(self, bytes data) except -1:
+        """Write what has been held, and *data* too if the program leaves the run meanwhile."""
+        try:
+            self.release()
+        except (KeyboardInterrupt, SystemExit):
+            self._write_appdata((data,))
+            raise
         return 0
 
     cdef bytes give(self):

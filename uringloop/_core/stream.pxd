@@ -51,7 +51,6 @@ cdef class StreamTransport(WriteTransport):
     cdef int fill_protocol_buffer(
         self, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1
     cdef int end_reading(self, object item) except -1
-    cdef int deliver_end(self, object item) except -1
 
 
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername)

@@ -318,7 +318,7 @@ cdef class StreamTransport(WriteTransport):
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
         except BaseException as exc:
-            self.fatal_error(exc, "Fatal read error on socket transport")
+            self.fatal_error(self.refusal(buffer) or exc, "Fatal read error on socket transport")
             return 0
         count = min(view.len, size - taken[0])
         memcpy(view.buf, data + taken[0], count)
@@ -463,7 +463,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, bytes):
             return self.deliver(item)
-        return self.deliver_end(item)
+        return self.deliver_last(item)
 
     cdef int stop_reading(self) except -1:
         if self.recv_op.in_flight and not self.cancelling:

@@ -31,6 +31,7 @@ cdef class WriteTransport(FlowControl):
     cdef int check_eof_of_lines(self) except -1
     cdef int warn_lost(self) except -1
     cdef int queued(self, Py_ssize_t size) except -1
+    cdef int pause_sending(self) except -1
     cdef int send_now(self) except -1
     cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1
     cdef int send_last(self) except -1

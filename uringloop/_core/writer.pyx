@@ -121,7 +121,8 @@ cdef class WriteTransport(FlowControl):
         cdef Py_ssize_t size = 0
         self.check_eof()
         if self.lost:
-            return self.warn_lost()
+            # Of nothing nothing is lost.
+            return self.warn_lost() if items.count(b"") < len(items) else 0
         for owned in items:
             if owned is None:
                 return self.write_failed(not_contiguous())
@@ -174,12 +175,18 @@ cdef class WriteTransport(FlowControl):
             self.send_now()
             if self.queue.size > self.high_water:
                 # asyncio pauses the protocol only for what the socket did not take.
-                self.pause_protocol()
+                self.pause_sending()
         if not self.send_op.in_flight and self.queue.count:
             self.loop.add_flush(self)
             if self.loop.queued_bytes > QUEUED_BYTES_MAX:
                 self.loop.flush_early()
         return 0
+
+    cdef int pause_sending(self) except -1:
+        """Tell the protocol to pause. It may leave the run: what is queued is sent by the next."""
+        if not self.send_op.in_flight:
+            self.loop.add_flush(self)
+        return self.pause_protocol()
 
     cdef int expect(self, WriteSource source, Py_ssize_t size) except -1:
         """Ask *source* for its bytes, of which there are *size* more, before the next send."""
@@ -199,7 +206,7 @@ cdef class WriteTransport(FlowControl):
         if data is not None and not self.lost:
             self.queue.push(data)
             if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
-                self.pause_protocol()
+                self.pause_sending()
         return 0
 
     cdef int flush(self) except -1:
@@ -256,6 +263,10 @@ cdef class WriteTransport(FlowControl):
     cdef int sent(self, Py_ssize_t size) except -1:
         self.consume(size)
         if self.writing_paused and self.queue.size <= self.low_water:
+            self.writing_paused = False
+            if self.queue.count or self.is_awaited():
+                # First: a KeyboardInterrupt of the protocol leaves the run, and the next goes on.
+                self.loop.add_flush(self)
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
