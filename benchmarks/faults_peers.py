@@ -287,6 +287,64 @@ def closed_behind(factory: Factory) -> str:
     return f"{told}, next echo {took:.1f} ms"
 
 
+def closed_while_watched(factory: Factory) -> str:
+    """A descriptor is closed under add_reader, and its number used by another file with bytes."""
+    loop = factory()
+    calls = 0
+
+    def readable() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def main() -> float:
+        ours, theirs = socket.socketpair()
+        loop.add_reader(ours.fileno(), readable)
+        await asyncio.sleep(0.01)
+        fd = ours.detach()
+        os.close(fd)
+        # Both ends are closed: the first number that is free is that one.
+        theirs.close()
+        other, far = socket.socketpair()
+        assert fd in (other.fileno(), far.fileno())
+        other.send(b"x")
+        far.send(b"x")
+        began = time.process_time()
+        await asyncio.sleep(0.2)
+        spun = (time.process_time() - began) / 0.2
+        other.close()
+        far.close()
+        loop.remove_reader(fd)
+        return spun
+
+    spun = loop.run_until_complete(main())
+    loop.close()
+    told = must(calls == 0, f"{calls} calls for the other file")
+    return f"{told}, {must(spun < 0.2, f'{spun:.0%} of a core')}".replace("%", " %")
+
+
+def bound_again(factory: Factory) -> str:
+    """A listener is watched, removed, closed and bound again, all in one turn, 100 times."""
+    loop = factory()
+    bound = 0
+
+    async def main() -> None:
+        nonlocal bound
+        for _ in range(100):
+            listener = socket.create_server((LOCALHOST, 0))
+            address = listener.getsockname()
+            loop.add_reader(listener, print)
+            await asyncio.sleep(0)
+            loop.remove_reader(listener)
+            listener.close()
+            with contextlib.suppress(OSError), socket.socket() as again:
+                again.bind(address)
+                bound += 1
+
+    loop.run_until_complete(main())
+    loop.close()
+    return must(bound == 100, f"{bound} of 100 times bound")
+
+
 def many_connections(factory: Factory) -> str:
     """50,000 connections, one after the other, each with an echo."""
     ends = Ends()
@@ -386,6 +444,8 @@ FAULTS: tuple[Fault, ...] = (
     beyond_the_backlog,
     beyond_the_descriptors,
     closed_behind,
+    closed_while_watched,
+    bound_again,
     many_connections,
     datagrams_to_nobody,
     empty_datagrams,
