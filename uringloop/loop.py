@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar, TypeVarTuple
 
 from uringloop import (
+    availability,
     checks,
     connecting,
     datagrams,
@@ -75,7 +76,10 @@ class Loop(RunningLoop):
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
     ) -> None:
-        self._watchers = watchers.Watchers(self)
+        try:
+            self._watchers = watchers.Watchers(self)
+        except OSError as exc:
+            raise availability.explained(exc) from None
         try:
             super().__init__(
                 backend=backend,

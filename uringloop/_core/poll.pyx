@@ -68,6 +68,7 @@ cdef class PollOnce:
         """Wait by epoll: a peer's half-close (POLLRDHUP) ends any poll of the ring's, unasked."""
         cdef epoll_event event
         event.events = self.mask
+        event.data.u64 = 0
         self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll_fd < 0 or epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, self.fd, &event) < 0:
             self.close_epoll()
