@@ -110,19 +110,31 @@ def test_what_is_written_leaves_although_pause_writing_leaves_the_run(
     run(each_loop, stack.aclose())
 
 
+def left_while_writing(
+    loop: Loop,
+    protocol: Collector,
+    stack: contextlib.AsyncExitStack,
+    leaving: type[BaseException],
+) -> tuple[asyncio.Transport, Collector]:
+    """Write 20 MB, in a run that ends with *leaving* out of pause_writing."""
+
+    async def write() -> None:
+        transport.write(bytes(20_000_000))
+
+    transport, other = run(loop, stack.enter_async_context(linked(loop, protocol, None)))
+    leave_in(protocol, "pause_writing", leaving)
+    with pytest.raises(leaving):
+        loop.run_until_complete(write())
+    return transport, other
+
+
 @LEAVING
 def test_what_is_written_leaves_by_itself_before_resume_writing(
     each_loop: Loop, leaving: type[BaseException]
 ) -> None:
-    async def write() -> None:
-        transport.write(bytes(20_000_000))
-
     protocol = Collector(each_loop)
     stack = contextlib.AsyncExitStack()
-    transport, other = run(each_loop, stack.enter_async_context(linked(each_loop, protocol, None)))
-    leave_in(protocol, "pause_writing", leaving)
-    with pytest.raises(leaving):
-        each_loop.run_until_complete(write())
+    _, other = left_while_writing(each_loop, protocol, stack, leaving)
     run(each_loop, until(lambda: len(other.data) == 20_000_000))
     run(each_loop, until(lambda: "resume_writing" in protocol.calls))
     assert protocol.calls == ["connection_made", "pause_writing", "resume_writing"]
@@ -133,19 +145,12 @@ def test_what_is_written_leaves_by_itself_before_resume_writing(
 def test_write_eof_after_pause_writing_has_left_the_run_comes_last(
     each_loop: Loop, leaving: type[BaseException]
 ) -> None:
-    async def write() -> None:
-        transport.write(bytes(20_000_000))
-
     async def finish() -> None:
         transport.write_eof()
         await other.eof
 
-    protocol = Collector(each_loop)
     stack = contextlib.AsyncExitStack()
-    transport, other = run(each_loop, stack.enter_async_context(linked(each_loop, protocol, None)))
-    leave_in(protocol, "pause_writing", leaving)
-    with pytest.raises(leaving):
-        each_loop.run_until_complete(write())
+    transport, other = left_while_writing(each_loop, Collector(each_loop), stack, leaving)
     run(each_loop, finish())
     assert len(other.data) == 20_000_000
     run(each_loop, stack.aclose())

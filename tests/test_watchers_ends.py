@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import tcp_pair
-from roles import Loop, complaints, narrow_pair, on_loop, turns, until
+from roles import Loop, complaints, narrow_pair, on_loop, read_exactly, turns, until
 
 import uringloop
 
@@ -336,19 +336,12 @@ async def test_a_half_closed_peer_is_sent_to_without_pauses(
     ours, theirs = narrow_pair(8192)
     with ours, theirs:
         theirs.shutdown(socket.SHUT_WR)
-        received = asyncio.ensure_future(drained(each_loop, theirs, len(data)))
+        received = asyncio.ensure_future(read_exactly(each_loop, theirs, len(data)))
         began = time.monotonic()
         await send(each_loop, ours, data)  # type: ignore[misc]
         assert await received == data
         # Hundreds of times there is no room. A hundredth of a second for each would be too long.
         assert time.monotonic() - began < 2
-
-
-async def drained(loop: Loop, sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        data += await loop.sock_recv(sock, 65536)
-    return bytes(data)
 
 
 # ── a forked child ──────────────────────────────────────────────────────────────────────────────
