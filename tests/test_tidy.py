@@ -37,6 +37,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "calls built on them",
         (
             "_native.requests",
+            "_native.doors",
             "_native.forks",
             "_native.filecalls",
             "_native.pathcalls",

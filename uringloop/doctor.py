@@ -26,7 +26,7 @@ DESCRIPTORS_LOW = 1024
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
 BRINGS = {
-    "multishot_accept": "one submission for all connections of a listening socket",
+    "shared_accept": "a connection wakes one of the processes that share its socket",
     "multishot_recv": "one submission for all that a socket receives",
     "quiet_sends": "no completion for a send that has done everything",
     "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",

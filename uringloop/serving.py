@@ -49,12 +49,16 @@ class Server(asyncio.Server):
         sockets: list[socket.socket],
         protocol_factory: ProtocolFactory,
         backlog: int,
+        *,
+        shared: bool,
     ) -> None:
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
         self._listeners: list[Listener] = []
         self._protocol_factory = protocol_factory
         self._backlog = backlog
+        # Sockets that were passed in: other processes may accept from them, too.
+        self._shared = shared
         # Our own connections; an abandoned one is noticed by its own finalizer.
         self._connections = Connections(loop, self._wake_if_done)
         # Those of others, who attach and detach them as asyncio's transports do.
@@ -130,7 +134,9 @@ class Server(asyncio.Server):
         self._serving = True
         for sock in self._sockets:
             # First, for it sets what connections inherit from a socket that listens not yet.
-            listener = Listener(self._loop, sock, self._protocol_factory, self._connections)
+            listener = Listener(
+                self._loop, sock, self._protocol_factory, self._connections, self._shared
+            )
             sock.listen(self._backlog)
             self._listeners.append(listener)
             listener.start()
@@ -229,7 +235,15 @@ async def create_server(
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         sockets = [sock]
-    return await _serve(loop, sockets, protocol_factory, backlog, start_serving, tls_options)
+    return await _serve(
+        loop,
+        sockets,
+        protocol_factory,
+        backlog,
+        start_serving,
+        tls_options,
+        shared=sock is not None,
+    )
 
 
 async def _serve(
@@ -239,12 +253,14 @@ async def _serve(
     backlog: int,
     start_serving: bool,
     tls_options: tls.Options | None,
+    *,
+    shared: bool,
 ) -> Server:
     for sock in sockets:
         sock.setblocking(False)
     if tls_options is not None:
         protocol_factory = tls.server_factory(loop, protocol_factory, tls_options)
-    server = Server(loop, sockets, protocol_factory, backlog)
+    server = Server(loop, sockets, protocol_factory, backlog, shared=shared)
     if start_serving:
         await server.start_serving()
     if loop.get_debug():
@@ -347,7 +363,15 @@ async def create_unix_server(
             raise ValueError("path was not specified, and no sock specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-    server = await _serve(loop, [sock], protocol_factory, backlog, start_serving, tls_options)
+    server = await _serve(
+        loop,
+        [sock],
+        protocol_factory,
+        backlog,
+        start_serving,
+        tls_options,
+        shared=path is None,
+    )
     if cleanup_socket:
         server._socket_file = _socket_file(sock)
     return server

@@ -18,7 +18,7 @@ enum {
     PATIENCE = 3000,
 };
 
-enum kinds { RECEIVE, SEND, ACCEPT, OTHER };
+enum kinds { RECEIVE, SEND, OPEN, OTHER };
 
 typedef struct slot {
     uint64_t id; /* in its user_data; 0 if it is free */
@@ -122,7 +122,7 @@ static void complete(const struct io_uring_cqe *cqe) {
             die("more was sent than there is");
         f.streams[s->stream].sent += (unsigned)cqe->res;
     }
-    if (cqe->res >= 0 && s->kind == ACCEPT)
+    if (cqe->res >= 0 && s->kind == OPEN)
         close(cqe->res);
     if (!more)
         finish(s);

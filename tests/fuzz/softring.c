@@ -136,38 +136,6 @@ static void submit_datagrams(void) {
     start(s, sqe, 0);
 }
 
-static void submit_accept(void) {
-    unsigned how = byte();
-    slot *s = new_slot(ACCEPT, -1, 0);
-    struct io_uring_sqe *sqe;
-
-    if (s == NULL)
-        return;
-    sqe = submission();
-    s->multishot = how & 1;
-    uring_prep_accept(sqe, f.listener, s->multishot);
-    start(s, sqe, 0);
-}
-
-static int any_descriptor(void) {
-    unsigned which = byte() % (STREAMS + 5);
-
-    if (which < STREAMS)
-        return f.streams[which].near;
-    switch (which - STREAMS) {
-    case 0:
-        return f.datagrams[0];
-    case 1:
-        return f.listener;
-    case 2:
-        return f.file;
-    case 3:
-        return -1;
-    default:
-        return 1000000;
-    }
-}
-
 static void submit_poll(void) {
     unsigned how = byte();
     slot *s = new_slot(OTHER, -1, 0);
@@ -187,7 +155,7 @@ static void submit_poll(void) {
 
 static void submit_file(void) {
     unsigned how = byte();
-    slot *s = new_slot(how % 6 == 5 ? ACCEPT : OTHER, -1, sizeof(struct statx) + MEMORY);
+    slot *s = new_slot(how % 6 == 5 ? OPEN : OTHER, -1, sizeof(struct statx) + MEMORY);
     struct io_uring_sqe *sqe;
 
     if (s == NULL)
@@ -262,17 +230,15 @@ static void submit_nonsense(void) {
     default:
         break;
     }
-    s = new_slot(opcode == IORING_OP_ACCEPT ? ACCEPT : OTHER, -1, MEMORY);
+    s = new_slot(OTHER, -1, MEMORY);
     if (s == NULL)
         return;
     sqe = submission();
     sqe->opcode = (uint8_t)opcode;
     sqe->fd = any_descriptor();
-    if (opcode != IORING_OP_ACCEPT) {
-        sqe->addr = (uint64_t)(uintptr_t)s->memory;
-        sqe->len = many(MEMORY);
-    }
-    sqe->off = opcode == IORING_OP_ACCEPT ? 0 : many(5000);
+    sqe->addr = (uint64_t)(uintptr_t)s->memory;
+    sqe->len = many(MEMORY);
+    sqe->off = many(5000);
     sqe->ioprio = (uint16_t)many(31);
     sqe->msg_flags = many(65535);
     sqe->buf_group = (uint16_t)(byte() % 6);
@@ -401,7 +367,7 @@ static void enter(void) {
 /* What is wanted more often stands here more often. */
 static void (*const COMMANDS[])(void) = {
     submit_receive, submit_receive,   submit_send,   submit_send,   submit_datagrams,
-    submit_accept,  submit_poll,      submit_file,   submit_cancel, submit_durable_write,
+    submit_poll,    submit_file,   submit_cancel, submit_durable_write,
     far_write,      far_write,        far_read_some, far_end,       close_behind,
     give_back,      connect_guest,    send_datagram, enter,         enter,
     enter,          submit_nonsense,

@@ -2,7 +2,7 @@
 
 
 cdef enum:
-    MULTISHOT_ACCEPT = 1    # one submission for all connections of a listening socket
+    SHARED_ACCEPT = 1       # a connection wakes one of the processes that share its socket
     MULTISHOT_RECV = 2      # one for all that a socket receives
     QUIET_SENDS = 4         # no completion for a send that has done everything
     NO_IOWAIT = 8           # a loop that sleeps is no processor that waits for a disk

@@ -17,7 +17,7 @@ from uringloop._native.uring cimport (
 LIBURING = URINGLOOP_LIBURING.decode()
 # The names by which one can be switched off.
 FEATURES = {
-    "multishot_accept": MULTISHOT_ACCEPT,
+    "shared_accept": SHARED_ACCEPT,
     "multishot_recv": MULTISHOT_RECV,
     "quiet_sends": QUIET_SENDS,
     "no_iowait": NO_IOWAIT,
@@ -29,10 +29,10 @@ FEATURES = {
 }
 
 # The kernel's ring does not serve without these, or, the last, they are none of a ring's.
-cdef unsigned int present = MULTISHOT_ACCEPT | MULTISHOT_RECV | CACHED_FILES
+cdef unsigned int present = SHARED_ACCEPT | MULTISHOT_RECV | CACHED_FILES
 # What the software ring has; it sleeps as no ring does.
 cdef unsigned int soft_present = (
-    MULTISHOT_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE)
+    SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE)
 cdef unsigned int disabled = 0
 cdef bint kernel_tried = False
 cdef bint paths_tried = False

@@ -1,10 +1,13 @@
-"""The kernel's side of a server: one listening socket."""
+"""The kernel's side of a server: its listening sockets."""
+
+from libc.stdint cimport int64_t
 
 from uringloop._core.addresses cimport NearEnd
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation
 from uringloop._core.stream cimport StreamTransport
 from uringloop._core.transport cimport Connections
+from uringloop._native.uring cimport sockaddr_in6
 
 
 cdef class Listener(Flushable):
@@ -16,16 +19,38 @@ cdef class Listener(Flushable):
     cdef NearEnd near           # of the connection accepted last; None for a UNIX socket
     cdef bint nodelay           # each connection is told TCP_NODELAY: it inherits none
     cdef object context         # that the server was started in; the factory runs in it
-    cdef Operation accept_op    # multishot
+    cdef Operation poll_op      # multishot
     cdef bint closing
+    cdef unsigned int forks     # of this process, when the socket was made: it was ours alone
+    cdef bint shared            # with other processes: SharedListeners wait for it, and no poll
+    cdef bint stopped           # the socket takes no connections any more, whoever has done that
     cdef object retry           # the timer of a pause for want of descriptors; else None
 
-    cdef int submit_accept(self) except -1
-    cdef int on_accept(self, int res, unsigned int flags) except -1
-    cdef int accept_ended(self, int res) except -1
-    cdef int accepted(self, int fd) except -1
-    cdef StreamTransport connection(self, int fd, object protocol)
+    cdef int submit_poll(self) except -1
+    cdef bint share(self) except -1
+    cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef int poll_ended(self, int res) except -1
+    cdef int accept_waiting(self, int most) except -1
+    cdef bint accepts(self) noexcept
+    cdef bint accept_failed(self, int res) except -1
+    cdef int stop(self, int res) except -1
+    cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
+    cdef StreamTransport connection(
+        self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
     cdef NearEnd near_end(self, int fd)
     cdef int drop(self, int fd, StreamTransport transport) except -1
     cdef int out_of_resources(self, int res) except -1
     cdef int report(self, object exc, str message) except -1
+
+
+cdef class SharedListeners(Flushable):
+    cdef LoopCore loop
+    cdef dict listeners         # Listener by descriptor
+    cdef bint found             # the newest look found a connection
+    cdef int64_t looked_ns      # when that was
+
+    cdef int add(self, Listener listener) except -2
+    cdef int remove(self, Listener listener) except -1
+    cdef int close_if_empty(self) except -1
+    cdef int knocked(self) noexcept
+    cdef int dissolve(self) except -1

@@ -1,37 +1,53 @@
-"""The kernel's side of a server: one listening socket, accepting until it is closed.
+"""The kernel's side of a server: its listening sockets, accepting until they are closed.
 
-One multishot accept stays armed. It holds the listening file open: closing the socket before the
-accept has ended would leave the port bound and clients connecting to nobody, so `close` ends it
-first, out of turn, and an immediate bind of the same port works.
+A Listener waits with a multishot poll and accepts with accept4(2) when the loop has time to serve
+the connection. A multishot accept would take connections while the process computes, and from other
+processes that share the socket: it keeps its place at the head of the socket's wait queue. The poll
+takes nothing. It holds the listening file open, so `close` ends it first, out of turn, and an
+immediate bind of the same port works.
+
+A socket that other processes accept from, too (it was passed in, or the process has forked since),
+belongs to SharedListeners: the loop sleeps at an epoll instance (doors.h), where a connection wakes
+one process that is free, and the processes take turns. The poll alone would do: it would wake all
+of them for each connection, and the fastest would take most.
 """
 
+import errno as errors
 import socket
 from asyncio import constants, trsock
 
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 
 from uringloop._core.addresses cimport NearEnd
 from uringloop._core.errors cimport (
+    EAGAIN,
     ECANCELED,
-    ECONNABORTED,
-    EINTR,
-    EINVAL,
     EMFILE,
     ENFILE,
     ENOBUFS,
     ENOMEM,
     os_error,
 )
-from uringloop._core.features cimport MULTISHOT_ACCEPT, uses
+from uringloop._core.features cimport SHARED_ACCEPT, uses
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
 from uringloop._core.transport cimport Connections
-from uringloop._native.requests cimport uring_prep_accept
+from uringloop._native.doors cimport (
+    uring_add_door,
+    uring_close_doors,
+    uring_listen_at_doors,
+    uring_open_doors,
+    uring_remove_door,
+    uring_step_back,
+)
+from uringloop._native.requests cimport io_uring_prep_poll_multishot, uring_accept
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IPPROTO_TCP,
+    POLLIN,
     TCP_NODELAY,
     close,
     getsockname,
@@ -39,9 +55,26 @@ from uringloop._native.uring cimport (
     setsockopt,
     sockaddr,
     sockaddr_in6,
+    uring,
+    uring_clock_ns,
 )
 
 
+# Connections that are accepted in a row before other work has its turn.
+ACCEPTS_MAX = 32
+
+# The same from a shared socket, by a loop that does not sleep: other processes may be sooner free.
+SHARED_ACCEPTS_MAX = 4
+# How often such a loop looks: a look takes 0.2 us.
+LOOK_EVERY_NS = 100_000
+
+cdef int ACCEPTS = ACCEPTS_MAX
+cdef int SHARED_ACCEPTS = SHARED_ACCEPTS_MAX
+cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
+# What accept4(2) tells of the connection that it has dropped, not of the listening socket.
+cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(errors, name) for name in (
+    "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
+    "EHOSTUNREACH", "ENETUNREACH"))
 # Their names are kept as the kernel has them.
 cdef frozenset NAMED_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 
@@ -49,12 +82,15 @@ cdef frozenset NAMED_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef class Listener(Flushable):
 
     def __cinit__(
-            self, LoopCore loop not None, sock, factory, Connections connections not None):
+            self, LoopCore loop not None, sock, factory, Connections connections not None,
+            bint shared=False):
         self.loop = loop
         self.sock = sock
         self.fd = sock.fileno()
         self.factory = factory
         self.connections = connections
+        self.shared = shared
+        self.forks = loop.ring.forks()
         self.nodelay = wants_nodelay(sock)
         if self.nodelay and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # Connections inherit it, which saves a system call for each.
@@ -63,13 +99,16 @@ cdef class Listener(Flushable):
         if sock.family in NAMED_FAMILIES:
             self.near = NearEnd(sock.family, sock.type, sock.proto)
         self.context = PyContext_CopyCurrent()
-        operation_init(&self.accept_op, listener_on_accept, <PyObject*>self)
-        self.accept_op.ends_with_run = True
+        operation_init(&self.poll_op, listener_on_poll, <PyObject*>self)
+        # A ring that is left by its thread would keep the listening file open for a while.
+        self.poll_op.ends_with_run = True
 
     def start(self):
         """Begin to accept."""
-        if not self.accept_op.in_flight and not self.closing:
-            self.submit_accept()
+        if self.closing or self.stopped or self.poll_op.in_flight:
+            return
+        if not self.shared or not self.share():
+            self.submit_poll()
 
     def close(self):
         """Stop accepting now, and close the socket."""
@@ -79,51 +118,111 @@ cdef class Listener(Flushable):
         if self.retry is not None:
             self.retry.cancel()
             self.retry = None
-        self.loop.ring.reap(&self.accept_op)
-        if not self.accept_op.in_flight:
+        if self.shared:
+            (<SharedListeners>self.loop.shared_listeners).remove(self)
+            (<SharedListeners>self.loop.shared_listeners).close_if_empty()
+        self.loop.ring.reap(&self.poll_op)
+        if not self.poll_op.in_flight:
             self.sock.close()
 
-    cdef int submit_accept(self) except -1:
-        cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        uring_prep_accept(sqe, self.fd, uses(MULTISHOT_ACCEPT))
-        return self.loop.ring.start(sqe, &self.accept_op)
+    # ── accepting ────────────────────────────────────────────────────────────────────────────
 
-    cdef int on_accept(self, int res, unsigned int flags) except -1:
+    cdef int submit_poll(self) except -1:
+        cdef io_uring_sqe *sqe = self.loop.ring.submission()
+        io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)
+        return self.loop.ring.start(sqe, &self.poll_op)
+
+    cdef bint share(self) except -1:
+        """Wait beside other processes from now on; False where the kernel does not allow it."""
+        if self.loop.shared_listeners is None:
+            self.loop.shared_listeners = SharedListeners(self.loop)
+        self.shared = (<SharedListeners>self.loop.shared_listeners).add(self) >= 0
+        return self.shared
+
+    cdef int on_poll(self, int res, unsigned int flags) except -1:
+        if self.forks != self.loop.ring.forks() and not self.closing:
+            # A child may accept from this socket as well.
+            self.forks = self.loop.ring.forks()
+            if self.share():
+                self.loop.ring.cancel(&self.poll_op)
         try:
-            if res >= 0:
-                self.accepted(res)
+            if res > 0:
+                self.accept_waiting(ACCEPTS)
         finally:
             # A KeyboardInterrupt of the factory leaves the run, and the next run accepts on.
             if not flags & IORING_CQE_F_MORE:
-                self.accept_ended(res)
+                self.poll_ended(res)
         return 0
 
-    cdef int accept_ended(self, int res) except -1:
+    cdef int poll_ended(self, int res) except -1:
         if self.closing:
             self.sock.close()
             return 0
-        if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
-            return self.out_of_resources(res)
-        if res < 0 and res != -ECANCELED and res != -ECONNABORTED and res != -EINTR:
-            self.report(os_error(res, "accept"), "socket.accept() failed")
-            if res == -EINVAL:
-                # Not a listening socket any more: somebody has shut it down.
-                return 0
+        if res < 0 and res != -ECANCELED:
+            return self.stop(res)
         # At the end of this turn, or in the first of the next run.
         return self.loop.add_flush(self)
 
     cdef int flush(self) except -1:
         self.start()
+        return 0 if self.shared else self.accept_waiting(ACCEPTS)
+
+    cdef int accept_waiting(self, int most) except -1:
+        """Accept the connections that wait; after *most* of them other work has its turn."""
+        cdef sockaddr_in6 peer
+        cdef unsigned int size
+        cdef bint more = True
+        cdef int res
+        cdef int before = most
+        try:
+            while more and most > 0 and self.accepts():
+                size = sizeof(peer)
+                res = uring_accept(&self.loop.ring.u, self.fd, &peer, &size)
+                if res >= 0:
+                    most -= 1
+                    self.accepted(res, &peer, size)
+                else:
+                    more = self.accept_failed(res)
+        finally:
+            if self.accepts() and self.shared and most < before:
+                uring_step_back(&self.loop.ring.u, self.fd)
+            elif self.accepts() and not self.shared and more:
+                # The poll does not tell of these again.
+                self.loop.add_flush(self)
         return 0
 
-    cdef int accepted(self, int fd) except -1:
+    cdef bint accepts(self) noexcept:
+        """Whether it is not closed, nor waiting for descriptors."""
+        return not self.closing and not self.stopped and self.retry is None
+
+    cdef bint accept_failed(self, int res) except -1:
+        """Deal with an error of accept4(2); return whether to try again at once."""
+        if res == -EAGAIN:
+            return False
+        if res in CONNECTION_ERRORS:
+            return True
+        if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
+            self.out_of_resources(res)
+        else:
+            self.stop(res)
+        return False
+
+    cdef int stop(self, int res) except -1:
+        """Give up: the descriptor is no listening socket any more."""
+        self.report(os_error(res, "accept"), "socket.accept() failed")
+        self.stopped = True
+        if self.shared:
+            (<SharedListeners>self.loop.shared_listeners).remove(self)
+        elif self.poll_op.in_flight:
+            self.loop.ring.cancel(&self.poll_op)
+        return 0
+
+    cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1:
+        """Make the transport of a new connection, which owns *fd* from then on."""
         cdef StreamTransport transport = None
-        if self.closing:
-            close(fd)
-            return 0
         PyContext_Enter(self.context)
         try:
-            transport = self.connection(fd, self.factory())
+            transport = self.connection(fd, peer, size, self.factory())
             self.connections.attach(transport)
             transport.begin(None)
         except (KeyboardInterrupt, SystemExit):
@@ -142,14 +241,15 @@ cdef class Listener(Flushable):
             PyContext_Exit(self.context)
         return 0
 
-    cdef StreamTransport connection(self, int fd, object protocol):
-        """Make the transport of an accepted connection, which owns *fd* from then on."""
+    cdef StreamTransport connection(
+            self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol):
         cdef int on = 1
         cdef object sock
         if self.nodelay:
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
         if self.near is not None:
-            return new_accepted(self.loop, fd, self.near_end(fd), protocol)
+            return new_accepted(
+                self.loop, fd, self.near_end(fd), peer, size, protocol)
         sock = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fd)
         try:
             return new_stream(self.loop, sock, protocol, None)
@@ -176,7 +276,9 @@ cdef class Listener(Flushable):
         return transport.release()
 
     cdef int out_of_resources(self, int res) except -1:
-        """Wait before the next try: EMFILE comes even when nobody connects."""
+        """Wait before the next try: connections go on waiting."""
+        if self.shared:
+            (<SharedListeners>self.loop.shared_listeners).remove(self)
         self.report(os_error(res, ""), "socket.accept() out of system resource")
         self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry_accept)
         return 0
@@ -184,6 +286,7 @@ cdef class Listener(Flushable):
     def _retry_accept(self):
         self.retry = None
         self.start()
+        self.accept_waiting(ACCEPTS)
 
     cdef int report(self, object exc, str message) except -1:
         self.loop.call_exception_handler(
@@ -196,5 +299,75 @@ cdef class Listener(Flushable):
         return 0
 
 
-cdef int listener_on_accept(Operation *op, int res, unsigned int flags) except -1:
-    return (<Listener>op.owner).on_accept(res, flags)
+# ── sockets that other processes accept from, too ────────────────────────────────────────────────
+
+
+cdef class SharedListeners(Flushable):
+
+    def __cinit__(self, LoopCore loop not None):
+        self.loop = loop
+        self.listeners = {}
+
+    cdef int add(self, Listener listener) except -2:
+        """Wait for *listener*; -1 where the kernel does not allow it."""
+        cdef uring *u = &self.loop.ring.u
+        if not uses(SHARED_ACCEPT, u.soft != NULL):
+            return -1
+        if u.doors_fd < 0 and uring_open_doors(u) < 0:
+            return -1
+        self.listeners[listener.fd] = listener
+        if uring_add_door(u, listener.fd) < 0:
+            self.remove(listener)
+            return -1
+        return 0
+
+    cdef int remove(self, Listener listener) except -1:
+        if self.listeners.pop(listener.fd, None) is not None:
+            uring_remove_door(&self.loop.ring.u, listener.fd)
+        return 0
+
+    cdef int close_if_empty(self) except -1:
+        """Sleep as without shared listening sockets again when the last of them is closed."""
+        if not self.listeners:
+            uring_close_doors(&self.loop.ring.u)
+        return 0
+
+    cdef int flush(self) except -1:
+        """Accept if a connection ended the sleep, and now and then in a loop that never sleeps."""
+        cdef Listener listener
+        cdef uring *u = &self.loop.ring.u
+        cdef bint slept = u.knocked_fd >= 0
+        cdef int fd = u.knocked_fd if slept else self.knocked()
+        if fd < 0:
+            return self.dissolve() if u.doors_fd < 0 else 0
+        u.knocked_fd = -1
+        listener = self.listeners.get(fd)
+        if listener is not None:
+            # The others that wait have woken other processes, if those were free.
+            listener.accept_waiting(1 if slept else SHARED_ACCEPTS)
+        return 0
+
+    cdef int knocked(self) noexcept:
+        """Return the socket that has a connection, -1 if none has or it is not time to look."""
+        cdef uring *u = &self.loop.ring.u
+        cdef int64_t now = uring_clock_ns()
+        if u.doors_fd < 0 or (not self.found and now - self.looked_ns < LOOK_EVERY):
+            return -1
+        self.looked_ns = now
+        uring_listen_at_doors(u, 0)
+        self.found = u.knocked_fd >= 0
+        return u.knocked_fd
+
+    cdef int dissolve(self) except -1:
+        """Let each listener wait alone: the ring has lost the doors in a change of thread."""
+        cdef Listener listener
+        cdef dict listeners = self.listeners
+        self.listeners = {}
+        for listener in listeners.values():
+            listener.shared = False
+            listener.submit_poll()
+        return 0
+
+
+cdef int listener_on_poll(Operation *op, int res, unsigned int flags) except -1:
+    return (<Listener>op.owner).on_poll(res, flags)

@@ -59,6 +59,7 @@ cdef class LoopCore:
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Py_ssize_t inline_bytes    # that files may still copy in this turn
+    cdef Flushable shared_listeners     # accepts, whenever the loop is awake; None if there are none
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     cdef bint sleeping          # in a wait: others must wake the loop
@@ -84,7 +85,7 @@ cdef class LoopCore:
     cdef Handle schedule(self, object callback, tuple args, object context)
     cdef Handle schedule_handle(self, Handle handle)
     cdef int run_turn(self) except -1
-    cdef int collect(self) except -1
+    cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
     cdef void count_batch(self, uint64_t count) noexcept
     cdef int feed_starved(self, BufferPool pool) except -1

@@ -2,15 +2,14 @@
 
     expire_timers   note the timers that are due
     run_ready       run the callbacks that were ready when the turn began
-    collect         dispatch completions: bytes reach protocols, futures are resolved; what the
-                    protocols wrote leaves with the enters that bring more completions
+    collect         dispatch the completions that were there when the turn began; what protocols
+                    wrote leaves with the enters that bring what the kernel held back
     run_due         run the timers that were due when the turn began
     rearm_all       watchers join the flush list, if callbacks of theirs have run
     flush_all       one send for each transport that wrote, and epoll is asked again
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
-That is asyncio's order: what was scheduled before the kernel was asked runs before what it
-answers, and that before the timers; what these three schedule runs in the next turn.
+That is asyncio's order. What these three schedule or cause runs in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. The thread that runs the loop
 owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
@@ -244,13 +243,14 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_turn(self) except -1:
+        cdef bint held_back = self.ring.mark()
         self.inline_bytes = INLINE_BYTES_MAX
         self.counters.turns += 1
         if self.timers.count:
             self.expire_timers()
         if self.ready.count:
             self.run_ready()
-        self.collect()
+        self.collect(held_back)
         if self.timers.due_end:
             self.run_due()
         if PyList_GET_SIZE(self.rearm_list):
@@ -260,17 +260,18 @@ cdef class LoopCore:
         return 0
 
     @cython.final
-    cdef int collect(self) except -1:
-        """Dispatch what has completed, and what the kernel holds back for an enter."""
+    cdef int collect(self, bint held_back) except -1:
+        """Dispatch what had completed when the turn began, or was *held back* for an enter."""
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
         self.dispatch()
-        while self.ring.has_task_work() and rounds < ROUNDS:
+        while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
             self.counters.overflows += self.ring.has_overflow()
             # What this round's protocols wrote goes along: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
+            self.ring.mark()
             self.dispatch()
         if self.ring.completions != before:
             self.count_batch(self.ring.completions - before)
@@ -285,7 +286,7 @@ cdef class LoopCore:
         """Hand out what has completed; a lack of memory ends one of them, and not the run."""
         while True:
             try:
-                return self.ring.dispatch()
+                return self.ring.dispatch_marked()
             except MemoryError as exc:
                 self.call_exception_handler(
                     {"message": "No memory for what has completed", "exception": exc})
@@ -398,7 +399,7 @@ cdef class LoopCore:
         # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
         # from here to the wait no other thread may schedule without seeing that we sleep.
         deadline = self.timers.next_deadline_ns()
-        if self.is_idle():
+        if self.is_idle() and not self.ring.has_task_work():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -409,7 +410,7 @@ cdef class LoopCore:
                 finally:
                     self.sleeping = False
                 PyErr_CheckSignals()
-                return 0
+                return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
 
     @cython.final
@@ -417,7 +418,7 @@ cdef class LoopCore:
         if self.ring.needs_enter():
             self.ring.submit()
         PyErr_CheckSignals()
-        return 0
+        return 0 if self.shared_listeners is None else self.shared_listeners.flush()
 
     # ── what transports ask for ──────────────────────────────────────────────────────────────
 

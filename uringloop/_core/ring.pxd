@@ -61,10 +61,12 @@ cdef class Ring:
     cdef uring_trace trace             # what is asked and answered is told there, if it is open
     cdef bint held                     # closed while a kernel thread works on: its memory must stay
     cdef bint running                  # a thread is in a run: no other may submit
+    cdef unsigned int marked           # where the completions end that were there at the mark
     cdef int generation                # grows when a new ring replaces this one
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
+    cdef unsigned int forks(self) noexcept
     cdef int check_inherited(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
@@ -77,7 +79,9 @@ cdef class Ring:
     cdef bint has_task_work(self) noexcept
     cdef bint has_overflow(self) noexcept
     cdef bint has_completions(self) noexcept
+    cdef bint mark(self) noexcept
     cdef int dispatch(self) except -1
+    cdef int dispatch_marked(self) except -1
     cdef int take(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
     cdef int settle(self) except -1

@@ -27,7 +27,8 @@ from uringloop._core.errors cimport (
     os_error,
 )
 from uringloop._core.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
-from uringloop._native.forks cimport uring_forget, uring_remember, uring_watch_forks
+from uringloop._native.doors cimport uring_move_doors, uring_sleep
+from uringloop._native.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
 from uringloop._native.requests cimport uring_prep_cancel, uring_set_user_data
 from uringloop._native.trace cimport (
     uring_trace_cancel,
@@ -66,7 +67,6 @@ from uringloop._native.uring cimport (
     uring_submit_only,
     uring_submitted,
     uring_tail,
-    uring_wait_batch,
     uring_wait_more,
 )
 
@@ -150,6 +150,10 @@ cdef class Ring:
         """Close, and take the ring out of the fork handler's list."""
         uring_forget(&self.u)
         uring_close(&self.u)
+
+    cdef unsigned int forks(self) noexcept:
+        """How many children this process has forked."""
+        return uring_forks
 
     cdef int check_inherited(self) except -1:
         if self.u.inherited:
@@ -275,7 +279,7 @@ cdef class Ring:
         if self.batch_ns:
             wanted = <unsigned int>min(self.count, <int>BATCH_MAX)
         with nogil:
-            res = uring_wait_batch(&self.u, wanted, self.batch_ns, timeout_ns)
+            res = uring_sleep(&self.u, wanted, self.batch_ns, timeout_ns)
         return self._entered(res)
 
     cdef int _submit_and_look(self, unsigned int expected) except -1:
@@ -308,19 +312,28 @@ cdef class Ring:
 
     # ── completions ──────────────────────────────────────────────────────────────────────────
 
+    cdef bint mark(self) noexcept:
+        """Note which completions are there; return whether the kernel holds more of them back."""
+        self.marked = uring_tail(&self.u)
+        return uring_has_task_work(&self.u)
+
     cdef int dispatch(self) except -1:
         """Run the owners of the completions that are there now, in the kernel's order."""
-        cdef unsigned int head, tail, flags
+        self.marked = uring_tail(&self.u)
+        return self.dispatch_marked()
+
+    cdef int dispatch_marked(self) except -1:
+        """The same for those that were there at the newest `mark`."""
+        cdef unsigned int head, flags
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef int res
         cdef int generation = self.generation
         if self.u.inherited or not self.u.open:
             self.check_inherited()
-        tail = uring_tail(&self.u)
         # Looked up each time: a callback that takes completions out of turn may consume some.
         head = uring_head(&self.u)
-        while <int>(tail - head) > 0:
+        while <int>(self.marked - head) > 0:
             cqe = uring_completion(&self.u, head)
             op = operation_of(cqe.user_data)
             res = cqe.res
@@ -536,8 +549,10 @@ cdef class Ring:
             move_first(&self.quiet, &orphans)
         while self.in_flight.next != &self.in_flight:
             move_first(&self.in_flight, &orphans)
+        uring_move_doors(&fresh, &self.u)
         uring_close(&self.u)
         self.u = fresh
+        self.marked = uring_head(&self.u)
         self.workers_limited = False
         self.generation += 1
         # To the end: the list's head is on this stack.

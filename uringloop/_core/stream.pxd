@@ -56,7 +56,9 @@ cdef class StreamTransport(WriteTransport):
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername)
 
 
-cdef StreamTransport new_accepted(LoopCore loop, int fd, NearEnd near, object protocol)
+cdef StreamTransport new_accepted(
+    LoopCore loop, int fd, NearEnd near, const sockaddr_in6 *peer, unsigned int peer_size,
+    object protocol)
 
 
 cdef bint wants_nodelay(object sock) except -1

@@ -57,12 +57,10 @@ from uringloop._native.uring cimport (
     POLLIN,
     POLLRDHUP,
     SHUT_WR,
-    getpeername,
     io_uring_sqe,
     send,
     sendmsg,
     shutdown,
-    sockaddr,
     sockaddr_in6,
 )
 
@@ -574,16 +572,17 @@ cdef bint wants_nodelay(object sock) except -1:
     return sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS
 
 
-cdef StreamTransport new_accepted(LoopCore loop, int fd, NearEnd near, object protocol):
+cdef StreamTransport new_accepted(
+        LoopCore loop, int fd, NearEnd near, const sockaddr_in6 *peer, unsigned int peer_size,
+        object protocol):
     """Make a transport of an accepted IPv4 or IPv6 connection; it owns *fd* when this returns.
 
     Its Python socket is made when somebody asks for it.
     """
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
-    cdef unsigned int size = sizeof(sockaddr_in6)
     transport.near = near
-    # Now: a connection that is reset has no peer any more. The fields are zeroes if this fails.
-    getpeername(fd, <sockaddr*>&transport.peer, &size)
+    # What accept4(2) has told: a connection that is reset has no peer any more.
+    memcpy(&transport.peer, peer, min(peer_size, sizeof(sockaddr_in6)))
     transport.set_protocol(protocol)
     transport.adopt_descriptor(loop, fd)
     return transport

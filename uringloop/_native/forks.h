@@ -7,6 +7,13 @@
 
 static uring *uring_live;
 
+/* How many children this process has forked. */
+static unsigned uring_forks;
+
+static void uring_count_fork(void) {
+    __atomic_add_fetch(&uring_forks, 1, __ATOMIC_RELAXED);
+}
+
 static void uring_leave_all_to_parent(void) {
     for (uring *u = uring_live; u; u = u->next)
         uring_leave_to_parent(u);
@@ -14,7 +21,7 @@ static void uring_leave_all_to_parent(void) {
 
 /* Once in a process: children of it leave their copies of the rings alone. */
 static inline int uring_watch_forks(void) {
-    return pthread_atfork(NULL, NULL, uring_leave_all_to_parent);
+    return pthread_atfork(NULL, uring_count_fork, uring_leave_all_to_parent);
 }
 
 static inline void uring_remember(uring *u) {

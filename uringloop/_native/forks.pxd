@@ -4,6 +4,7 @@ from uringloop._native.uring cimport uring
 
 
 cdef extern from "forks.h" nogil:
+    unsigned int uring_forks
     int uring_watch_forks()
     void uring_remember(uring *u)
     void uring_forget(uring *u)

@@ -11,11 +11,16 @@
 #define _GNU_SOURCE
 #endif
 
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -36,6 +41,7 @@
 #define UDP_GRO 104 /* 5.0 */
 #endif
 
+#define URING_SYS_EPOLL_PWAIT2 441 /* 5.11 */
 #define URING_SYS_OPENAT2 437     /* 5.6 */
 #define URING_RESOLVE_CACHED 0x20 /* 5.12 */
 
@@ -48,6 +54,25 @@ typedef struct uring_open_how {
 
 static inline int uring_openat2(int folder, const char *name, const uring_open_how *how) {
     return (int)syscall(URING_SYS_OPENAT2, folder, name, how, sizeof(*how));
+}
+
+/* epoll_wait(2) with a timeout in nanoseconds, below 0 for none; in milliseconds, rounded up, where
+ * the kernel, or a filter, has no other: a timer must not find that it has woken too early. */
+static inline int uring_epoll_wait(int epoll_fd, struct epoll_event *events, int size,
+                                   int64_t timeout_ns) {
+    static atomic_bool in_milliseconds;
+    /* The kernel's own timespec: the C library's may have a smaller time_t. */
+    int64_t timeout[2] = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    int64_t rounded = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
+
+    if (timeout_ns > 0 && !atomic_load_explicit(&in_milliseconds, memory_order_relaxed)) {
+        int count = (int)syscall(URING_SYS_EPOLL_PWAIT2, epoll_fd, events, size, timeout, NULL, 0);
+
+        if (count >= 0 || errno == EINTR)
+            return count;
+        atomic_store_explicit(&in_milliseconds, true, memory_order_relaxed);
+    }
+    return epoll_wait(epoll_fd, events, size, rounded > INT_MAX ? INT_MAX : (int)rounded);
 }
 
 #ifndef __GLIBC__

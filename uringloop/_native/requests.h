@@ -107,10 +107,14 @@ static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_
     return res;
 }
 
-static inline void uring_prep_accept(struct io_uring_sqe *sqe, int fd, bool multishot) {
-    io_uring_prep_accept(sqe, fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (multishot)
-        sqe->ioprio |= IORING_ACCEPT_MULTISHOT;
+/* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
+static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
+    int res;
+
+    if (u->soft != NULL)
+        return softring_accept(fd, name, size);
+    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return res < 0 ? -errno : res;
 }
 
 static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from uringloop._native.uring cimport io_uring_sqe, msghdr
+from uringloop._native.uring cimport io_uring_sqe, msghdr, uring
 
 
 cdef extern from "requests.h" nogil:
@@ -15,7 +15,7 @@ cdef extern from "requests.h" nogil:
     void uring_prep_send(
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
-    void uring_prep_accept(io_uring_sqe *sqe, int fd, bint multishot)
+    int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
     void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)

@@ -45,7 +45,7 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     *error = -ENOMEM;
     if (s == NULL)
         return NULL;
-    s->epoll_fd = -1;
+    s->epoll_fd = s->doors_fd = -1;
     s->table_size = SOFT_TABLE_MIN;
     s->table = calloc(s->table_size, sizeof(*s->table));
     s->memory = calloc(1, sq_entries * sizeof(struct io_uring_sqe) +

@@ -16,6 +16,7 @@
 #include <liburing.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 typedef struct softring softring;
 
@@ -40,8 +41,19 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
 /* Whether it is time to look for events in a turn that has nothing else to do with the kernel. */
 bool softring_is_due(softring *s);
 
+/* For a sleep at the epoll instance *doors_fd* in place of softring_enter: it is told there, with
+ * *data*, when there is something to enter for; -1 ends that. 0 or -errno. */
+int softring_hang_bell(softring *s, int doors_fd, uint64_t data);
+
+/* Begins such a sleep, false if there is something already, and ends it. */
+bool softring_fall_asleep(softring *s);
+void softring_wake_up(softring *s);
+
 int softring_register_buffers(softring *s, struct io_uring_buf_ring *buffers, unsigned entries,
                               int group);
+
+/* accept4(2), non-blocking and closed on exec; the descriptor or -errno. */
+int softring_accept(int fd, struct sockaddr *name, socklen_t *size);
 
 /* At most so many threads for files. */
 void softring_limit_workers(softring *s, unsigned most);

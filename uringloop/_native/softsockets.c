@@ -7,9 +7,8 @@
 #include <poll.h>
 #include <sys/uio.h>
 
-/* Receives and accepts in a row before others have their turn. */
+/* Receives in a row before others have their turn. */
 #define SOFT_RECEIVES_MAX 4
-#define SOFT_ACCEPTS_MAX 64
 
 /* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
 
@@ -148,31 +147,13 @@ static void soft_submit_receive(softring *s, soft_request *request) {
 
 /* ── accepting ──────────────────────────────────────────────────────────────────────────────── */
 
-/* Returns whether there may be more connections. */
-static bool soft_accept(softring *s, soft_request *request) {
-    int count, res;
+int softring_accept(int fd, struct sockaddr *name, socklen_t *size) {
+    int res;
 
-    for (count = 0; count < SOFT_ACCEPTS_MAX; count++) {
-        if (!soft_has_room(s)) {
-            soft_call_again(s);
-            return true;
-        }
-        if (soft_fault(SOFT_FAULT_NO_FILES)) {
-            soft_finish(s, request, -EMFILE, 0);
-            return false;
-        }
-        do
-            res = accept4(request->sqe.fd, NULL, NULL, (int)request->sqe.accept_flags);
-        while (res < 0 && errno == EINTR);
-        if (res < 0 && errno == EAGAIN)
-            return false;
-        if (res < 0 || !request->persistent || soft_fault(SOFT_FAULT_ENDED)) {
-            soft_finish(s, request, res < 0 ? -errno : res, 0);
-            return false;
-        }
-        soft_post(s, request->sqe.user_data, res, IORING_CQE_F_MORE);
-    }
-    return true;
+    if (soft_fault(SOFT_FAULT_NO_FILES))
+        return -EMFILE;
+    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return res < 0 ? -errno : res;
 }
 
 /* ── sending ────────────────────────────────────────────────────────────────────────────────── */
@@ -342,7 +323,6 @@ static void soft_submit_poll(softring *s, soft_request *request) {
 /* Takes a submission; false if it is none of a socket, nor a poll. */
 bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     soft_request *request;
-    int res;
 
     switch (sqe->opcode) {
     case IORING_OP_SEND:
@@ -351,7 +331,6 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
         return true;
     case IORING_OP_RECV:
     case IORING_OP_RECVMSG:
-    case IORING_OP_ACCEPT:
     case IORING_OP_POLL_ADD:
         break;
     default:
@@ -364,11 +343,6 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     }
     if (sqe->opcode == IORING_OP_POLL_ADD) {
         soft_submit_poll(s, request);
-    } else if (sqe->opcode == IORING_OP_ACCEPT) {
-        request->persistent = sqe->ioprio & IORING_ACCEPT_MULTISHOT;
-        res = soft_await(s, request, EPOLLIN);
-        if (res < 0)
-            soft_finish(s, request, res, 0);
     } else {
         soft_submit_receive(s, request);
     }
@@ -386,8 +360,6 @@ bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
         for (count = 0; came_to == SOFT_GO_ON && count < SOFT_RECEIVES_MAX; count++)
             came_to = soft_receive(s, request);
         return came_to == SOFT_GO_ON || came_to == SOFT_LATER;
-    case IORING_OP_ACCEPT:
-        return soft_accept(s, request);
     case IORING_OP_SEND:
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);

@@ -121,8 +121,9 @@ struct softring {
     bool lost;     /* there was no memory for a completion */
     bool starved;  /* a receive has been told of a lack of buffers in this look */
     bool haunted;  /* epoll tells of a file that it can not be asked to forget */
-    bool no_pwait2; /* the kernel, or a filter, has no wait in nanoseconds */
     int epoll_fd;
+    int doors_fd;          /* the epoll instance that is told with bell_data, or -1; the caller's */
+    uint64_t bell_data;
     soft_watch *watches; /* by number of the descriptor */
     int watches_size;
     soft_request **table; /* by user_data; a power of two */

@@ -12,11 +12,8 @@
 #include "softstate.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 
-#ifndef SYS_epoll_pwait2
-#define SYS_epoll_pwait2 441 /* 5.11 */
-#endif
+#include "missing.h"
 
 /* Watches beyond the one at hand that the table has room for when it grows. */
 #define SOFT_WATCHES_ROOM 64
@@ -212,6 +209,14 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
     soft_renew(s, fd, event->events, left);
 }
 
+static int soft_tell_doors(softring *s) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->bell_data};
+
+    if (s->doors_fd < 0)
+        return 0;
+    return epoll_ctl(s->doors_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
+}
+
 /* Begins anew with an epoll that knows only what is waited for. A file that was closed here behind
  * our back, and lives on elsewhere, can not be named any more, and would be told of for ever. */
 static void soft_lay_ghosts(softring *s) {
@@ -227,6 +232,7 @@ static void soft_lay_ghosts(softring *s) {
         return;
     if (s->pool != NULL)
         soft_watch_pool(s, s->pool->wake_fd);
+    soft_tell_doors(s);
     for (fd = 0; fd < s->watches_size; fd++) {
         s->watches[fd].known = false;
         s->watches[fd].registered = 0;
@@ -236,23 +242,28 @@ static void soft_lay_ghosts(softring *s) {
 }
 
 static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns) {
-    struct __kernel_timespec ts = {.tv_sec = timeout_ns / 1000000000,
-                                   .tv_nsec = timeout_ns % 1000000000};
-    int64_t rounded;
-    int count;
+    int count = uring_epoll_wait(s->epoll_fd, events, SOFT_EVENTS_MAX, timeout_ns);
 
-    if (timeout_ns > 0 && !s->no_pwait2) {
-        count = (int)syscall(SYS_epoll_pwait2, s->epoll_fd, events, SOFT_EVENTS_MAX, &ts, NULL, 0);
-        if (count >= 0 || errno == EINTR)
-            return count < 0 ? -errno : count;
-        s->no_pwait2 = true;
-    }
-    /* Up: a timer must not find that it has woken too early, again and again. */
-    rounded = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
-    if (rounded > INT32_MAX)
-        rounded = INT32_MAX;
-    count = epoll_wait(s->epoll_fd, events, SOFT_EVENTS_MAX, (int)rounded);
     return count < 0 ? -errno : count;
+}
+
+bool softring_fall_asleep(softring *s) {
+    if (s->pool == NULL)
+        return true;
+    atomic_store(&s->pool->sleeping, true);
+    /* What was done before a thread could see that we sleep. */
+    return !(__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN);
+}
+
+void softring_wake_up(softring *s) {
+    if (s->pool != NULL)
+        atomic_store(&s->pool->sleeping, false);
+}
+
+int softring_hang_bell(softring *s, int doors_fd, uint64_t data) {
+    s->doors_fd = doors_fd;
+    s->bell_data = data;
+    return soft_tell_doors(s);
 }
 
 /* Looks for events, and tries what waits for them; without, sleeps *timeout_ns* (-1: for ever). */
@@ -260,18 +271,13 @@ int soft_look(softring *s, int64_t timeout_ns) {
     struct epoll_event events[SOFT_EVENTS_MAX];
     int count, i;
 
-    if (s->pool != NULL && timeout_ns != 0) {
-        atomic_store(&s->pool->sleeping, true);
-        /* What was done before a thread could see that we sleep. */
-        if (__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN)
-            timeout_ns = 0;
-    }
+    if (timeout_ns != 0 && !softring_fall_asleep(s))
+        timeout_ns = 0;
     if (SOFT_SIMULATED)
         timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, soft_is_busy(s->pool));
     count = soft_wait(s, events, timeout_ns);
     soft_shuffle(events, count);
-    if (s->pool != NULL)
-        atomic_store(&s->pool->sleeping, false);
+    softring_wake_up(s);
     s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
     if (s->quiet_looks)
         s->last_look_ns = uring_clock_ns();

@@ -44,8 +44,6 @@ static inline const char *uring_name(unsigned opcode) {
         return "sendmsg";
     case IORING_OP_RECVMSG:
         return "recvmsg";
-    case IORING_OP_ACCEPT:
-        return "accept";
     case IORING_OP_CONNECT:
         return "connect";
     case IORING_OP_FALLOCATE:
@@ -99,8 +97,6 @@ static inline bool uring_is_multishot(const struct io_uring_sqe *sqe) {
     case IORING_OP_RECV:
     case IORING_OP_RECVMSG:
         return sqe->ioprio & IORING_RECV_MULTISHOT;
-    case IORING_OP_ACCEPT:
-        return sqe->ioprio & IORING_ACCEPT_MULTISHOT;
     case IORING_OP_POLL_ADD:
         return sqe->len & IORING_POLL_ADD_MULTI;
     default:

@@ -65,10 +65,18 @@ typedef struct uring {
     bool enabled;
     bool threaded;      /* a thread of the kernel's takes the submissions (SQPOLL) */
     bool inherited;     /* made by a parent process: no memory of it may be touched */
+    int doors_fd;       /* doors.h: the epoll instance that it sleeps at, or -1 */
+    int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
+    int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
+
+static inline void uring_clear(uring *u) {
+    memset(u, 0, sizeof(*u));
+    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+}
 
 static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
     struct io_uring_params params;
@@ -76,7 +84,7 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
     memset(&params, 0, sizeof(params));
     params.flags = flags;
     params.cq_entries = cq_entries;
-    memset(u, 0, sizeof(*u));
+    uring_clear(u);
     return io_uring_queue_init_params(sq_entries, &u->ring, &params);
 }
 
@@ -120,7 +128,7 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
     if (res < 0)
         return res;
     io_uring_queue_exit(&u->ring);
-    memset(u, 0, sizeof(*u));
+    uring_clear(u);
     memset(&params, 0, sizeof(params));
     params.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
                    IORING_SETUP_R_DISABLED | IORING_SETUP_SQPOLL;
@@ -141,7 +149,7 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
 static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_entries) {
     int res;
 
-    memset(u, 0, sizeof(*u));
+    uring_clear(u);
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
     u->open = u->soft != NULL;
     /* In two sleeps. */
@@ -190,6 +198,11 @@ static inline void uring_close(uring *u) {
             softring_close(u->soft);
         else
             io_uring_queue_exit(&u->ring);
+        if (u->doors_fd >= 0)
+            close(u->doors_fd);
+        if (u->bell_fd >= 0)
+            close(u->bell_fd);
+        u->doors_fd = u->bell_fd = -1;
     }
     u->open = false;
 }
@@ -220,6 +233,10 @@ static inline void uring_leave_to_parent(uring *u) {
             softring_leave_to_parent(u->soft);
         else
             close(u->ring.ring_fd);
+        if (u->doors_fd >= 0)
+            close(u->doors_fd);
+        if (u->bell_fd >= 0)
+            close(u->bell_fd);
     }
     u->inherited = true;
 }

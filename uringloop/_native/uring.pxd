@@ -105,6 +105,8 @@ cdef extern from "uring.h" nogil:
         bint enabled
         bint threaded
         bint inherited
+        int doors_fd
+        int knocked_fd
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)

@@ -1,0 +1,469 @@
+"""Processes that accept from one listening socket: who gets a connection, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import Echo, each_ring
+from roles import (
+    PATIENCE,
+    Guests,
+    Loop,
+    connected,
+    ended,
+    gone,
+    in_thread,
+    on_loop,
+    run_script,
+    until,
+)
+
+import uringloop
+
+LOCALHOST = "127.0.0.1"
+
+# A worker: tells each client its number, then echoes. argv: number, descriptor, what else it does.
+WORKER = """
+import asyncio, os, socket, sys, time
+import uringloop
+
+number, descriptor, habit = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def block(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+class Worker(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        if habit == "works":
+            block(0.002)
+        transport.write(bytes([number]))
+
+    def data_received(self, data):
+        if data == b"block":
+            block(1.5)
+        self.transport.write(data)
+
+async def main():
+    sock = socket.socket(fileno=descriptor)
+    server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
+    print("ready", flush=True)
+    if habit == "spins":
+        while True:
+            await asyncio.sleep(0)
+    await server.serve_forever()
+
+with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+class Workers:
+    """Processes that serve what *listener* listens for."""
+
+    def __init__(self, listener: socket.socket, count: int, habit: str = "waits") -> None:
+        self.address = listener.getsockname()
+        self.processes = []
+        for number in range(count):
+            command = [sys.executable, "-c", WORKER, str(number), str(listener.fileno()), habit]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, pass_fds=[listener.fileno()], text=True
+            )
+            self.processes.append(process)
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server((LOCALHOST, 0), backlog=1000) as sock:
+        yield sock
+
+
+def ask(address: tuple[str, int]) -> int:
+    """Connect, and return the number of the worker that answers."""
+    with socket.create_connection(address, PATIENCE) as client:
+        return client.recv(1)[0]
+
+
+def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
+    """The same; the connection stays open."""
+    client = socket.create_connection(address, PATIENCE)
+    return client.recv(1)[0], client
+
+
+# ── who gets a connection ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_idle_processes_take_turns(listener: socket.socket, count: int) -> None:
+    with contextlib.closing(Workers(listener, count)) as workers:
+        answers = collections.Counter(ask(workers.address) for _ in range(20 * count))
+    assert min(answers[number] for number in range(count)) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("habit", ["waits", "works", "spins"])
+def test_no_process_gets_less_than_half_of_its_share_under_load(
+    listener: socket.socket, habit: str
+) -> None:
+    count, answers = 4, []
+
+    def load() -> None:
+        for _ in range(60):
+            answers.append(ask(workers.address))
+
+    with contextlib.closing(Workers(listener, count, habit)) as workers:
+        threads = [threading.Thread(target=load) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    shares = collections.Counter(answers)
+    assert len(answers) == 480
+    assert min(shares[number] for number in range(count)) >= 60, shares
+
+
+@pytest.mark.slow
+def test_a_process_that_computes_takes_no_connections(listener: socket.socket) -> None:
+    with contextlib.closing(Workers(listener, 2)) as workers:
+        busy, client = held(workers.address)
+        with client:
+            began = time.monotonic()
+            client.send(b"block")
+            time.sleep(0.1)  # Until it has received that.
+            answers = [ask(workers.address) for _ in range(20)]
+            assert time.monotonic() - began < 1
+            assert answers == [1 - busy] * 20
+            assert client.recv(5) == b"block"
+        assert {ask(workers.address) for _ in range(20)} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_single_process_accepts_a_crowd_at_once(listener: socket.socket) -> None:
+    with contextlib.closing(Workers(listener, 1)) as workers:
+        clients = [connected(workers.address) for _ in range(500)]
+        for client in clients:
+            assert client.recv(1) == b"\0"
+            client.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_leaves_waiting_connections_to_the_others(
+    listener: socket.socket,
+) -> None:
+    with contextlib.closing(Workers(listener, 3)) as workers:
+        clients = []
+        for number in (0, 1):
+            clients += [connected(workers.address) for _ in range(20)]
+            workers.processes[number].send_signal(signal.SIGSTOP)
+            clients += [connected(workers.address) for _ in range(20)]
+        # What they accept is theirs, but they accept nothing any more.
+        late = [ask(workers.address) for _ in range(20)]
+        assert late == [2] * 20
+        for process in workers.processes[:2]:
+            process.send_signal(signal.SIGCONT)
+        for client in clients:
+            assert len(client.recv(1)) == 1
+            client.close()
+
+
+FORKED = """
+    import asyncio, os, socket, sys, time
+    import uringloop
+
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"%d\\n" % os.getpid())
+            transport.close()
+
+    def pid(address):
+        with socket.create_connection(address, 10) as client:
+            return int(client.makefile().readline())
+
+    async def child(sock, ready):
+        await asyncio.get_running_loop().create_server(Tell, sock=sock)
+        os.write(ready, b"x")
+        await asyncio.sleep(60)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Tell, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        assert await loop.run_in_executor(None, pid, address) == os.getpid()
+        copy = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
+        told, ready = os.pipe()
+        number = os.fork()
+        if not number:
+            try:
+                asyncio._set_running_loop(None)
+                with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
+                    runner.run(child(copy, ready))
+            finally:
+                os._exit(1)
+        try:
+            os.read(told, 1)
+            one_by_one = lambda: [pid(address) for _ in range(40)]
+            seen = await loop.run_in_executor(None, one_by_one)
+            print(min(seen.count(os.getpid()), seen.count(number)) >= 10)
+            # Blocked: the child takes them all, and none waits.
+            began = time.monotonic()
+            print(one_by_one() == [number] * 40, time.monotonic() - began < 5)
+        finally:
+            os.kill(number, 9)
+            os.waitpid(number, 0)
+        server.close()
+
+    uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_is_forked_by_a_server_shares_its_connections() -> None:
+    done = run_script(FORKED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["True"] * 3
+
+
+@pytest.mark.slow
+@on_loop
+async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
+    each_loop: Loop,
+) -> None:
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"\x63")
+            transport.close()
+
+    server = await each_loop.create_server(Tell, LOCALHOST, 0, backlog=1000)
+    ours = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
+    with ours, contextlib.closing(Workers(ours, 1)) as workers:
+        # This loop is blocked: it must not keep what the other could have.
+        assert {ask(workers.address) for _ in range(20)} == {0}
+        workers.processes[0].send_signal(signal.SIGSTOP)
+        assert await each_loop.run_in_executor(None, ask, workers.address) == 0x63
+        workers.processes[0].send_signal(signal.SIGCONT)
+    await gone(server)
+
+
+@pytest.mark.slow
+def test_processes_with_sockets_of_their_own_share_a_port() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for sock in (first, second):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        first.bind((LOCALHOST, 0))
+        second.bind(first.getsockname())
+        first.listen()
+        second.listen()
+        with contextlib.closing(Workers(second, 1, "works")) as workers:
+            ours = [connected(workers.address) for _ in range(50)]
+            # The kernel deals them out; what is the first socket's waits for its owner.
+            theirs = 0
+            first.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    first.accept()[0].close()
+                    theirs += 1
+            assert 5 < theirs < 45
+            assert sum(len(client.recv(1)) for client in ours) == 50 - theirs
+            for client in ours:
+                client.close()
+
+
+# ── a loop that sleeps beside a shared socket ────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def shared(loop: Loop, sock: socket.socket):  # type: ignore[no-untyped-def]
+    server = await loop.create_server(Echo, sock=sock.dup())
+    try:
+        yield server
+    finally:
+        await gone(server)
+
+
+@on_loop
+async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    async with shared(each_loop, listener):
+        began = time.monotonic()
+        await asyncio.sleep(0.02)
+        assert 0.019 < time.monotonic() - began < PATIENCE
+        assert await each_loop.run_in_executor(None, lambda: 7) == 7
+        woken = asyncio.Event()
+        each_loop.add_signal_handler(signal.SIGUSR1, woken.set)
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        await woken.wait()
+        assert each_loop.remove_signal_handler(signal.SIGUSR1)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        for number in range(100):
+            writer.write(b"%d\n" % number)
+            assert await reader.readline() == b"%d\n" % number
+        writer.close()
+        await writer.wait_closed()
+
+
+@on_loop
+async def test_a_sleep_beside_a_shared_socket_is_a_sleep(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    async with shared(each_loop, listener):
+        for _ in range(3):
+            # A connection has come and gone: nothing of it may keep the loop awake.
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"x")
+            await reader.read(1)
+            writer.close()
+            await writer.wait_closed()
+            await asyncio.sleep(0.05)
+            cpu = time.process_time()
+            await asyncio.sleep(0.3)
+            assert time.process_time() - cpu < 0.1
+
+
+@each_ring
+def test_a_run_in_another_thread_goes_on_accepting(backend: str, listener: socket.socket) -> None:
+    loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type, unused-ignore]
+    server = loop.run_until_complete(loop.create_server(Echo, sock=listener.dup()))
+
+    async def converse() -> None:
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"x")
+            assert await reader.read(1) == b"x"
+            writer.close()
+            await writer.wait_closed()
+
+    for _ in range(3):
+        in_thread(lambda: loop.run_until_complete(converse()))
+    loop.run_until_complete(converse())
+    server.close()
+    loop.run_until_complete(server.wait_closed())
+    loop.close()
+
+
+@each_ring
+@pytest.mark.parametrize(
+    "options", [{"busy_poll_us": 200}, {"batch_wait_us": 200}, {"sqpoll": 1}], ids=str
+)
+def test_every_way_to_sleep_notices_shared_sockets(
+    backend: str, options: dict[str, int], listener: socket.socket
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with shared(loop, listener):
+            for number in range(20):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.write(b"%d\n" % number)
+                assert await reader.readline() == b"%d\n" % number
+                writer.close()
+                await writer.wait_closed()
+                await asyncio.sleep(0.001)
+
+    loop = uringloop.Loop(backend=backend, **options)  # type: ignore[arg-type, unused-ignore]
+    loop.run_until_complete(asyncio.wait_for(main(), PATIENCE))
+    loop.close()
+
+
+@on_loop
+async def test_several_shared_sockets_are_served_side_by_side(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    sockets = [socket.create_server((LOCALHOST, 0)) for _ in range(5)]
+    servers = [await each_loop.create_server(guests, sock=sock) for sock in sockets]
+    clients = [connected(sock.getsockname()) for sock in sockets for _ in range(5)]
+    await guests.arrived(25)
+    for client in clients:
+        client.close()
+    await guests.end()
+    await gone(servers.pop())
+    # The others are still served.
+    with connected(sockets[0].getsockname()):
+        await guests.arrived(26)
+    await guests.end()
+    for server in servers:
+        await gone(server)
+
+
+@on_loop
+async def test_a_server_that_is_closed_by_its_first_client_leaves_the_second_to_others(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    seen: list[asyncio.Transport] = []
+
+    class Last(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            seen.append(transport)
+            server.close()
+
+    server = await each_loop.create_server(Last, sock=listener.dup(), backlog=1)
+    with connected(listener.getsockname()) as first:
+        await until(lambda: bool(seen))
+        with connected(listener.getsockname()) as second:
+            await asyncio.sleep(0)
+            conn, _ = listener.accept()
+            with conn:
+                conn.send(b"from the next")
+                assert second.recv(20) == b"from the next"
+        await ended(seen[0])
+        assert first.recv(1) == b""
+    await server.wait_closed()
+
+
+CHILD = """
+    import asyncio, os, socket
+    import uringloop
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        sock = socket.create_server(("127.0.0.1", 0))
+        address = sock.getsockname()
+        server = await loop.create_server(asyncio.Protocol, sock=sock)
+        number = os.fork()
+        if not number:
+            try:
+                asyncio._set_running_loop(None)
+                # Files of the child get the numbers that the parent's loop has.
+                files = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+                loop.close()
+                for fd in files:
+                    os.fstat(fd)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        print(os.waitpid(number, 0)[1])
+        await asyncio.sleep(0.01)
+        _, writer = await asyncio.open_connection(*address)
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+
+    uringloop.run(main())
+"""
+
+
+def test_a_forked_child_leaves_the_sleep_of_its_parent_alone() -> None:
+    done = run_script(CHILD)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -1,0 +1,177 @@
+/* Listening sockets that several processes share, and how a loop sleeps beside them.
+ *
+ * A connection wakes one of the processes that wait for it exclusively. A request of a ring waits
+ * for its socket while its process computes, too, and would take the wake-up of a process that is
+ * free. epoll does not: with EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps
+ * in epoll_wait(2) at that moment (4.5, ep_poll_callback in fs/eventpoll.c). So a ring with shared
+ * listening sockets sleeps there, and a process is woken for a connection only while it is free.
+ * The one that has taken a connection goes to the end of the socket's queue: they take turns.
+ *
+ * The doors are an epoll instance that has the listening sockets and a bell, by which the ring ends
+ * the sleep: of the kernel's ring an eventfd that it writes to, of a software ring its own epoll.
+ * They belong to one uring and its thread.
+ */
+#ifndef URINGLOOP_DOORS_H
+#define URINGLOOP_DOORS_H
+
+#include <sys/epoll.h>
+
+#include "uring.h"
+
+#ifndef EPOLLEXCLUSIVE
+#define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */
+#endif
+
+/* Events that a look takes: the bell, and a socket behind it. */
+#define URING_DOOR_EVENTS 2
+
+/* In the event of the bell. */
+#define URING_BELL UINT64_MAX
+
+static inline int uring_hang_bell(uring *u) {
+    /* Told of each write, and never read. */
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_BELL};
+    int res;
+
+    if (u->soft != NULL)
+        return softring_hang_bell(u->soft, u->doors_fd, URING_BELL);
+    u->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (u->bell_fd < 0)
+        return -errno;
+    if (epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, u->bell_fd, &event) < 0)
+        return -errno;
+    res = io_uring_register_eventfd(&u->ring, u->bell_fd);
+    return res < 0 ? res : 0;
+}
+
+static inline void uring_forget_doors(uring *u) {
+    if (u->doors_fd >= 0)
+        close(u->doors_fd);
+    if (u->bell_fd >= 0)
+        close(u->bell_fd);
+    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+}
+
+/* From now on the ring sleeps as it did without. */
+static inline void uring_close_doors(uring *u) {
+    /* The fork handler has closed those of a parent. */
+    if (u->inherited)
+        return;
+    if (u->soft != NULL && u->open)
+        softring_hang_bell(u->soft, -1, 0);
+    else if (u->bell_fd >= 0 && u->open)
+        io_uring_unregister_eventfd(&u->ring);
+    uring_forget_doors(u);
+}
+
+/* Makes the instance; the calling thread owns the ring. 0, or -errno where that can not be: the
+ * kernel's ring may not be told any more (seccomp), and a simulated kernel has a clock of its own. */
+static inline int uring_open_doors(uring *u) {
+    int res;
+
+#ifdef URINGLOOP_SIMULATOR
+    return -ENOSYS;
+#endif
+    u->doors_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (u->doors_fd < 0)
+        return -errno;
+    res = uring_hang_bell(u);
+    if (res < 0)
+        uring_forget_doors(u);
+    return res;
+}
+
+/* *fresh*, the successor of *old*, gets the doors, or there are none any more. */
+static inline void uring_move_doors(uring *fresh, uring *old) {
+    int res = 0;
+
+    fresh->doors_fd = old->doors_fd;
+    fresh->bell_fd = old->bell_fd;
+    fresh->knocked_fd = old->knocked_fd;
+    old->doors_fd = old->bell_fd = old->knocked_fd = -1;
+    if (fresh->doors_fd >= 0 && fresh->soft != NULL)
+        res = softring_hang_bell(fresh->soft, fresh->doors_fd, URING_BELL);
+    else if (fresh->doors_fd >= 0)
+        res = io_uring_register_eventfd(&fresh->ring, fresh->bell_fd);
+    if (res < 0)
+        uring_forget_doors(fresh);
+}
+
+static inline int uring_add_door(uring *u, int fd) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.u64 = (unsigned)fd};
+
+    return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+static inline void uring_remove_door(uring *u, int fd) {
+    struct epoll_event event = {0};
+
+    if (u->knocked_fd == fd)
+        u->knocked_fd = -1;
+    if (u->doors_fd >= 0 && !u->inherited)
+        epoll_ctl(u->doors_fd, EPOLL_CTL_DEL, fd, &event);
+}
+
+/* Lets the other processes go first the next time. */
+static inline int uring_step_back(uring *u, int fd) {
+    uring_remove_door(u, fd);
+    return uring_add_door(u, fd);
+}
+
+/* Sleeps *timeout_ns* at most; the listening socket that has a connection is noted. Returns the
+ * number of events, -errno. */
+static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
+    struct epoll_event events[URING_DOOR_EVENTS];
+    int i, count = uring_epoll_wait(u->doors_fd, events, URING_DOOR_EVENTS, timeout_ns);
+
+    u->enters++;
+    if (count < 0)
+        return -errno;
+    for (i = 0; i < count; i++)
+        if (events[i].data.u64 != URING_BELL)
+            u->knocked_fd = (int)events[i].data.u64;
+    return count;
+}
+
+/* Whether anything has come that ends a sleep. */
+static inline bool uring_is_called(const uring *u) {
+    return u->knocked_fd >= 0 || uring_head(u) != uring_tail(u) || uring_has_task_work(u);
+}
+
+/* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
+static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
+    int64_t end = timeout_ns == URING_FOREVER ? 0 : uring_clock_ns() + timeout_ns;
+    int submitted = uring_submit(u), res = submitted;
+
+    while (res >= 0 && !uring_is_called(u)) {
+        int64_t left = end ? end - uring_clock_ns() : -1;
+
+        if (end && left <= 0)
+            break;
+        if (u->soft != NULL && !softring_fall_asleep(u->soft))
+            left = 0;
+        res = uring_listen_at_doors(u, left);
+        if (u->soft != NULL) {
+            softring_wake_up(u->soft);
+            if (res >= 0)
+                res = uring_submit(u);
+        }
+    }
+    return submitted > 0 ? submitted : res;
+}
+
+/* Submits and sleeps, as the loop does when it has nothing to do: uring_wait_batch, beside the
+ * doors if there are any. */
+static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
+    int res;
+
+    if (u->doors_fd < 0)
+        return uring_wait_batch(u, wanted, least_ns, timeout_ns);
+    res = uring_wait_at_doors(u, timeout_ns);
+    if (least_ns && wanted > 1 && uring_is_called(u) && u->knocked_fd < 0)
+        /* The rest has as long to gather. */
+        uring_wait_for(u, wanted, 0, least_ns);
+    return res;
+}
+
+#endif

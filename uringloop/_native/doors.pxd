@@ -1,0 +1,16 @@
+"""Declarations of doors.h: listening sockets that several processes share."""
+
+from libc.stdint cimport int64_t
+
+from uringloop._native.uring cimport uring
+
+
+cdef extern from "doors.h" nogil:
+    int uring_open_doors(uring *u)
+    void uring_close_doors(uring *u)
+    void uring_move_doors(uring *fresh, uring *old)
+    int uring_add_door(uring *u, int fd)
+    void uring_remove_door(uring *u, int fd)
+    int uring_step_back(uring *u, int fd)
+    int uring_listen_at_doors(uring *u, int64_t timeout_ns)
+    int uring_sleep(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
