@@ -118,8 +118,17 @@ def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_idle_processes_take_turns(listener: socket.socket, count: int) -> None:
     with contextlib.closing(Workers(listener, count)) as workers:
-        answers = collections.Counter(ask(workers.address) for _ in range(20 * count))
-    assert min(answers[number] for number in range(count)) >= 10
+        for _ in range(3):
+            answers: collections.Counter[int] = collections.Counter()
+            for _ in range(20 * count):
+                answers[ask(workers.address)] += 1
+                # Until the process has nothing to do again.
+                time.sleep(0.002)
+            if min(answers[number] for number in range(count)) >= 10:
+                break
+            # The machine was busy, and some of them never idle.
+        else:
+            pytest.fail(f"unfair: {answers}")
 
 
 @pytest.mark.slow
@@ -223,9 +232,13 @@ FORKED = """
                 os._exit(1)
         try:
             os.read(told, 1)
-            one_by_one = lambda: [pid(address) for _ in range(40)]
-            seen = await loop.run_in_executor(None, one_by_one)
-            print(min(seen.count(os.getpid()), seen.count(number)) >= 10)
+            one_by_one = lambda: [(pid(address), time.sleep(0.005))[0] for _ in range(40)]
+            for _ in range(5):
+                seen = await loop.run_in_executor(None, one_by_one)
+                fair = min(seen.count(os.getpid()), seen.count(number)) >= 10
+                if fair:
+                    break
+            print(fair)
             # Blocked: the child takes them all, and none waits.
             began = time.monotonic()
             print(one_by_one() == [number] * 40, time.monotonic() - began < 5)

@@ -17,6 +17,7 @@ cdef class Listener(Flushable):
     cdef object factory         # makes the protocol of a connection
     cdef Connections connections
     cdef NearEnd near           # of the connection accepted last; None for a UNIX socket
+    cdef bint one_name          # all connections have the name that `near` has
     cdef bint nodelay           # each connection is told TCP_NODELAY: it inherits none
     cdef object context         # that the server was started in; the factory runs in it
     cdef Operation poll_op      # multishot

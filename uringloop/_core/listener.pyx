@@ -75,6 +75,11 @@ cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
 cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(errors, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
     "EHOSTUNREACH", "ENETUNREACH"))
+# What a socket is bound to that takes connections to every address of the machine.
+cdef frozenset ANY_ADDRESS = frozenset(("0.0.0.0", "::"))
+# linux/in.h and linux/in6.h: the socket module has no names for them.
+cdef int IP_TRANSPARENT = 19
+cdef int IPV6_TRANSPARENT = 75
 # Their names are kept as the kernel has them.
 cdef frozenset NAMED_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 
@@ -98,6 +103,9 @@ cdef class Listener(Flushable):
             self.nodelay = False
         if sock.family in NAMED_FAMILIES:
             self.near = NearEnd(sock.family, sock.type, sock.proto)
+            if is_bound_to_one_address(sock):
+                self.near = self.near_end(self.fd)
+                self.one_name = True
         self.context = PyContext_CopyCurrent()
         operation_init(&self.poll_op, listener_on_poll, <PyObject*>self)
         # A ring that is left by its thread would keep the listening file open for a while.
@@ -262,6 +270,8 @@ cdef class Listener(Flushable):
         """Return what the connection shares with the one before it, if their names are equal."""
         cdef sockaddr_in6 name
         cdef unsigned int size = sizeof(name)
+        if self.one_name:
+            return self.near
         if getsockname(fd, <sockaddr*>&name, &size) < 0:
             size = 0
         if not self.near.is_named(&name, size):
@@ -297,6 +307,16 @@ cdef class Listener(Flushable):
             }
         )
         return 0
+
+
+cdef bint is_bound_to_one_address(object sock) except -1:
+    """Whether the connections of a listening socket all have its own name."""
+    if sock.getsockname()[0] in ANY_ADDRESS:
+        return False
+    # A transparent proxy accepts what is addressed to others.
+    if sock.family == socket.AF_INET:
+        return not sock.getsockopt(socket.SOL_IP, IP_TRANSPARENT)
+    return not sock.getsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT)
 
 
 # ── sockets that other processes accept from, too ────────────────────────────────────────────────
