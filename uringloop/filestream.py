@@ -15,6 +15,7 @@ from asyncio.log import logger
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from uringloop._core.feeding import lose
 from uringloop._core.openfile import OpenFile
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -161,6 +162,6 @@ class FileReadTransport(asyncio.ReadTransport):
     def _lose(self) -> None:
         self._closed = True
         try:
-            self._protocol.connection_lost(self._reason)
+            lose(self._protocol, self._reason)
         finally:
             self._file.close()

@@ -1,6 +1,9 @@
-"""Bytes straight into the buffer of asyncio's StreamReader."""
+"""asyncio's streams: their bytes, and the end of their connection."""
 
 cdef bint is_fed(object protocol) except -1
 
 
 cdef bint feed(object protocol, const char *data, Py_ssize_t size) except -1
+
+
+cpdef object lose(object protocol, object exc)

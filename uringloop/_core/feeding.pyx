@@ -1,12 +1,20 @@
-"""Bytes straight into the buffer of asyncio's StreamReader, without a call of Python code.
+"""asyncio's streams: bytes straight into a StreamReader's buffer, and the end of its connection.
 
 What StreamReaderProtocol.data_received and StreamReader.feed_data do, step by step, for the exact
 classes of the standard library, and only as long as these are what they were when this was written:
 that is looked at when this module is imported. Whatever is unusual is left to them.
+
+A StreamReaderProtocol keeps the error of a lost connection in a future that nobody need await; its
+`__del__` retrieves the exception, so that the future does not report it. The traceback of an error
+that a handler has caught makes protocol, future and error one reference cycle, and the garbage
+collector promises no order of finalization. A full collection examines the youngest generation
+before the middle one (CPython 3.11 to 3.13): when a collection has run between the creation of the
+protocol and that of its future, the future is finalized first and reports the error (on asyncio,
+too). `lose` therefore retrieves it as soon as the protocol has it.
 """
 
 import asyncio
-from asyncio import streams
+from asyncio import sslproto, streams
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.string cimport memcpy
@@ -28,6 +36,7 @@ cdef object READER = streams.StreamReader
 cdef object DATA_RECEIVED = streams.StreamReaderProtocol.data_received
 cdef object FEED_DATA = streams.StreamReader.feed_data
 cdef object FUTURE = asyncio.Future
+cdef object SSL_PROTOCOL = sslproto.SSLProtocol
 cdef bint known = all(
     set(function.__code__.co_names) - {"AssertionError"} == names
     for function, names in SHAPE.items())
@@ -84,3 +93,23 @@ cdef int pause(object reader) except -1:
     else:
         reader._paused = True
     return 0
+
+
+cpdef object lose(object protocol, object exc):
+    """Call `connection_lost` of *protocol*; a stream's protocol need not be asked for *exc*."""
+    cdef object app_protocol = None
+    if exc is not None and isinstance(protocol, SSL_PROTOCOL):
+        app_protocol = protocol._app_protocol
+    protocol.connection_lost(exc)
+    if isinstance(app_protocol, PROTOCOL):
+        # It hears of the end in a callback, which the call above has scheduled.
+        protocol._loop.call_soon(retrieve_closed, app_protocol)
+    elif exc is not None and isinstance(protocol, PROTOCOL):
+        retrieve_closed(protocol)
+
+
+def retrieve_closed(protocol):
+    """Do what a StreamReaderProtocol does when it is finalized."""
+    cdef object closed = getattr(protocol, "_closed", None)
+    if asyncio.isfuture(closed) and closed.done() and not closed.cancelled():
+        closed.exception()

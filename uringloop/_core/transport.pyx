@@ -13,6 +13,7 @@ from asyncio.log import logger
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
+from uringloop._core.feeding cimport lose
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.pyapi cimport (
     PyContext_CopyCurrent,
@@ -197,7 +198,7 @@ cdef class Transport(Flushable):
 
     def _call_connection_lost(self, exc):
         try:
-            self.protocol.connection_lost(exc)
+            lose(self.protocol, exc)
         finally:
             self.ended = True
             if self.busy():
