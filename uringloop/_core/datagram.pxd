@@ -15,11 +15,13 @@ cdef class DatagramTransport(FlowControl):
     cdef bint armed             # it was, before the one in flight
     cdef bint cancelling        # a cancel of recv_op is on its way
     cdef bint starving          # waits for receive buffers
+    cdef bint unreadable        # an error that stays has been told: nothing more is received
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room
     cdef bint connected         # the socket has a peer: send(2), not sendto(2)
     cdef int family             # of the socket
+    cdef int type               # of the socket
     cdef object address         # of remote_addr, the only one that sendto() may be given; or None
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
@@ -28,6 +30,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_readable(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
+    cdef bint is_replaced(self) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1
     cdef int recvfrom_all(self) except -1

@@ -6,11 +6,15 @@ back before the protocol sees it. A multishot ends for many reasons, an empty da
 peer's refusal among them: it is armed again after each. Other families have datagrams of any
 size: there a poll waits, the socket tells the size, and recvfrom(2) receives.
 
+An error of the network is gone once it has been told. One that stays, because another file has
+taken the descriptor's place, is told once, and nothing is received from then on.
+
 Sending is a system call at once, in the order of the calls. Only what the socket does not take
 is queued, and sent when a poll says that there is room.
 """
 
 import asyncio
+import errno as error_numbers
 import socket
 import sys
 from asyncio import constants
@@ -77,6 +81,7 @@ SENDS_EMPTY = sys.version_info >= (3, 13)
 
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
 cdef object NAME_ERROR_RECEIVED = "error_received"
+cdef int ENOTCONN = error_numbers.ENOTCONN
 cdef Py_ssize_t HEADER = HEADER_SIZE
 cdef bint EMPTY_TOO = SENDS_EMPTY
 cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
@@ -133,7 +138,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int want_recv(self) except -1:
         if (self.started and not self.paused and not self.closing and not self.recv_op.in_flight
-                and not self.starving):
+                and not self.starving and not self.unreadable):
             self.submit_recv(False)
         return 0
 
@@ -192,6 +197,7 @@ cdef class DatagramTransport(FlowControl):
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         try:
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
+                self.unreadable = res == -ENOTCONN or self.is_replaced()
                 self.take_item(os_error(res, ""))
         finally:
             self.want_recv()
@@ -201,12 +207,20 @@ cdef class DatagramTransport(FlowControl):
         # With a poll first: a receive that looks for a buffer first fails for want of one even
         # when the socket is idle.
         self.starving = False
-        if not self.paused and not self.closing and not self.recv_op.in_flight:
+        if (not self.paused and not self.closing and not self.recv_op.in_flight
+                and not self.unreadable):
             self.submit_recv(True)
         return 0
 
     def _recv_again(self):
         self.want_recv()
+
+    cdef bint is_replaced(self) except -1:
+        """Return whether the descriptor is another file's: then each receive fails at once."""
+        try:
+            return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
+        except OSError:
+            return True
 
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Copy a datagram out of its buffer, give that back, and tell the protocol."""
@@ -219,7 +233,7 @@ cdef class DatagramTransport(FlowControl):
         cdef bytes data
         cdef object address
         try:
-            if self.closing or not uring_find_datagram(
+            if self.closing or self.unreadable or not uring_find_datagram(
                     memory, size, &name, &name_size, &start, &data_size):
                 return 0
             merged_size = uring_merged_size(memory)
@@ -231,6 +245,11 @@ cdef class DatagramTransport(FlowControl):
             self.loop.datagram_pool.give_back(flags)
         if 0 < merged_size < data_size:
             return self.take_merged(data, merged_size, address)
+        if address is None and not data_size:
+            # The end of a stream, perhaps: a datagram tells where it came from.
+            self.unreadable = self.is_replaced()
+            if self.unreadable:
+                self.stop_reading()
         if self.paused or self.stash:
             return self.keep((data, address))
         return self.deliver(data, address)
@@ -258,7 +277,8 @@ cdef class DatagramTransport(FlowControl):
         """Receive what is there, up to a limit; return how many datagrams and errors it was."""
         cdef Py_ssize_t size
         cdef int count = 0
-        while count < RECEIVED_MAX and not self.closing and not self.paused:
+        while (count < RECEIVED_MAX and not self.closing and not self.paused
+                and not self.unreadable):
             # Asked first: what a datagram has beyond the size of the buffer is lost.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             if size < 0 and (errno == EAGAIN or errno == EINTR):
@@ -270,12 +290,16 @@ cdef class DatagramTransport(FlowControl):
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
+                self.unreadable = exc.errno == ENOTCONN or self.is_replaced()
                 self.deliver_error(exc)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
+                if not data:
+                    # The end of a stream, perhaps.
+                    self.unreadable = self.is_replaced()
                 self.loop.counters.received_bytes += len(data)
                 self.deliver(data, address)
             count += 1
@@ -524,6 +548,7 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     # An unnamed UNIX socket is a peer, too: its name is empty.
     transport.connected = transport.extra["peername"] is not None
     transport.family = sock.family
+    transport.type = sock.type
     transport.address = address
     transport.protocol = protocol
     transport.polled = (

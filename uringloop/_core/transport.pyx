@@ -219,12 +219,17 @@ cdef class Transport(Flushable):
         self.fd = -1
         self.protocol = None
         self.server = None
-        if sock is None:
-            close(fd)
-        else:
-            sock.close()
-        if server is not None:
-            server.detach()
+        try:
+            if sock is None:
+                close(fd)
+            else:
+                sock.close()
+        except OSError as exc:
+            # Somebody has closed the descriptor already. asyncio closes it in this callback.
+            self.report(f"Exception in callback {type(self).__name__}._call_connection_lost()", exc)
+        finally:
+            if server is not None:
+                server.detach()
         return 0
 
     cdef int take_ends(self) except -1:

@@ -141,6 +141,9 @@ static void soft_submit_receive(softring *s, soft_request *request) {
         soft_receive(s, request) == SOFT_ENDED)
         return;
     res = soft_await(s, request, EPOLLIN | EPOLLRDHUP);
+    if (res == -EPERM)
+        /* epoll takes every socket: this is a file or a folder. */
+        res = -ENOTSOCK;
     if (res < 0)
         soft_finish(s, request, res, 0);
 }
