@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from roles import run_script
 
+import uringloop
+
 NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 HOSTS = [None, "127.0.0.1", b"127.0.0.1", "::1", b"::1", "localhost", "0.0.0.0", "::"]
 PORTS = [None, 0, 80, 65535, "443", b"8080", "http"]
@@ -273,3 +275,57 @@ def test_ports_of_every_kind_are_taken_where_bytes_and_str_must_not_be_compared(
     """
     ended = run_script(script, "-bb")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+# ── resolvers of the program's ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("answer", [[], None], ids=["empty", "None"])
+def test_a_name_without_addresses_is_an_error_in_words(
+    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    async def nothing(*_args: object, **_options: object) -> object:
+        return answer
+
+    def served(_reader: object, _writer: object) -> None:
+        """Nobody comes."""
+
+    monkeypatch.setattr(each_loop, "getaddrinfo", nothing)
+    named, bare = ("host", 1), "getaddrinfo() returned empty list"
+    loopback = ("127.0.0.1", 1)
+    tcp, udp = asyncio.Protocol, asyncio.DatagramProtocol
+    serve, connect = each_loop.create_server, each_loop.create_connection
+    open_endpoint = each_loop.create_datagram_endpoint
+    told = "getaddrinfo('host') returned empty list"
+
+    async def main() -> None:
+        for expected, started in (
+            (told, serve(tcp, *named)),
+            (told, serve(tcp, ["127.0.0.1", "host"], 0)),
+            ("getaddrinfo(None) returned empty list", serve(tcp, None, 0)),
+            (told, asyncio.start_server(served, *named)),
+            (bare, connect(tcp, *named)),
+            (bare, connect(tcp, *named, happy_eyeballs_delay=0.1)),
+            (bare, connect(tcp, *loopback, local_addr=("host", 0))),
+            (bare, asyncio.open_connection(*named)),
+            (bare, open_endpoint(udp, local_addr=named)),
+            (bare, open_endpoint(udp, remote_addr=named)),
+        ):
+            assert await awaited_outcome(lambda started=started: started) == (OSError, (expected,))
+
+    each_loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("answer", [[], None], ids=["empty", "None"])
+def test_sock_connect_to_a_name_without_addresses_is_an_error_in_words(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    # asyncio raises IndexError, or TypeError.
+    async def nothing(*_args: object, **_options: object) -> object:
+        return answer
+
+    monkeypatch.setattr(loop, "getaddrinfo", nothing)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(OSError, match=r"getaddrinfo\(\) returned empty list"):
+            loop.run_until_complete(loop.sock_connect(sock, ("host", 1)))

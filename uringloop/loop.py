@@ -471,6 +471,9 @@ class Loop(RunningLoop):
             infos = await resolver.ensure_resolved(
                 self, address, family=sock.family, type=sock.type, proto=sock.proto
             )
+            if not infos:
+                # asyncio trips over the empty list; the words are those of create_connection().
+                raise OSError("getaddrinfo() returned empty list")
             address = infos[0][4]
         await socketops.sock_connect(self, sock, address)
 

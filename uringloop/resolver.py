@@ -145,13 +145,13 @@ async def ensure_resolved(
     )
     if info is not None:
         return [info]
-    return list(
-        await loop.getaddrinfo(
-            host,  # type: ignore[arg-type]
-            port,  # type: ignore[arg-type]
-            family=family,
-            type=type,
-            proto=proto,
-            flags=flags,
-        )
+    infos = await loop.getaddrinfo(
+        host,  # type: ignore[arg-type]
+        port,  # type: ignore[arg-type]
+        family=family,
+        type=type,
+        proto=proto,
+        flags=flags,
     )
+    # A resolver of the program's may answer None.
+    return list(infos or ())
