@@ -148,12 +148,17 @@ def ends_of(
 
 async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Transport:
     """Give a connected socket a transport, which owns it, and wait until that is ready."""
-    sock.setblocking(False)
-    if ends.secure is None:
-        transport = make_stream(loop, sock, ends.protocol, ends.waiter)
-    else:
-        make_stream(loop, sock, ends.secure)
-        transport = tls.app_transport(ends.secure)
+    try:
+        sock.setblocking(False)
+        if ends.secure is None:
+            transport = make_stream(loop, sock, ends.protocol, ends.waiter)
+        else:
+            make_stream(loop, sock, ends.secure)
+            transport = tls.app_transport(ends.secure)
+    except BaseException:
+        # No transport will close it.
+        sock.close()
+        raise
     try:
         await ends.waiter
     except BaseException:
