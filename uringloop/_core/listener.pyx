@@ -331,6 +331,8 @@ cdef class SharedListeners(Flushable):
     cdef int add(self, Listener listener) except -2:
         """Wait for *listener*; -1 where the kernel does not allow it."""
         cdef uring *u = &self.loop.ring.u
+        if listener.fd in self.listeners:
+            return 0
         if not uses(SHARED_ACCEPT, u.soft != NULL):
             return -1
         if u.doors_fd < 0 and uring_open_doors(u) < 0:
