@@ -87,7 +87,8 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
 def examine() -> Report:
     """Make a loop, and return what there is to say."""
     try:
-        loop = Loop()
+        # The report is the warning.
+        loop = Loop(warn_fallback=False)
     except (OSError, ValueError) as exc:
         backend, reason = "none", str(exc)
     else:
