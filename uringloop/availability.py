@@ -143,6 +143,20 @@ def fallen_back(reason: str) -> None:
     warn(f"event loops run on uringloop's software ring (epoll), not on io_uring: {reason}")
 
 
+def fallen_over(error: int, call: str) -> None:
+    """Log a warning that a running loop has changed to the software ring."""
+    warn(f"an event loop continues on uringloop's software ring (epoll): {fall(error, call)}")
+
+
+def fallen_over_quietly(error: int, call: str) -> None:
+    """Do nothing: the program has asked for no warning."""
+
+
+def fall(error: int, call: str) -> str:
+    """Return why a running loop has lost the kernel's ring, when *call* ended with *error*."""
+    return f"{call} was refused while the loop ran: {reason_of(OSError(error, os.strerror(error)))}"
+
+
 def warn(message: str) -> None:
     """Log *message*, once in a process, and what to do with it."""
     global _warned

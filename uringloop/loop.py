@@ -45,8 +45,9 @@ class Loop(RunningLoop):
     what the environment variable URINGLOOP_BACKEND says, or "auto". The attribute `backend` tells
     which it is, and `backend_reason` why.
 
-    *warn_fallback*: log a warning, once in a process, when "auto" comes to the software ring.
-    The environment variable URINGLOOP_WARN_FALLBACK=0 silences it.
+    *warn_fallback*: log a warning, once in a process, when "auto" comes to the software ring, and
+    when a security policy takes io_uring from a running loop, which goes on on the software ring.
+    The environment variable URINGLOOP_WARN_FALLBACK=0 silences both.
 
     The other options are for few programs; `docs/options.md` says what each brings and costs.
 

@@ -21,7 +21,7 @@ from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
 from uringloop._core import tracing
-from uringloop._core.counting import register, stats_of
+from uringloop._core.counting import fall_of, register, stats_of, tell_fall_to
 from uringloop._core.loop import LoopCore
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     Raises OSError with the cause in its message where the kernel refuses a ring.
     """
 
-    # Which ring the loop is on, and why.
+    # The ring that the loop was made on, and why; `backend` knows whether it still is.
     _backend: availability.Backend
     _backend_reason: str
 
@@ -99,6 +99,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
         told = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
         self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        tell_fall_to(
+            self,
+            availability.fallen_over if warn_fallback else availability.fallen_over_quietly,
+        )
         tracing.trace(self, told)
         self._closes_itself = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
@@ -150,12 +154,13 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     @property
     def backend(self) -> availability.Backend:
         """The ring that the loop is on: "io_uring" or "soft", the software ring."""
-        return self._backend
+        return self._backend if fall_of(self) is None else availability.SOFT
 
     @property
     def backend_reason(self) -> str:
         """Why the loop is on that ring."""
-        return self._backend_reason
+        fall = fall_of(self)
+        return self._backend_reason if fall is None else availability.fall(*fall)
 
     def __repr__(self) -> str:
         return (

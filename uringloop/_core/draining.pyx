@@ -1,4 +1,8 @@
-"""How a ring ends: what is in flight is cancelled, and its completions are taken."""
+"""How a run, a ring and a loop's use of the kernel's ring end.
+
+What is in flight and must not stay so is cancelled, and its completions are taken. Only the thread
+that runs the loop, or that closes it, may call.
+"""
 
 from uringloop._core.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
 from uringloop._native.trace cimport uring_trace_complete
@@ -7,12 +11,72 @@ from uringloop._native.uring cimport (
     io_uring_cqe,
     uring_completion,
     uring_consume,
+    uring_has_overflow,
     uring_head,
     uring_submit,
     uring_submit_and_look,
     uring_tail,
     uring_wait_more,
 )
+
+
+# A cancel misses a send that is being retried: with busy peers hundreds of times.
+SETTLE_MAX = 4096
+
+cdef int SETTLE = SETTLE_MAX
+
+
+cdef int settle(Ring ring) except -1:
+    """End what cannot survive a change of thread; called by the owner as its run ends.
+
+    A send: only its completion tells how much has gone. An accept: a dead ring's would take the
+    wake-up of the next connection. A receive left armed is harmless: what the kernel took from
+    a socket is in the completion queue.
+    """
+    cdef Operation *op
+    cdef int tries = 0
+    if ring.u.inherited or not ring.u.open:
+        return 0
+    while ring.run_count and tries < SETTLE:
+        tries += 1
+        op = ring.in_flight.next
+        while op != &ring.in_flight:
+            if op.ends_with_run:
+                ring.cancel(op)
+            op = op.next
+        ring._submit_and_look(ring.run_count)
+        if ring.enter_forbidden:
+            ring.rebuild(True)
+        ring._take_completions_of(NULL)
+    if ring.lingering:
+        await_workers(ring)
+    while uring_has_overflow(&ring.u) and tries < 2 * SETTLE:
+        # The kernel keeps completions that found the queue full; a new ring would lose them.
+        tries += 1
+        ring.dispatch()
+        ring.submit()
+    return 0
+
+
+cdef int await_workers(Ring ring) except -1:
+    """Wait for the reads and writes of files, not for long: only this thread hears of them."""
+    cdef int before, waits = 0
+    while ring.lingering and waits < RETRIES:
+        before = ring.lingering
+        with nogil:
+            uring_wait_more(&ring.u, 1, LINGER)
+        ring._take_completions_of(NULL)
+        waits = 0 if ring.lingering < before else waits + 1
+    return 0
+
+
+cdef int fall_over(Ring ring) except -1:
+    """Go on, on the software ring: a security policy forbids what the kernel's ring needs."""
+    if not ring.enter_forbidden:
+        settle(ring)
+    if ring.forbidden is not None:
+        ring.rebuild(True)
+    return 0
 
 
 cdef int drain(Ring ring) except -1:
