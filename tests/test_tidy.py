@@ -126,6 +126,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "doctor",
             "top",
             "pytest_plugin",
+            "__main__",
             "workers",
             "workers.uvicorn",
             "workers.aiohttp",
@@ -445,7 +446,7 @@ def _is_of(path: Path, programs: tuple[str, ...]) -> bool:
 
 
 def test_the_library_does_not_print() -> None:
-    programs = ("bench/", "doctor.py", "top.py")
+    programs = ("bench/", "doctor.py", "top.py", "__main__.py")
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]
     assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
 

@@ -1,22 +1,20 @@
 """Tests on this loop: `pytest -p uringloop.pytest_plugin`, or this name in `pytest_plugins`.
 
 It tells pytest-asyncio and anyio's plugin, whichever is there, which loop to make; the header of
-pytest's report says which ring that is on. What a suite
-says itself, by a fixture or by a hook, is what holds. No entry point leads here: having the package
-installed changes no suite.
+pytest's report says which ring that is on. What a suite says itself, by a fixture or by a hook, is
+what holds. No entry point leads here: having the package installed changes no suite.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import types
 from collections.abc import Callable, Mapping
 
 import pytest
 
 import uringloop
-from uringloop.policy import EventLoopPolicy, new_event_loop
+from uringloop.policy import EventLoopPolicy, new_event_loop, ring_here
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -54,14 +52,7 @@ def _register(config: pytest.Config, name: str, fixture: object) -> None:
 
 def pytest_report_header() -> str:
     """Tell which ring the loops of this run are on, and why."""
-    try:
-        # The header is the warning.
-        with contextlib.closing(uringloop.Loop(warn_fallback=False)) as loop:
-            ring = f"{loop.backend} ({loop.backend_reason})"
-    except (OSError, ValueError) as exc:
-        # Each test that needs a loop fails for the same reason.
-        ring = f"no ring: {exc}"
-    return f"uringloop: {uringloop.__version__}, on {ring}"
+    return f"uringloop: {uringloop.__version__}, on {ring_here()}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
