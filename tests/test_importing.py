@@ -71,6 +71,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "doctor",
         "fs",
         "folders",
+        "limits",
         "monitor",
         "prometheus",
         "pytest_plugin",

@@ -114,6 +114,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "filestream",
             "folders",
             "watching",
+            "limits",
         ),
     ),
     ("running; text files", ("running", "filetext")),

@@ -46,8 +46,10 @@ SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 GROUP_SYSCTL = "/proc/sys/kernel/io_uring_group"
 STATUS = "/proc/self/status"
 USERS = "/proc/self/uid_map"
-# The number of that capability, in linux/capability.h.
+# Numbers of capabilities, in linux/capability.h.
+CAP_IPC_LOCK = 14
 CAP_SYS_ADMIN = 21
+CAP_SYS_RESOURCE = 24
 
 # The first kernel with DEFER_TASKRUN, and with it the rules this loop is built on.
 KERNEL_MIN = (6, 1)
@@ -233,10 +235,15 @@ def is_spared() -> bool:
     group = read(GROUP_SYSCTL)
     if group is not None and int(group) in {os.getegid(), *os.getgroups()}:
         return True
+    return is_capable(CAP_SYS_ADMIN)
+
+
+def is_capable(capability: int) -> bool:
+    """Whether the kernel grants this process what takes a *capability* of the whole machine."""
     # Root of a container with users of its own is root there only.
     if (read(USERS) or "").split() != ["0", "0", str(2**32 - 1)]:
         return False
-    return int(status_of("CapEff") or "0", 16) >> CAP_SYS_ADMIN & 1 == 1
+    return int(status_of("CapEff") or "0", 16) >> capability & 1 == 1
 
 
 def release() -> tuple[int, ...]:
