@@ -71,8 +71,8 @@ cdef class BufferPool:
     cdef bint _register(self) except -1:
         cdef int count = self.published or self.at_start
         cdef int res
-        if self.out:
-            # The protocol that is being given a buffer's bytes still reads them.
+        if self.out or not self.ring.looked:
+            # A protocol is being given a buffer's bytes, or is to be: the kernel must not get it.
             return False
         if self.entries == NULL:
             self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)

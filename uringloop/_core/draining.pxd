@@ -1,6 +1,9 @@
-"""How a run, a ring and a loop's use of the kernel's ring end."""
+"""How a run begins and ends, and how a ring and a loop's use of the kernel's end."""
 
 from uringloop._core.ring cimport Ring
+
+
+cdef bint take_over(Ring ring) except -1
 
 
 cdef int settle(Ring ring) except -1

@@ -1,3 +1,3 @@
-"""How a run, a ring and a loop's use of the kernel's ring end."""
+"""How a run begins and ends, and how a ring and a loop's use of the kernel's end."""
 
 SETTLE_MAX: int

@@ -1,9 +1,10 @@
-"""How a run, a ring and a loop's use of the kernel's ring end.
+"""How a run begins and ends, and how a ring and a loop's use of the kernel's end.
 
 What is in flight and must not stay so is cancelled, and its completions are taken. Only the thread
 that runs the loop, or that closes it, may call.
 """
 
+from uringloop._core.errors cimport os_error
 from uringloop._core.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
 from uringloop._native.trace cimport uring_trace_complete
 from uringloop._native.uring cimport (
@@ -11,8 +12,10 @@ from uringloop._native.uring cimport (
     io_uring_cqe,
     uring_completion,
     uring_consume,
+    uring_enable,
     uring_has_overflow,
     uring_head,
+    uring_is_forbidden,
     uring_submit,
     uring_submit_and_look,
     uring_tail,
@@ -24,6 +27,27 @@ from uringloop._native.uring cimport (
 SETTLE_MAX = 4096
 
 cdef int SETTLE = SETTLE_MAX
+
+
+cdef bint take_over(Ring ring) except -1:
+    """Make the calling thread the one that submits; True when that took a new ring.
+
+    The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
+    Thread identifiers are no help: a new thread often gets the dead one's.
+    """
+    cdef int res, generation
+    ring.check_inherited()
+    if not ring.u.enabled:
+        res = uring_enable(&ring.u)
+        if uring_is_forbidden(res):
+            ring.forbid(res, "io_uring_register")
+            ring.replace()
+            return True
+        if res < 0:
+            raise os_error(res, "io_uring_register")
+    generation = ring.generation
+    ring._entered(uring_submit(&ring.u))
+    return ring.generation != generation
 
 
 cdef int settle(Ring ring) except -1:
@@ -46,7 +70,7 @@ cdef int settle(Ring ring) except -1:
             op = op.next
         ring._submit_and_look(ring.run_count)
         if ring.enter_forbidden:
-            ring.rebuild(True)
+            ring.replace()
         ring._take_completions_of(NULL)
     if ring.lingering:
         await_workers(ring)
@@ -72,10 +96,13 @@ cdef int await_workers(Ring ring) except -1:
 
 cdef int fall_over(Ring ring) except -1:
     """Go on, on the software ring: a security policy forbids what the kernel's ring needs."""
-    if not ring.enter_forbidden:
+    if ring.u.soft == NULL and not ring.enter_forbidden:
         settle(ring)
-    if ring.forbidden is not None:
-        ring.rebuild(True)
+    if ring.u.soft == NULL:
+        ring.replace()
+    ring.forbidden = None
+    if ring.on_fall is not None:
+        ring.on_fall(*ring.fallen)
     return 0
 
 

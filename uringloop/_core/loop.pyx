@@ -30,7 +30,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._core.draining cimport drain, fall_over, settle
+from uringloop._core.draining cimport drain, fall_over, settle, take_over
 from uringloop._core.errors cimport errno, os_error
 from uringloop._core.handles cimport (
     Handle,
@@ -466,7 +466,7 @@ cdef class LoopCore:
         self.check_closed()
         self.thread_id = threading.get_ident()
         try:
-            self.ring.take_over()
+            take_over(self.ring)
             self.ring.running = True
             self.sending = True
             self.waker.arm()

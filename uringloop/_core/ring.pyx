@@ -15,17 +15,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._core.errors cimport (
-    EAGAIN,
-    EBADR,
-    EBUSY,
-    ECANCELED,
-    ECONNABORTED,
-    EEXIST,
-    EINTR,
-    ENXIO,
-    ETIME,
-    os_error,
-)
+    EAGAIN, EBADR, EBUSY, ECANCELED, ECONNABORTED, EEXIST, EINTR, ENXIO, ETIME, os_error)
 from uringloop._core.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
 from uringloop._native.forks cimport uring_forget, uring_remember, uring_watch_forks
 from uringloop._native.requests cimport uring_prep_cancel, uring_set_user_data
@@ -45,7 +35,6 @@ from uringloop._native.uring cimport (
     uring_close,
     uring_completion,
     uring_consume,
-    uring_enable,
     uring_get_submission,
     uring_has_overflow,
     uring_has_task_work,
@@ -60,6 +49,7 @@ from uringloop._native.uring cimport (
     uring_open_successor,
     uring_open_threaded,
     uring_pending,
+    uring_post,
     uring_room,
     uring_sequence,
     uring_spin,
@@ -113,6 +103,7 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
         self.trace.fd = -1
+        self.looked = True
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -173,7 +164,7 @@ cdef class Ring:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
             if self.enter_forbidden:
-                self.rebuild(True)
+                self.replace()
             sqe = uring_get_submission(&self.u)
         return sqe
 
@@ -186,7 +177,7 @@ cdef class Ring:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
             if self.enter_forbidden:
-                self.rebuild(True)
+                self.replace()
         return 0
 
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
@@ -298,7 +289,7 @@ cdef class Ring:
             return 0
         if res == -EBADR and not self.u.threaded:
             # The kernel had no memory for a completion: nobody can tell what is in flight.
-            return self.rebuild(False)
+            return self.rebuild()
         if uring_is_forbidden(res) and not self.u.threaded:
             # Not here: protocols must not be called in the middle of what one has asked for.
             self.enter_forbidden = True
@@ -306,10 +297,8 @@ cdef class Ring:
         if res == -EEXIST:
             if self.running:
                 raise RuntimeError(
-                    "Non-thread-safe operation invoked on an event loop other "
-                    "than the current one"
-                )
-            return self.rebuild(False)
+                    "Non-thread-safe operation invoked on an event loop other than the current one")
+            return self.rebuild()
         raise os_error(res, "io_uring_enter")
 
     # ── completions ──────────────────────────────────────────────────────────────────────────
@@ -338,8 +327,9 @@ cdef class Ring:
                 self._complete(op, res, flags)
                 # The indexes belong to the ring that they were read from.
                 if not self.u.open or self.generation != generation:
-                    break
+                    return 0
                 head = uring_head(&self.u)
+        self.looked = True
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -438,6 +428,7 @@ cdef class Ring:
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef unsigned int flags
+        cdef int generation = self.generation
         # What has been taken out of turn is gone through once, not for each that comes after.
         while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
             index += 1
@@ -452,6 +443,8 @@ cdef class Ring:
                 cqe.user_data = 0
                 flags = cqe.flags
                 self._complete(op, cqe.res, flags)
+                if self.generation != generation:
+                    break
         return 0
 
     cdef int limit_workers(self) except -1:
@@ -462,61 +455,25 @@ cdef class Ring:
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────
 
-    cdef bint take_over(self) except -1:
-        """Make the calling thread the one that submits; True when that took a new ring.
+    cdef int rebuild(self) except -1:
+        """Replace the ring: deliver what has completed, end the rest with ECANCELED.
 
-        The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
-        Thread identifiers are no help: a new thread often gets the dead one's.
-        """
-        cdef int res, generation
-        self.check_inherited()
-        if not self.u.enabled:
-            res = uring_enable(&self.u)
-            if uring_is_forbidden(res):
-                self.forbid(res, "io_uring_register")
-                self.rebuild(True)
-                return True
-            if res < 0:
-                raise os_error(res, "io_uring_register")
-        generation = self.generation
-        self._entered(uring_submit(&self.u))
-        return self.generation != generation
-
-    cdef int rebuild(self, bint soft) except -1:
-        """Replace the ring: deliver what has completed, end what is in flight with ECANCELED.
-
-        What the old ring has not looked at goes to the new one. The owners take an ECANCELED that
-        they did not ask for as "arm again". A *soft* one is the software ring; it is so too where
-        the kernel refuses another ring of its own.
+        The owners take an ECANCELED that they did not ask for as "arm again".
         """
         cdef Operation orphans
         cdef uring fresh
         cdef int generation = self.generation
-        cdef bint falls = self.u.soft == NULL
-        cdef bint lost
         cdef object failure = None
         # First what can raise. An owner that finds the queue full may rebuild the ring itself.
         while self.has_completions():
             self.dispatch()
             if self.generation != generation or not self.u.open:
                 return 0
-        self._open_successor(&fresh, soft)
-        falls = falls and fresh.soft != NULL
-        # What the kernel holds back it tells nobody any more.
-        lost = self.enter_forbidden and uring_has_overflow(&self.u)
+        self._open_successor(&fresh, False)
         # Move everything aside: owners arm anew while it is walked.
-        orphans.next = orphans.previous = &orphans
-        while self.quiet.next != &self.quiet:
-            move_first(&self.quiet, &orphans)
-        while self.in_flight.next != &self.in_flight:
-            move_first(&self.in_flight, &orphans)
+        self._move_aside(&orphans)
         self._move_submissions(&fresh)
-        uring_close(&self.u)
-        self.u = fresh
-        self.workers_limited = False
-        self.generation += 1
-        if falls:
-            self.quiet_sends = uses(QUIET_SENDS, True)
+        self._install(&fresh)
         # To the end: the list's head is on this stack.
         while orphans.next != &orphans:
             try:
@@ -524,18 +481,68 @@ cdef class Ring:
                     # Its memory is the worker's for good.
                     Py_INCREF(<object>orphans.next.owner)
                 # How much of a send has gone nobody knows: sending it again may double bytes.
-                unknown = orphans.next.ends_with_run or (lost and not orphans.next.background)
+                unknown = orphans.next.ends_with_run
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
                 failure = failure or exc
-        if falls:
-            self.enter_forbidden = False
-            self.fallen, self.forbidden = self.forbidden, None
-            if self.on_fall is not None:
-                self.on_fall(*self.fallen)
         if failure is not None:
             raise failure
         return 0
+
+    cdef int replace(self) except -1:
+        """Go on, on a software ring, where a security policy forbids to enter this one.
+
+        Calls nobody: what has completed and what is prepared move along, and the rest completes
+        there, as in `rebuild`.
+        """
+        cdef Operation orphans
+        cdef Operation *op
+        cdef uring fresh
+        cdef io_uring_cqe *cqe
+        cdef unsigned int index = uring_head(&self.u)
+        # What the kernel holds back it tells nobody any more.
+        cdef bint lost = self.enter_forbidden and uring_has_overflow(&self.u)
+        self._open_successor(&fresh, True)
+        self._move_aside(&orphans)
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            index += 1
+            op = operation_of(cqe.user_data)
+            if op != NULL:
+                uring_post(&fresh, <uint64_t><uintptr_t>op, cqe.res, cqe.flags)
+                if not cqe.flags & IORING_CQE_F_MORE:
+                    op.quiet = False
+                    remove(op)
+                    append(&self.in_flight, op)
+        self._move_submissions(&fresh)
+        while orphans.next != &orphans:
+            op = orphans.next
+            op.quiet = False
+            move_first(&orphans, &self.in_flight)
+            if op.lends:
+                Py_INCREF(<object>op.owner)
+            unknown = op.ends_with_run or (lost and not op.background)
+            uring_post(
+                &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
+        self.enter_forbidden = self.looked = False
+        self._install(&fresh)
+        return 0
+
+    cdef void _install(self, uring *fresh) noexcept:
+        if fresh.soft != NULL and self.u.soft == NULL:
+            self.quiet_sends = uses(QUIET_SENDS, True)
+            self.fallen = self.forbidden
+        uring_close(&self.u)
+        self.u = fresh[0]
+        self.workers_limited = False
+        self.generation += 1
+
+    cdef void _move_aside(self, Operation *orphans) noexcept:
+        orphans.next = orphans.previous = orphans
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, orphans)
+        while self.in_flight.next != &self.in_flight:
+            move_first(&self.in_flight, orphans)
 
     cdef int _open_successor(self, uring *fresh, bint soft) except -1:
         """Open a ring to take this one's place, a software ring where the kernel refuses one."""

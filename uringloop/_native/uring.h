@@ -251,6 +251,11 @@ static inline void uring_consume(uring *u, unsigned head) {
     io_uring_smp_store_release(u->ring.cq.khead, head);
 }
 
+/* Puts a completion into the queue of a software ring. */
+static inline void uring_post(uring *u, uint64_t user_data, int res, unsigned flags) {
+    softring_post(u->soft, user_data, res, flags);
+}
+
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
 /* What is prepared, or published and not yet taken by a kernel thread. */

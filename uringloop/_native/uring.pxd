@@ -134,6 +134,7 @@ cdef extern from "uring.h" nogil:
     unsigned int uring_tail(const uring *u)
     io_uring_cqe *uring_completion(const uring *u, unsigned int index)
     void uring_consume(uring *u, unsigned int head)
+    void uring_post(uring *u, uint64_t user_data, int res, unsigned int flags)
 
     unsigned int uring_sequence(const uring *u)
     bint uring_submitted(const uring *u, unsigned int sequence)
