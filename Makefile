@@ -7,9 +7,9 @@
 #
 #   PYTHON=python3.12   the interpreter; by default the newest that works
 #   ARGS="..."          options for the benchmark or for pytest
-#   VENV=DIR            the virtual environment of bench and test (.venv)
+#   VENV=DIR            the virtual environment of bench and test (.venv-make); not one of yours
 
-VENV ?= .venv
+VENV ?= .venv-make
 ARGS ?=
 DEV = .venv-dev
 TOOLS = .venv-wheel
@@ -282,17 +282,20 @@ liburings: sdist  ## Test the sdist with liburing 2.3, 2.9 and 2.15 in Debian's 
 	.ci/liburings $(ARGS)
 
 clean:  ## Remove everything that was made here
-	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find uringloop -name '*.so' -delete
 	find uringloop -name '*.pyx' | sed 's/pyx$$/c/' | xargs rm -f
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # ── what a build needs ────────────────────────────────────────────────────────────────────────
 
-# An environment of another Python is made anew.
+# An environment of another Python is made anew, but never one that somebody else has made.
 %/python-$(TAG):
+	@if [ -e $* ] && [ ! -e $*/made-by-make ] && ! ls $*/python-* >/dev/null 2>&1; then \
+	  echo "$* is not an environment of make's, which would remove it: name another VENV" >&2; exit 1; fi
 	@$(MAKE) --no-print-directory requirements
 	rm -rf $*
+	@mkdir $* && touch $*/made-by-make
 	$(PYTHON) -m venv $*
 	@touch $@
 

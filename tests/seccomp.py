@@ -58,6 +58,7 @@ def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment, of uringloop's *variables* with these alone.
 
+    The warning that a ring is refused is off, since most of these tests refuse one.
     What the tests import can be imported there too.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("URINGLOOP_")}
@@ -65,6 +66,7 @@ def environment(**variables: str) -> dict[str, str]:
     import uringloop
 
     places = (Path(uringloop.__file__).resolve().parents[1], Path(__file__).resolve().parent)
+    kept["URINGLOOP_WARN_FALLBACK"] = "0"
     return {**kept, "PYTHONPATH": os.pathsep.join(map(str, places)), **variables}
 
 

@@ -32,6 +32,9 @@ Facts = TypedDict(
         "container": str,
         "locked memory": str,
         "descriptors": str,
+        "processes of the user": str,
+        "processes of the cgroup": str,
+        "memory of the cgroup": str,
         "backend": str,
         "reason": str,
         "features": dict[str, str],
@@ -118,7 +121,7 @@ def test_facts_are_those_of_the_process() -> None:
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     assert facts["descriptors"] == f"{soft} of {hard}"
-    assert all(isinstance(value, str) and value for value in list(facts.values())[:12])
+    assert all(isinstance(value, str) and value for value in list(facts.values())[:15])
 
 
 def test_unknown_option_is_a_matter_of_usage() -> None:

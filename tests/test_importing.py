@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pickle
 from pathlib import Path
 
 import pytest
+import seccomp
 from roles import run_script
 
 import uringloop
@@ -55,15 +57,21 @@ print(uringloop.run(asyncio.sleep(0, "ran")))
 """
 
 
-def test_an_import_loads_every_module_of_a_loop() -> None:
+def loaded_by_an_import() -> set[str]:
     done = run_script(LOADED)
     assert done.returncode == 0, done.stderr
+    return {name.removeprefix("uringloop.") for name in done.stdout.split()}
+
+
+def test_an_import_loads_every_module_of_a_loop() -> None:
     # What `uringloop.fs` needs takes longer than all of a loop: imported when it is asked for.
     python = {path.stem for path in PACKAGE.glob("*.py")} - {
         "__init__",
+        "__main__",
         "doctor",
         "fs",
         "folders",
+        "limits",
         "monitor",
         "prometheus",
         "pytest_plugin",
@@ -73,8 +81,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "watching",
     }
     stubs = {f"_core.{path.stem}" for path in (PACKAGE / "_core").glob("*.pyi")}
-    loaded = {name.removeprefix("uringloop.") for name in done.stdout.split()}
-    assert loaded == python | stubs | {"_core"}
+    assert loaded_by_an_import() == python | stubs | {"_core"}
 
 
 def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
@@ -86,6 +93,57 @@ def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
     )
     assert done.stdout.split() == ["stat", "True"]
     assert "AttributeError: module 'uringloop' has no attribute 'nothing'" in done.stderr
+
+
+def test_public_names_are_listed_and_internals_are_not() -> None:
+    names = dir(uringloop)
+    assert names == sorted(names)
+    assert set(uringloop.__all__) < set(names)
+    submodules = set(names) - set(uringloop.__all__)
+    # What is imported with the package is how it is made; what is not, users import or run.
+    loaded = {name.partition(".")[0] for name in loaded_by_an_import()}
+    assert submodules.isdisjoint(loaded)
+    assert {"fs", "tempfile", "monitor", "prometheus", "doctor", "top", "bench"} < submodules
+    for name in names:
+        assert getattr(uringloop, name) is not None
+
+
+def test_submodules_are_imported_when_they_are_asked_for() -> None:
+    names = sorted(set(dir(uringloop)) - set(uringloop.__all__))
+    # Each in a process of its own, since some import others.
+    for name in names:
+        done = run_script(f"import uringloop\nprint(uringloop.{name}.__name__)")
+        assert (done.stdout, done.stderr) == (f"uringloop.{name}\n", "")
+
+
+def test_a_submodule_that_lacks_a_package_is_no_attribute() -> None:
+    done = run_script(
+        "import sys, uringloop\n"
+        "sys.modules['pytest'] = None\n"
+        "print(hasattr(uringloop, 'pytest_plugin'))\n"
+        "uringloop.pytest_plugin"
+    )
+    assert done.stdout == "False\n"
+    assert "AttributeError: uringloop.pytest_plugin can not be imported: " in done.stderr
+
+
+def test_the_package_runs_and_names_its_tools() -> None:
+    done = seccomp.run("-m", "uringloop", URINGLOOP_BACKEND="soft")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, empty, *tools = done.stdout.splitlines()
+    assert f"uringloop {uringloop.__version__}," in first
+    assert second == "Here a loop is on soft (asked for by URINGLOOP_BACKEND)."
+    assert empty == ""
+    for line in tools:
+        python, option, module = line.split()[:3]
+        assert (python, option) == ("python", "-m")
+        assert importlib.util.find_spec(module) is not None
+    assert {"uringloop.doctor", "uringloop.top", "uringloop.bench"} <= {
+        line.split()[2] for line in tools
+    }
+    wrong = seccomp.run("-m", "uringloop", URINGLOOP_BACKEND="nonsense")
+    assert (wrong.returncode, wrong.stderr) == (0, "")
+    assert "no ring: URINGLOOP_BACKEND='nonsense'" in wrong.stdout
 
 
 @pytest.mark.parametrize("name", _core.MODULES)

@@ -64,14 +64,15 @@ def test_running_loop_cannot_be_closed(each_loop: AbstractEventLoop) -> None:
 
 def test_repr_tells_the_state(each_loop: AbstractEventLoop) -> None:
     name = type(each_loop).__name__
-    assert repr(each_loop) == f"<{name} running=False closed=False debug=False>"
+    ring = f" backend={each_loop.backend}" if isinstance(each_loop, uringloop.Loop) else ""
+    assert repr(each_loop) == f"<{name} running=False closed=False debug=False{ring}>"
     seen: list[str] = []
     each_loop.set_debug(True)
     each_loop.call_soon(lambda: seen.append(repr(each_loop)))
     run_turns(each_loop)
-    assert seen == [f"<{name} running=True closed=False debug=True>"]
+    assert seen == [f"<{name} running=True closed=False debug=True{ring}>"]
     each_loop.close()
-    assert repr(each_loop) == f"<{name} running=False closed=True debug=True>"
+    assert repr(each_loop) == f"<{name} running=False closed=True debug=True{ring}>"
 
 
 def test_closed_loop_refuses_work(each_loop: AbstractEventLoop) -> None:

@@ -21,13 +21,15 @@ from simulation import faults
 from simulation.ends import End
 from simulation.model import FORMS, KINDS, SIZES, Difference, Model
 
+from uringloop.availability import Backend
+
 NUMBERS = st.integers(0, 1 << 16)
 SMALL = st.integers(1, 10)
 TURNS = st.sampled_from((0, 0, 1, 2, 5))
 
 
 class Programs(RuleBasedStateMachine):
-    backend = "soft"
+    backend: Backend = "soft"
 
     def __init__(self) -> None:
         super().__init__()

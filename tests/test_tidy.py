@@ -17,7 +17,7 @@ from uringloop import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "uringloop"
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 
 # Who may import whom: a module imports from lower rungs only, never from its own. The same table
@@ -115,6 +115,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "filestream",
             "folders",
             "watching",
+            "limits",
         ),
     ),
     ("running; text files", ("running", "filetext")),
@@ -127,6 +128,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "doctor",
             "top",
             "pytest_plugin",
+            "__main__",
             "workers",
             "workers.uvicorn",
             "workers.aiohttp",
@@ -446,7 +448,7 @@ def _is_of(path: Path, programs: tuple[str, ...]) -> bool:
 
 
 def test_the_library_does_not_print() -> None:
-    programs = ("bench/", "doctor.py", "top.py")
+    programs = ("bench/", "doctor.py", "top.py", "__main__.py")
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]
     assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
 

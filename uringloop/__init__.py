@@ -16,6 +16,19 @@ from uringloop.filestream import connect_file
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 
+# What is imported on request: the loop takes a fraction of their time.
+SUBMODULES = (
+    "bench",
+    "doctor",
+    "fs",
+    "monitor",
+    "prometheus",
+    "pytest_plugin",
+    "tempfile",
+    "top",
+    "workers",
+)
+
 __all__ = [
     "EventLoopPolicy",
     "Loop",
@@ -32,7 +45,16 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: what these need takes longer than all of the loop."""
-    if name not in ("fs", "monitor", "tempfile"):
+    """Import a submodule when it is asked for."""
+    if name not in SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as exc:
+        # It needs a package that is not installed, as the plugin needs pytest: hasattr() is False.
+        raise AttributeError(f"{__name__}.{name} can not be imported: {exc}") from exc
+
+
+def __dir__() -> list[str]:
+    """Return the public names: what dir() lists, and editors and shells complete."""
+    return sorted((*__all__, *SUBMODULES))

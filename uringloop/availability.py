@@ -1,4 +1,8 @@
-"""Which ring a loop gets, and why a kernel refuses one: the cause, and what to do about it."""
+"""Which ring a loop gets, and why a kernel refuses one: the cause, and what to do about it.
+
+A process that does not get io_uring, though it has not asked for the software ring, logs one
+warning. Without any configuration of logging Python writes it to stderr.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import os
 import re
 import threading
+from typing import Final, Literal
 
 from uringloop._core import features
 
@@ -14,7 +19,15 @@ from uringloop._core import features
 VARIABLE = "URINGLOOP_BACKEND"
 # Names of features, with commas between them, that are not to be used.
 DISABLE_VARIABLE = "URINGLOOP_DISABLE"
-AUTO, IO_URING, SOFT = BACKENDS = ("auto", "io_uring", "soft")
+# Set to 0, it keeps loops from warning that they are not on io_uring.
+WARN_VARIABLE = "URINGLOOP_WARN_FALLBACK"
+AUTO: Final = "auto"
+IO_URING: Final = "io_uring"
+SOFT: Final = "soft"
+# What a loop may be asked to be on, and what it can be on.
+Choice = Literal["auto", "io_uring", "soft"]
+Backend = Literal["io_uring", "soft"]
+BACKENDS: tuple[Choice, ...] = (AUTO, IO_URING, SOFT)
 
 # What the kernels, sandboxes and filters that have no ring for us answer. A lack of descriptors is
 # not among them: the software ring needs some too.
@@ -33,8 +46,10 @@ SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 GROUP_SYSCTL = "/proc/sys/kernel/io_uring_group"
 STATUS = "/proc/self/status"
 USERS = "/proc/self/uid_map"
-# The number of that capability, in linux/capability.h.
+# Numbers of capabilities, in linux/capability.h.
+CAP_IPC_LOCK = 14
 CAP_SYS_ADMIN = 21
+CAP_SYS_RESOURCE = 24
 
 # The first kernel with DEFER_TASKRUN, and with it the rules this loop is built on.
 KERNEL_MIN = (6, 1)
@@ -54,21 +69,23 @@ OTHERWISE = "io_uring can not be used here; `python -m uringloop.doctor` tells m
 
 logger = logging.getLogger("uringloop")
 
-# Why the kernel has refused a ring to this process: it is asked only once, and one line tells it.
+# Why the kernel has refused a ring to this process: it is asked only once, and warned of once. Both
+# are inherited by a fork: the workers of a server that has warned say nothing.
 _refusal: str | None = None
-_told = False
+_warned = False
 _lock = threading.Lock()
 
 
-def wanted(backend: str | None) -> tuple[str, str]:
+def wanted(backend: str | None) -> tuple[Choice, str]:
     """Return which of BACKENDS is wanted, and by what. Raises ValueError for any other."""
     name, source = "backend", "backend="
     if backend is None:
         name = source = VARIABLE
         backend = os.environ.get(VARIABLE) or AUTO
-    if backend not in BACKENDS:
-        raise ValueError(f"{name}={backend!r} is none of {', '.join(BACKENDS)}")
-    return backend, f"asked for by {source}"
+    for choice in BACKENDS:
+        if backend == choice:
+            return choice, f"asked for by {source}"
+    raise ValueError(f"{name}={backend!r} is none of {', '.join(BACKENDS)}")
 
 
 def disable_features() -> None:
@@ -93,23 +110,68 @@ def is_refusal(exc: OSError) -> bool:
 
 
 def refuse(exc: OSError, lasting: bool) -> str:
-    """Take note that the kernel has refused a ring, and return why; the first is logged.
+    """Take note that the kernel has refused a ring, and return why.
 
     One that is not *lasting*, of a ring with options that others need not have, is for this loop.
     Nor is a lack of memory, once there was enough: what a user may lock, for rings too, is shared
     by all of the user's processes.
     """
-    global _refusal, _told
+    global _refusal
     if exc.errno == errno.ENOMEM and features.kernel_has_served():
         lasting = False
     reason = reason_of(exc)
-    with _lock:
-        if lasting:
-            _refusal = reason
-        first, _told = not _told, True
-    if first:
-        logger.info("using the software ring: %s", reason)
+    if lasting:
+        _refusal = reason
     return reason
+
+
+def ask() -> None:
+    """Ask the kernel for a ring, before there is a loop.
+
+    A server calls this before it forks its workers: they inherit the answer, so that the server
+    logs one warning, and not each worker its own.
+    """
+    if wanted(None)[0] != AUTO or _refusal is not None:
+        return
+    try:
+        features.report(kernel=True)
+    except OSError as exc:
+        if is_refusal(exc):
+            fallen_back(refuse(exc, lasting=True))
+
+
+def fallen_back(reason: str) -> None:
+    """Log a warning that a loop begins on the software ring."""
+    warn(f"event loops run on uringloop's software ring (epoll), not on io_uring: {reason}")
+
+
+def fallen_over(error: int, call: str) -> None:
+    """Log a warning that a running loop has changed to the software ring."""
+    warn(f"an event loop continues on uringloop's software ring (epoll): {fall(error, call)}")
+
+
+def fallen_over_quietly(error: int, call: str) -> None:
+    """Do nothing: the program has asked for no warning."""
+
+
+def fall(error: int, call: str) -> str:
+    """Return why a running loop has lost the kernel's ring, when *call* ended with *error*."""
+    return f"{call} was refused while the loop ran: {reason_of(OSError(error, os.strerror(error)))}"
+
+
+def warn(message: str) -> None:
+    """Log *message*, once in a process, and what to do with it."""
+    global _warned
+    if os.environ.get(WARN_VARIABLE) == "0":
+        return
+    with _lock:
+        first, _warned = not _warned, True
+    if first:
+        logger.warning(
+            "%s (`python -m uringloop.doctor` tells more; %s=0 silences this warning)",
+            message,
+            WARN_VARIABLE,
+        )
 
 
 def explained(exc: OSError) -> OSError:
@@ -119,6 +181,11 @@ def explained(exc: OSError) -> OSError:
 
 def reason_of(exc: OSError) -> str:
     return f"{exc.strerror}: {cause(exc.errno or 0)}"
+
+
+def described(backend: Backend, reason: str) -> str:
+    """Return what a worker logs about its loop at its start."""
+    return f"Event loop: uringloop on {backend} ({reason})"
 
 
 def remedy_in(reason: str) -> str | None:
@@ -168,10 +235,15 @@ def is_spared() -> bool:
     group = read(GROUP_SYSCTL)
     if group is not None and int(group) in {os.getegid(), *os.getgroups()}:
         return True
+    return is_capable(CAP_SYS_ADMIN)
+
+
+def is_capable(capability: int) -> bool:
+    """Whether the kernel grants this process what takes a *capability* of the whole machine."""
     # Root of a container with users of its own is root there only.
     if (read(USERS) or "").split() != ["0", "0", str(2**32 - 1)]:
         return False
-    return int(status_of("CapEff") or "0", 16) >> CAP_SYS_ADMIN & 1 == 1
+    return int(status_of("CapEff") or "0", 16) >> capability & 1 == 1
 
 
 def release() -> tuple[int, ...]:

@@ -16,12 +16,9 @@ import resource
 import sys
 from pathlib import Path
 
-from uringloop import __version__, availability
+from uringloop import __version__, availability, limits
 from uringloop._core import features
 from uringloop.loop import Loop
-
-# Below this a server of some hundred connections may run out of descriptors.
-DESCRIPTORS_LOW = 1024
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
@@ -57,11 +54,6 @@ def container() -> str | None:
     return None
 
 
-def limit(kind: int) -> str:
-    soft, hard = resource.getrlimit(kind)
-    return " of ".join("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in (soft, hard))
-
-
 def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     """Return one line for each lack that somebody can do something about."""
     lines = []
@@ -79,15 +71,14 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     absent = [name for name, state in states.items() if state == "absent"]
     if absent and backend == availability.IO_URING:
         lines.append(f"a newer kernel has: {', '.join(absent)}")
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= DESCRIPTORS_LOW:
-        lines.append("few descriptors: `ulimit -n 65536` or the service's LimitNOFILE= gives more")
-    return lines
+    return lines + limits.advice(backend == availability.IO_URING)
 
 
 def examine() -> Report:
     """Make a loop, and return what there is to say."""
     try:
-        loop = Loop()
+        # The report is the warning.
+        loop = Loop(warn_fallback=False)
     except (OSError, ValueError) as exc:
         backend, reason = "none", str(exc)
     else:
@@ -103,8 +94,11 @@ def examine() -> Report:
         "kernel.io_uring_group": availability.read(availability.GROUP_SYSCTL) or "no such setting",
         "seccomp mode": availability.seccomp_mode(),
         "container": container() or "none seen",
-        "locked memory": limit(resource.RLIMIT_MEMLOCK),
-        "descriptors": limit(resource.RLIMIT_NOFILE),
+        "locked memory": limits.told(resource.RLIMIT_MEMLOCK),
+        "descriptors": limits.told(resource.RLIMIT_NOFILE),
+        "processes of the user": limits.told(resource.RLIMIT_NPROC),
+        "processes of the cgroup": str(limits.cgroup("pids", "pids.max") or "no limit seen"),
+        "memory of the cgroup": str(limits.memory() or "no limit seen"),
         "backend": backend,
         "reason": reason,
         "features": states,

@@ -8,7 +8,7 @@ import socket
 import ssl as ssl_module
 import sys
 from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeVar, TypeVarTuple
+from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
 from uringloop import (
     availability,
@@ -45,6 +45,10 @@ class Loop(RunningLoop):
     what the environment variable URINGLOOP_BACKEND says, or "auto". The attribute `backend` tells
     which it is, and `backend_reason` why.
 
+    *warn_fallback*: log a warning, once in a process, when "auto" comes to the software ring, and
+    when a security policy takes io_uring from a running loop, which goes on on the software ring.
+    The environment variable URINGLOOP_WARN_FALLBACK=0 silences both.
+
     The other options are for few programs; `docs/options.md` says what each brings and costs.
 
     *busy_poll_us*: before it sleeps, look for work this many microseconds. A sleep and the wake-up
@@ -70,7 +74,8 @@ class Loop(RunningLoop):
     def __init__(
         self,
         *,
-        backend: str | None = None,
+        backend: Literal["auto", "io_uring", "soft"] | None = None,
+        warn_fallback: bool = True,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
@@ -83,6 +88,7 @@ class Loop(RunningLoop):
         try:
             super().__init__(
                 backend=backend,
+                warn_fallback=warn_fallback,
                 busy_poll_us=busy_poll_us,
                 batch_wait_us=batch_wait_us,
                 sqpoll=sqpoll,

@@ -30,6 +30,19 @@ def new_event_loop() -> Loop:
     return Loop()
 
 
+def ring_here() -> str:
+    """Return which ring a loop gets in this process and why, or why it gets none.
+
+    Makes a loop, and logs no warning.
+    """
+    try:
+        loop = Loop(warn_fallback=False)
+    except (OSError, ValueError) as exc:
+        return f"no ring: {exc}"
+    loop.close()
+    return f"{loop.backend} ({loop.backend_reason})"
+
+
 class EventLoopPolicy(_Base):
     """Makes uringloop's loops; everything else is asyncio's default policy."""
 

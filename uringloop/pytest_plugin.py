@@ -1,8 +1,8 @@
 """Tests on this loop: `pytest -p uringloop.pytest_plugin`, or this name in `pytest_plugins`.
 
-It tells pytest-asyncio and anyio's plugin, whichever is there, which loop to make. What a suite
-says itself, by a fixture or by a hook, is what holds. No entry point leads here: having the package
-installed changes no suite.
+It tells pytest-asyncio and anyio's plugin, whichever is there, which loop to make; the header of
+pytest's report says which ring that is on. What a suite says itself, by a fixture or by a hook, is
+what holds. No entry point leads here: having the package installed changes no suite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from uringloop.policy import EventLoopPolicy, new_event_loop
+import uringloop
+from uringloop.policy import EventLoopPolicy, new_event_loop, ring_here
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -47,6 +48,11 @@ def _register(config: pytest.Config, name: str, fixture: object) -> None:
     plugin = types.ModuleType(f"{__name__}.{name}")
     setattr(plugin, name, fixture)
     config.pluginmanager.register(plugin, plugin.__name__)
+
+
+def pytest_report_header() -> str:
+    """Tell which ring the loops of this run are on, and why."""
+    return f"uringloop: {uringloop.__version__}, on {ring_here()}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

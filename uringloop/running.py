@@ -21,7 +21,7 @@ from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
 from uringloop._core import tracing
-from uringloop._core.counting import register, stats_of
+from uringloop._core.counting import fall_of, register, stats_of, tell_fall_to
 from uringloop._core.loop import LoopCore
 
 T = TypeVar("T")
@@ -75,14 +75,15 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     Raises OSError with the cause in its message where the kernel refuses a ring.
     """
 
-    # Which ring the loop is on, "io_uring" or "soft", and why.
-    backend: str
-    backend_reason: str
+    # The ring that the loop was made on, and why; `backend` knows whether it still is.
+    _backend: availability.Backend
+    _backend_reason: str
 
     def __init__(
         self,
         *,
-        backend: str | None = None,
+        backend: availability.Choice | None = None,
+        warn_fallback: bool = True,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
@@ -97,7 +98,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
         told = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
-        self._open(backend, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        tell_fall_to(
+            self,
+            availability.fallen_over if warn_fallback else availability.fallen_over_quietly,
+        )
         tracing.trace(self, told)
         self._closes_itself = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
@@ -113,10 +118,16 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             _let_watch(wanted)
 
     def _open(
-        self, backend: str | None, busy_poll_us: int, batch_wait_us: int, sqpoll: int, cpu: int
+        self,
+        backend: str | None,
+        warn_fallback: bool,
+        busy_poll_us: int,
+        batch_wait_us: int,
+        sqpoll: int,
+        cpu: int,
     ) -> None:
         """Open the ring that is wanted, or else the one that is to be had."""
-        wanted, self.backend_reason = availability.wanted(backend)
+        wanted, self._backend_reason = availability.wanted(backend)
         availability.disable_features()
         refusal = availability.known_refusal() if wanted == availability.AUTO else None
         if wanted != availability.SOFT and refusal is None:
@@ -127,21 +138,34 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                     raise availability.explained(exc) from None
                 refusal = availability.refuse(exc, lasting=not sqpoll)
             else:
-                self.backend = availability.IO_URING
+                self._backend = availability.IO_URING
                 if wanted == availability.AUTO:
-                    self.backend_reason = "the kernel has it"
+                    self._backend_reason = "the kernel has it"
                 return
-        self.backend = availability.SOFT
-        self.backend_reason = refusal or self.backend_reason
+        self._backend = availability.SOFT
+        self._backend_reason = refusal or self._backend_reason
         try:
             super().__init__(busy_poll_us, batch_wait_us, soft=True)
         except OSError as exc:
             raise availability.explained(exc) if exc.errno in availability.LACKS else exc from None
+        if refusal is not None and warn_fallback:
+            availability.fallen_back(refusal)
+
+    @property
+    def backend(self) -> availability.Backend:
+        """The ring that the loop is on: "io_uring" or "soft", the software ring."""
+        return self._backend if fall_of(self) is None else availability.SOFT
+
+    @property
+    def backend_reason(self) -> str:
+        """Why the loop is on that ring."""
+        fall = fall_of(self)
+        return self._backend_reason if fall is None else availability.fall(*fall)
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} running={self.is_running()} "
-            f"closed={self.is_closed()} debug={self.get_debug()}>"
+            f"<{type(self).__name__} running={self.is_running()} closed={self.is_closed()} "
+            f"debug={self.get_debug()} backend={self.backend}>"
         )
 
     def __del__(

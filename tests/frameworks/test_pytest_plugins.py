@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from programs import needs, process, python
 
+import uringloop
+
 TESTS = """
 import asyncio
 import pytest
@@ -302,3 +304,18 @@ def test_an_older_pytest_asyncio_is_told_the_policy(tmp_path: Path) -> None:
     )
     options = ("-p", "no:asyncio", *OURS, "-p", "older")
     run_suite(tmp_path, "", *options, tests=tests, passed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ("soft", "on soft (asked for by URINGLOOP_BACKEND)"),
+        ("nonsense", "on no ring: URINGLOOP_BACKEND='nonsense' is none of "),
+    ],
+)
+def test_the_header_of_the_report_names_the_ring(tmp_path: Path, chosen: str, told: str) -> None:
+    command = python("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", *OURS)
+    with process(command, cwd=tmp_path, environment={"URINGLOOP_BACKEND": chosen}) as running:
+        assert running.ended() == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert f"\nuringloop: {uringloop.__version__}, {told}" in running.output

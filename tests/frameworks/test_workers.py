@@ -1,4 +1,4 @@
-"""gunicorn with the workers of `uringloop.workers`: reload, graceful end, what they inherit.
+"""gunicorn with the workers of `uringloop.workers`: reload, end, what they inherit and say.
 
 The applications tell of the beginning and of the end of each worker, and on which loop it is.
 """
@@ -9,11 +9,13 @@ import contextlib
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import seccomp
 from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
 from roles import TIME_LIMIT, run_script
 
@@ -125,8 +127,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
-    """Serve what is in *folder*, and read all of the output at the end."""
+def serving(
+    kind: Kind, folder: Path, *options: str, under: Sequence[str] = (), **variables: str
+) -> Iterator[Server]:
+    """Serve what is in *folder*, and read all of the output at the end.
+
+    *under* is a command that becomes the one which follows it.
+    """
     for package in kind.packages:
         needs_elsewhere(package)
     command = python("-m", "gunicorn", "served:app", "-k", f"uringloop.workers.{kind.name}.Worker")
@@ -136,8 +143,9 @@ def serving(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
         # There it puts its control socket.
         "XDG_RUNTIME_DIR": str(folder),
         "PYTHONWARNINGS": "default::ResourceWarning,default::DeprecationWarning",
+        **variables,
     }
-    with process(command, environment=environment, cwd=folder) as running:
+    with process([*under, *command], environment=environment, cwd=folder) as running:
         yield Server(running)
     assert not DEPRECATED.search(running.output), running.output
 
@@ -192,6 +200,34 @@ def test_a_loop_from_before_the_fork_is_replaced(kind: Kind, module: str, tmp_pa
         with server.request() as end:
             assert end() in server.workers
         assert server.running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("chosen", ["auto", "soft"])
+def test_one_warning_is_for_all_workers_and_each_tells_its_ring(
+    kind: Kind, chosen: str, tmp_path: Path
+) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    refused = [sys.executable, "-IS", seccomp.__file__, "EPERM"]
+    with serving(kind, tmp_path, under=refused, URINGLOOP_BACKEND=chosen) as server:
+        assert server.running.end(signal.SIGTERM) == 0
+    assert server.running.output.count("not on io_uring: ") == (chosen == "auto")
+    reason = "Operation not permitted" if chosen == "auto" else "asked for by URINGLOOP_BACKEND"
+    assert server.running.output.count(f"Event loop: uringloop on soft ({reason}") == 2
+
+
+@pytest.mark.slow
+def test_warning_is_seen_under_uvicorn(tmp_path: Path) -> None:
+    needs_elsewhere("uvicorn")
+    (tmp_path / "served.py").write_text(UVICORN)
+    command = [sys.executable, "-IS", seccomp.__file__, "EPERM"]
+    command += python("-m", "uvicorn", "served:app", "--loop", "uringloop:new_event_loop")
+    command += ["--port", "0", "--app-dir", str(tmp_path)]
+    with process(command, environment={"URINGLOOP_BACKEND": "auto"}) as running:
+        running.reads("Uvicorn running on")
+        running.end(signal.SIGTERM)
+    assert running.output.count("not on io_uring: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from contexts import client_context, server_context
 
 import uringloop
 from simulation.ends import Buffered, End, Plain
+from uringloop.availability import Backend
 
 KINDS = ("tcp", "unix", "pair", "tls", "pipe")
 FORMS = ("bytes", "bytearray", "memoryview", "lines")
@@ -53,7 +54,7 @@ class Model:
         seed: int,
         folder: Path,
         *,
-        backend: str = "soft",
+        backend: Backend = "soft",
         simulated: bool = False,
         harmful: bool = False,
     ) -> None:

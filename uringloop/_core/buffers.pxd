@@ -25,13 +25,13 @@ cdef class BufferPool:
     cdef double fill                  # moving average of the bytes in a buffer
     cdef list starved                 # of Flushable that wait for buffers; the loop feeds them
 
-    cdef int prepare(self) except -1
+    cdef bint prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept
     cdef void give_back(self, unsigned int flags) noexcept
     cdef char *spare(self) noexcept
     cdef void grow(self) noexcept
     cdef void close(self) noexcept
-    cdef int _register(self) except -1
+    cdef bint _register(self) except -1
     cdef void _publish(self) noexcept
 
 

@@ -15,6 +15,7 @@ from uringloop._native.uring cimport (
     io_uring_buf_ring_init,
     munmap,
     uring_give_buffer,
+    uring_is_forbidden,
     uring_map,
     uring_register_buffers,
 )
@@ -60,15 +61,19 @@ cdef class BufferPool:
     def __dealloc__(self):
         self.close()
 
-    cdef int prepare(self) except -1:
-        """Make the pool known to the ring, once for each ring; the memory comes at first need."""
-        if self.generation != self.ring.generation:
-            self._register()
-        return 0
+    cdef bint prepare(self) except -1:
+        """Make the pool known to the ring, once for each ring; the memory comes at first need.
 
-    cdef int _register(self) except -1:
+        False if it can not be now: whoever asks waits with those that have found no buffer.
+        """
+        return self.generation == self.ring.generation or self._register()
+
+    cdef bint _register(self) except -1:
         cdef int count = self.published or self.at_start
         cdef int res
+        if self.out or not self.ring.looked:
+            # A protocol is being given a buffer's bytes, or is to be: the kernel must not get it.
+            return False
         if self.entries == NULL:
             self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
             self.memory = <char*>uring_map(MAPPED_BUFFERS * <size_t>self.size)
@@ -77,13 +82,16 @@ cdef class BufferPool:
                 raise os_error(-ENOMEM, "mmap")
         io_uring_buf_ring_init(self.entries)
         res = uring_register_buffers(&self.ring.u, self.entries, ENTRIES, self.group)
+        if uring_is_forbidden(res) and self.ring.u.soft == NULL:
+            self.ring.forbid(res, "io_uring_register")
+            return False
         if res < 0:
             raise os_error(res, "io_uring_register")
         self.generation = self.ring.generation
         self.published = 0
         while self.published < count:
             self._publish()
-        return 0
+        return True
 
     cdef void _publish(self) noexcept:
         uring_give_buffer(
@@ -130,8 +138,16 @@ cdef class BufferPool:
 
 
 cdef BufferPool new_stream_pool(Ring ring):
-    return BufferPool(ring, STREAM_GROUP, BUFFER_SIZE, BUFFERS_AT_START)
+    return new_pool(ring, STREAM_GROUP, BUFFER_SIZE, BUFFERS_AT_START)
 
 
 cdef BufferPool new_datagram_pool(Ring ring):
-    return BufferPool(ring, DATAGRAM_GROUP, DATAGRAM_BUFFER_SIZE, DATAGRAM_BUFFERS_AT_START)
+    return new_pool(ring, DATAGRAM_GROUP, DATAGRAM_BUFFER_SIZE, DATAGRAM_BUFFERS_AT_START)
+
+
+cdef BufferPool new_pool(Ring ring, int group, unsigned int size, int at_start):
+    cdef BufferPool pool = BufferPool(ring, group, size, at_start)
+    if ring.u.threaded:
+        # Now: such a ring can not be replaced while it runs, for the kernel's thread works on.
+        pool.prepare()
+    return pool

@@ -1,4 +1,4 @@
-"""What a loop has done so far, and which loops there are.
+"""What a loop has done so far, what has become of its ring, and which loops there are.
 
 The counters are always on: each is one addition, at a place that does much more. Reading them
 neither stops nor resets anything; any thread may.
@@ -26,6 +26,22 @@ cdef set LOOPS = set()
 def register(LoopCore loop not None):
     """Have *loop* found by open_loops() until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
+
+
+def fall_of(LoopCore loop not None):
+    """Return why *loop* runs on the software ring instead of the kernel's, on which it began.
+
+    The errno, and the name of the system call that answered so; None if it has not changed rings.
+    """
+    return loop.ring.fallen
+
+
+def tell_fall_to(LoopCore loop not None, function):
+    """Have *function* called with both when *loop* changes rings.
+
+    It must not keep the loop alive.
+    """
+    loop.ring.on_fall = function
 
 
 def open_loops():

@@ -150,7 +150,8 @@ cdef class DatagramTransport(FlowControl):
             sqe = self.loop.ring.submission()
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         else:
-            self.loop.datagram_pool.prepare()
+            if not self.loop.datagram_pool.prepare():
+                return self.recv_ended(-ENOBUFS)
             sqe = self.loop.ring.submission()
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
         self.cancelling = False

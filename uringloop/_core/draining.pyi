@@ -1,1 +1,3 @@
-"""How a ring ends."""
+"""How a run begins and ends, and how a ring and a loop's use of the kernel's end."""
+
+SETTLE_MAX: int

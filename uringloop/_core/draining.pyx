@@ -1,5 +1,10 @@
-"""How a ring ends: what is in flight is cancelled, and its completions are taken."""
+"""How a run begins and ends, and how a ring and a loop's use of the kernel's end.
 
+What is in flight and must not stay so is cancelled, and its completions are taken. Only the thread
+that runs the loop, or that closes it, may call.
+"""
+
+from uringloop._core.errors cimport os_error
 from uringloop._core.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
 from uringloop._native.trace cimport uring_trace_complete
 from uringloop._native.uring cimport (
@@ -7,12 +12,98 @@ from uringloop._native.uring cimport (
     io_uring_cqe,
     uring_completion,
     uring_consume,
+    uring_enable,
+    uring_has_overflow,
     uring_head,
+    uring_is_forbidden,
     uring_submit,
     uring_submit_and_look,
     uring_tail,
     uring_wait_more,
 )
+
+
+# A cancel misses a send that is being retried: with busy peers hundreds of times.
+SETTLE_MAX = 4096
+
+cdef int SETTLE = SETTLE_MAX
+
+
+cdef bint take_over(Ring ring) except -1:
+    """Make the calling thread the one that submits; True when that took a new ring.
+
+    The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
+    Thread identifiers are no help: a new thread often gets the dead one's.
+    """
+    cdef int res, generation
+    ring.check_inherited()
+    if not ring.u.enabled:
+        res = uring_enable(&ring.u)
+        if uring_is_forbidden(res):
+            ring.forbid(res, "io_uring_register")
+            ring.replace()
+            return True
+        if res < 0:
+            raise os_error(res, "io_uring_register")
+    generation = ring.generation
+    ring._entered(uring_submit(&ring.u))
+    return ring.generation != generation
+
+
+cdef int settle(Ring ring) except -1:
+    """End what cannot survive a change of thread; called by the owner as its run ends.
+
+    A send: only its completion tells how much has gone. An accept: a dead ring's would take the
+    wake-up of the next connection. A receive left armed is harmless: what the kernel took from
+    a socket is in the completion queue.
+    """
+    cdef Operation *op
+    cdef int tries = 0
+    if ring.u.inherited or not ring.u.open:
+        return 0
+    while ring.run_count and tries < SETTLE:
+        tries += 1
+        op = ring.in_flight.next
+        while op != &ring.in_flight:
+            if op.ends_with_run:
+                ring.cancel(op)
+            op = op.next
+        ring._submit_and_look(ring.run_count)
+        if ring.enter_forbidden:
+            ring.replace()
+        ring._take_completions_of(NULL)
+    if ring.lingering:
+        await_workers(ring)
+    while uring_has_overflow(&ring.u) and tries < 2 * SETTLE:
+        # The kernel keeps completions that found the queue full; a new ring would lose them.
+        tries += 1
+        ring.dispatch()
+        ring.submit()
+    return 0
+
+
+cdef int await_workers(Ring ring) except -1:
+    """Wait for the reads and writes of files, not for long: only this thread hears of them."""
+    cdef int before, waits = 0
+    while ring.lingering and waits < RETRIES:
+        before = ring.lingering
+        with nogil:
+            uring_wait_more(&ring.u, 1, LINGER)
+        ring._take_completions_of(NULL)
+        waits = 0 if ring.lingering < before else waits + 1
+    return 0
+
+
+cdef int fall_over(Ring ring) except -1:
+    """Go on, on the software ring: a security policy forbids what the kernel's ring needs."""
+    if ring.u.soft == NULL and not ring.enter_forbidden:
+        settle(ring)
+    if ring.u.soft == NULL:
+        ring.replace()
+    ring.forbidden = None
+    if ring.on_fall is not None:
+        ring.on_fall(*ring.fallen)
+    return 0
 
 
 cdef int drain(Ring ring) except -1:

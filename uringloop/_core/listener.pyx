@@ -23,6 +23,7 @@ from uringloop._core.addresses cimport NearEnd
 from uringloop._core.errors cimport (
     EAGAIN,
     ECANCELED,
+    ECONNABORTED,
     EMFILE,
     ENFILE,
     ENOBUFS,
@@ -166,7 +167,8 @@ cdef class Listener(Flushable):
         if self.closing:
             self.sock.close()
             return 0
-        if res < 0 and res != -ECANCELED:
+        # ECONNABORTED: of a ring that was replaced nobody knows what it has done.
+        if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
         # At the end of this turn, or in the first of the next run.
         return self.loop.add_flush(self)

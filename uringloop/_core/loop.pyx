@@ -29,7 +29,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._core.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._core.draining cimport drain
+from uringloop._core.draining cimport drain, fall_over, settle, take_over
 from uringloop._core.errors cimport errno, os_error
 from uringloop._core.handles cimport (
     Handle,
@@ -222,9 +222,7 @@ cdef class LoopCore:
     cdef int check_thread(self) except -1:
         if self.thread_id != 0 and threading.get_ident() != self.thread_id:
             raise RuntimeError(
-                "Non-thread-safe operation invoked on an event loop other "
-                "than the current one"
-            )
+                "Non-thread-safe operation invoked on an event loop other than the current one")
         return 0
 
     cdef int check_call(self, object callback, str method) except -1:
@@ -264,6 +262,8 @@ cdef class LoopCore:
         """Dispatch what had completed when the turn began, or was *held back* for an enter."""
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
+        if self.ring.forbidden is not None:
+            fall_over(self.ring)
         self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
@@ -302,7 +302,7 @@ cdef class LoopCore:
 
     cdef int feed_starved(self, BufferPool pool) except -1:
         """Re-arm as many receives as there are buffers: all of them at once would starve again."""
-        cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published)
+        cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
         cdef list fed = pool.starved[:count]
         cdef Flushable item
         del pool.starved[:count]
@@ -444,7 +444,7 @@ cdef class LoopCore:
 
     cdef int flush_early(self) except -1:
         """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
-        if self.sending:
+        if self.sending and self.ring.forbidden is None:
             self.flush_all()
             self.ring.submit_only()
         return 0
@@ -467,7 +467,7 @@ cdef class LoopCore:
         self.check_closed()
         self.thread_id = threading.get_ident()
         try:
-            self.ring.take_over()
+            take_over(self.ring)
             self.ring.running = True
             self.sending = True
             self.waker.arm()
@@ -479,7 +479,7 @@ cdef class LoopCore:
             # What resume_writing writes while the sends are ended waits for the next run.
             self.sending = False
             try:
-                self.ring.settle()
+                settle(self.ring)
             finally:
                 self.ring.running = False
                 self.stopping = False

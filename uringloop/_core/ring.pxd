@@ -63,6 +63,11 @@ cdef class Ring:
     cdef bint running                  # a thread is in a run: no other may submit
     cdef unsigned int marked           # where the completions end that were there at the mark
     cdef int generation                # grows when a new ring replaces this one
+    cdef bint looked                   # at all completions that another ring has left to this one
+    cdef bint enter_forbidden          # by a security policy, while this ring was in use
+    cdef tuple forbidden               # errno and name of the first call that is so, or None
+    cdef tuple fallen                  # the same, once the software ring has replaced the kernel's
+    cdef object on_fall                # called with both then, or None; a function of a module
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
@@ -84,11 +89,11 @@ cdef class Ring:
     cdef int dispatch_marked(self) except -1
     cdef int take(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
-    cdef int settle(self) except -1
     cdef int make_room(self, unsigned int count) except -1
     cdef int limit_workers(self) except -1
-    cdef int _await_workers(self) except -1
-    cdef bint take_over(self) except -1
+    cdef int rebuild(self) except -1
+    cdef int replace(self) except -1
+    cdef int forbid(self, int res, str call) except -1
     cdef int close(self) except -1
 
     cdef void _forget(self) noexcept
@@ -101,7 +106,10 @@ cdef class Ring:
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1
     cdef int _confirm(self) except -1
     cdef Operation *_last_submitted(self) noexcept
-    cdef int _rebuild(self) except -1
+    cdef void _install(self, uring *fresh) noexcept
+    cdef void _move_aside(self, Operation *orphans) noexcept
+    cdef int _open_successor(self, uring *fresh, bint soft) except -1
+    cdef void _move_submissions(self, uring *fresh) noexcept
     cdef int _abandon(self) noexcept
 
 

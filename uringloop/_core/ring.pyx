@@ -46,19 +46,21 @@ from uringloop._native.uring cimport (
     uring_close,
     uring_completion,
     uring_consume,
-    uring_enable,
     uring_get_submission,
     uring_has_overflow,
     uring_has_task_work,
     uring_head,
+    uring_is_forbidden,
     uring_leave_out,
     uring_limit_workers,
+    uring_move_submission,
     uring_needs_enter,
     uring_open,
     uring_open_soft,
     uring_open_successor,
     uring_open_threaded,
     uring_pending,
+    uring_post,
     uring_room,
     uring_sequence,
     uring_spin,
@@ -67,7 +69,6 @@ from uringloop._native.uring cimport (
     uring_submit_only,
     uring_submitted,
     uring_tail,
-    uring_wait_more,
 )
 
 
@@ -82,8 +83,6 @@ CQ_ENTRIES = 2048
 SQ_ENTRIES_OF_THREAD = 512
 # Enters that a full submission queue or a starved kernel is given before it is an error.
 RETRIES_MAX = 64
-# A cancel misses a send that is being retried: with busy peers hundreds of times.
-SETTLE_MAX = 4096
 # A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
 # what it still uses afterwards is never freed.
 LINGER_NS = 2_000_000_000 // RETRIES_MAX
@@ -98,7 +97,6 @@ cdef enum:
 
 # What is needed at the interpreter's end is C's: the names of modules are gone then.
 cdef int RETRIES = RETRIES_MAX
-cdef int SETTLE = SETTLE_MAX
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
 cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
@@ -115,6 +113,7 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
         self.trace.fd = -1
+        self.looked = True
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -178,6 +177,8 @@ cdef class Ring:
             if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
+            if self.enter_forbidden:
+                self.replace()
             sqe = uring_get_submission(&self.u)
         return sqe
 
@@ -189,6 +190,8 @@ cdef class Ring:
             if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
+            if self.enter_forbidden:
+                self.replace()
         return 0
 
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
@@ -300,14 +303,16 @@ cdef class Ring:
             return 0
         if res == -EBADR and not self.u.threaded:
             # The kernel had no memory for a completion: nobody can tell what is in flight.
-            return self._rebuild()
+            return self.rebuild()
+        if uring_is_forbidden(res) and not self.u.threaded:
+            # Not here: protocols must not be called in the middle of what one has asked for.
+            self.enter_forbidden = True
+            return self.forbid(res, "io_uring_enter")
         if res == -EEXIST:
             if self.running:
                 raise RuntimeError(
-                    "Non-thread-safe operation invoked on an event loop other "
-                    "than the current one"
-                )
-            return self._rebuild()
+                    "Non-thread-safe operation invoked on an event loop other than the current one")
+            return self.rebuild()
         raise os_error(res, "io_uring_enter")
 
     # ── completions ──────────────────────────────────────────────────────────────────────────
@@ -345,8 +350,9 @@ cdef class Ring:
                 self._complete(op, res, flags)
                 # The indexes belong to the ring that they were read from.
                 if not self.u.open or self.generation != generation:
-                    break
+                    return 0
                 head = uring_head(&self.u)
+        self.looked = True
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -423,7 +429,7 @@ cdef class Ring:
         operation at once its completion comes by the ordinary way.
         """
         cdef int tries = 0
-        while op.in_flight and tries < RETRIES:
+        while op.in_flight and tries < RETRIES and not self.enter_forbidden:
             tries += 1
             # Each time: a cancel brings a completion, of the operation or of the cancel.
             self.cancel(op)
@@ -445,6 +451,7 @@ cdef class Ring:
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef unsigned int flags
+        cdef int generation = self.generation
         # What has been taken out of turn is gone through once, not for each that comes after.
         while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
             index += 1
@@ -459,46 +466,8 @@ cdef class Ring:
                 cqe.user_data = 0
                 flags = cqe.flags
                 self._complete(op, cqe.res, flags)
-        return 0
-
-    cdef int settle(self) except -1:
-        """End what cannot survive a change of thread; called by the owner as its run ends.
-
-        A send: only its completion tells how much has gone. An accept: a dead ring's would take the
-        wake-up of the next connection. A receive left armed is harmless: what the kernel took from
-        a socket is in the completion queue.
-        """
-        cdef Operation *op
-        cdef int tries = 0
-        if self.u.inherited or not self.u.open:
-            return 0
-        while self.run_count and tries < SETTLE:
-            tries += 1
-            op = self.in_flight.next
-            while op != &self.in_flight:
-                if op.ends_with_run:
-                    self.cancel(op)
-                op = op.next
-            self._submit_and_look(self.run_count)
-            self._take_completions_of(NULL)
-        if self.lingering:
-            self._await_workers()
-        while uring_has_overflow(&self.u) and tries < 2 * SETTLE:
-            # The kernel keeps completions that found the queue full; a new ring would lose them.
-            tries += 1
-            self.dispatch()
-            self.submit()
-        return 0
-
-    cdef int _await_workers(self) except -1:
-        """Wait for the reads and writes of files, not for long: only this thread hears of them."""
-        cdef int before, waits = 0
-        while self.lingering and waits < RETRIES:
-            before = self.lingering
-            with nogil:
-                uring_wait_more(&self.u, 1, LINGER)
-            self._take_completions_of(NULL)
-            waits = 0 if self.lingering < before else waits + 1
+                if self.generation != generation:
+                    break
         return 0
 
     cdef int limit_workers(self) except -1:
@@ -509,65 +478,125 @@ cdef class Ring:
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────
 
-    cdef bint take_over(self) except -1:
-        """Make the calling thread the one that submits; True when that took a new ring.
-
-        The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
-        Thread identifiers are no help: a new thread often gets the dead one's.
-        """
-        cdef int res, generation
-        self.check_inherited()
-        if not self.u.enabled:
-            res = uring_enable(&self.u)
-            if res < 0:
-                raise os_error(res, "io_uring_register")
-        generation = self.generation
-        self._entered(uring_submit(&self.u))
-        return self.generation != generation
-
-    cdef int _rebuild(self) except -1:
+    cdef int rebuild(self) except -1:
         """Replace the ring: deliver what has completed, end the rest with ECANCELED.
 
         The owners take an ECANCELED that they did not ask for as "arm again".
         """
         cdef Operation orphans
         cdef uring fresh
-        cdef int res, generation = self.generation
+        cdef int generation = self.generation
         cdef object failure = None
         # First what can raise. An owner that finds the queue full may rebuild the ring itself.
         while self.has_completions():
             self.dispatch()
             if self.generation != generation or not self.u.open:
                 return 0
-        res = uring_open_successor(&fresh, &self.u, SQ_ENTRIES, CQ_ENTRIES)
-        if res < 0:
-            raise os_error(res, "io_uring_setup")
-        # Move everything aside: owners arm anew while it is walked. A quiet operation that was
-        # not confirmed by now was never submitted.
-        orphans.next = orphans.previous = &orphans
-        while self.quiet.next != &self.quiet:
-            move_first(&self.quiet, &orphans)
-        while self.in_flight.next != &self.in_flight:
-            move_first(&self.in_flight, &orphans)
-        uring_move_doors(&fresh, &self.u)
-        uring_close(&self.u)
-        self.u = fresh
-        self.marked = uring_head(&self.u)
-        self.workers_limited = False
-        self.generation += 1
+        self._open_successor(&fresh, False)
+        # Move everything aside: owners arm anew while it is walked.
+        self._move_aside(&orphans)
+        self._move_submissions(&fresh)
+        self._install(&fresh)
         # To the end: the list's head is on this stack.
         while orphans.next != &orphans:
             try:
-                # How much of a send has gone nobody knows: sending it again may double bytes.
-                unknown = orphans.next.ends_with_run and not orphans.next.quiet
                 if orphans.next.lends:
                     # Its memory is the worker's for good.
                     Py_INCREF(<object>orphans.next.owner)
+                # How much of a send has gone nobody knows: sending it again may double bytes.
+                unknown = orphans.next.ends_with_run
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
                 failure = failure or exc
         if failure is not None:
             raise failure
+        return 0
+
+    cdef int replace(self) except -1:
+        """Go on, on a software ring, where a security policy forbids to enter this one.
+
+        Calls nobody: what has completed and what is prepared move along, and the rest completes
+        there, as in `rebuild`.
+        """
+        cdef Operation orphans
+        cdef Operation *op
+        cdef uring fresh
+        cdef io_uring_cqe *cqe
+        cdef unsigned int index = uring_head(&self.u)
+        # What the kernel holds back it tells nobody any more.
+        cdef bint lost = self.enter_forbidden and uring_has_overflow(&self.u)
+        self._open_successor(&fresh, True)
+        self._move_aside(&orphans)
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            index += 1
+            op = operation_of(cqe.user_data)
+            if op != NULL:
+                uring_post(&fresh, <uint64_t><uintptr_t>op, cqe.res, cqe.flags)
+                if not cqe.flags & IORING_CQE_F_MORE:
+                    op.quiet = False
+                    remove(op)
+                    append(&self.in_flight, op)
+        self._move_submissions(&fresh)
+        while orphans.next != &orphans:
+            op = orphans.next
+            op.quiet = False
+            move_first(&orphans, &self.in_flight)
+            if op.lends:
+                Py_INCREF(<object>op.owner)
+            unknown = op.ends_with_run or (lost and not op.background)
+            uring_post(
+                &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
+        self.enter_forbidden = self.looked = False
+        self._install(&fresh)
+        return 0
+
+    cdef void _install(self, uring *fresh) noexcept:
+        if fresh.soft != NULL and self.u.soft == NULL:
+            self.quiet_sends = uses(QUIET_SENDS, True)
+            self.fallen = self.forbidden
+        uring_move_doors(fresh, &self.u)
+        uring_close(&self.u)
+        self.u = fresh[0]
+        self.marked = uring_head(&self.u)
+        self.workers_limited = False
+        self.generation += 1
+
+    cdef void _move_aside(self, Operation *orphans) noexcept:
+        orphans.next = orphans.previous = orphans
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, orphans)
+        while self.in_flight.next != &self.in_flight:
+            move_first(&self.in_flight, orphans)
+
+    cdef int _open_successor(self, uring *fresh, bint soft) except -1:
+        """Open a ring to take this one's place, a software ring where the kernel refuses one."""
+        cdef int res
+        soft = soft or self.u.soft != NULL
+        res = uring_open_successor(fresh, &self.u, soft)
+        if res < 0 and not soft and uring_open_successor(fresh, &self.u, True) == 0:
+            return self.forbid(res, "io_uring_setup")
+        if res < 0:
+            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
+        return 0
+
+    cdef void _move_submissions(self, uring *fresh) noexcept:
+        """Hand what is prepared to another ring; its operations stay in flight."""
+        cdef unsigned int index
+        cdef io_uring_sqe *sqe
+        cdef Operation *op
+        for index in range(uring_pending(&self.u)):
+            sqe = uring_move_submission(fresh, &self.u, index)
+            op = operation_of(sqe.user_data)
+            if op != NULL:
+                remove(op)
+                append(&self.quiet if op.quiet else &self.in_flight, op)
+                op.sequence = uring_sequence(fresh)
+
+    cdef int forbid(self, int res, str call) except -1:
+        """Take note that a security policy forbids *call* by now: `fall_over` follows."""
+        if self.forbidden is None:
+            self.forbidden = (-res, call)
         return 0
 
     cdef int _abandon(self) noexcept:

@@ -118,8 +118,7 @@ cdef class StreamTransport(WriteTransport):
         self.started = True
         try:
             self.want_recv()
-        except OSError as exc:
-            # There is no memory for the buffers.
+        except OSError as exc:  # There is no memory for the buffers.
             self.fatal_error(exc, "Fatal read error on socket transport")
 
     def __repr__(self):
@@ -145,7 +144,8 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef int submit_recv(self, bint poll_first) except -1:
-        self.loop.pool.prepare()
+        if not self.loop.pool.prepare():
+            return self.recv_ended(-ENOBUFS)
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         self.polling = self.polled
         self.loop.counters.rearms += self.armed

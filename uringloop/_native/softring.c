@@ -435,6 +435,10 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
     return submitted ? submitted : res;
 }
 
+void softring_post(softring *s, uint64_t user_data, int res, unsigned flags) {
+    soft_post(s, user_data, res, flags);
+}
+
 bool softring_is_due(softring *s) {
     if (s->quiet_looks < SOFT_QUIET_LOOKS)
         return true;

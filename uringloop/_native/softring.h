@@ -38,6 +38,9 @@ void softring_enable(softring *s);
  * has passed (ETIME) or a signal has come (EINTR). */
 int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns);
 
+/* Puts a completion into the queue: of another ring's, which this one replaces. */
+void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
+
 /* Whether it is time to look for events in a turn that has nothing else to do with the kernel. */
 bool softring_is_due(softring *s);
 

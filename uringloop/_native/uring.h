@@ -207,11 +207,12 @@ static inline void uring_close(uring *u) {
     u->open = false;
 }
 
-/* Opens an enabled ring in place of *old*, of its kind, for the calling thread. */
-static inline int uring_open_successor(uring *u, const uring *old, unsigned sq_entries,
-                                       unsigned cq_entries) {
-    int res = old->soft != NULL ? uring_open_soft(u, sq_entries, cq_entries)
-                                : uring_open(u, sq_entries, cq_entries);
+/* Opens an enabled ring in place of *old*, of its size, for the calling thread: the kernel's or a
+ * software ring. */
+static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
+    unsigned sq_entries = *old->ring.sq.kring_entries, cq_entries = *old->ring.cq.kring_entries;
+    int res = soft ? uring_open_soft(u, sq_entries, cq_entries)
+                   : uring_open(u, sq_entries, cq_entries);
 
     if (res < 0)
         return res;
@@ -223,6 +224,12 @@ static inline int uring_open_successor(uring *u, const uring *old, unsigned sq_e
     u->next = old->next;
     u->enters = old->enters;
     return res;
+}
+
+/* Whether a security policy forbids the call that has answered so; the kernel's own answers to this
+ * loop's calls are others. */
+static inline bool uring_is_forbidden(int res) {
+    return res == -EPERM || res == -EACCES || res == -ENOSYS;
 }
 
 /* For the fork handler's child: the maps are gone (dontfork), the descriptor must go too, or it
@@ -259,6 +266,11 @@ static inline struct io_uring_cqe *uring_completion(const uring *u, unsigned ind
 
 static inline void uring_consume(uring *u, unsigned head) {
     io_uring_smp_store_release(u->ring.cq.khead, head);
+}
+
+/* Puts a completion into the queue of a software ring. */
+static inline void uring_post(uring *u, uint64_t user_data, int res, unsigned flags) {
+    softring_post(u->soft, user_data, res, flags);
 }
 
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
@@ -442,6 +454,23 @@ static inline int uring_submit_and_look(uring *u, unsigned expected) {
 
 static inline struct io_uring_sqe *uring_get_submission(uring *u) {
     return io_uring_get_sqe(&u->ring);
+}
+
+/* Copies the submission that is *index* places behind the first one which *from* has not taken, and
+ * returns the copy. *to* has room for it. */
+static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring *from,
+                                                         unsigned index) {
+    struct io_uring_sqe *sqe = uring_get_submission(to);
+
+    *sqe = from->ring.sq.sqes[(*from->ring.sq.khead + index) & *from->ring.sq.kring_mask];
+    if (to->soft != NULL && sqe->opcode == URING_OP_EPOLL_WAIT) {
+        /* A software ring has none: this one ends without events, and its owner polls instead. */
+        uint64_t user_data = sqe->user_data;
+
+        io_uring_prep_nop(sqe);
+        sqe->user_data = user_data;
+    }
+    return sqe;
 }
 
 /* The number of the submission taken last, and whether the kernel has come to it. */

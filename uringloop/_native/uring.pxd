@@ -86,6 +86,7 @@ cdef extern from "uring.h" nogil:
         unsigned char opcode
         uint64_t off
         unsigned int len
+        uint64_t user_data
 
     struct io_uring_cqe:
         uint64_t user_data
@@ -113,8 +114,8 @@ cdef extern from "uring.h" nogil:
     int uring_open_threaded(
         uring *u, unsigned int sq_entries, unsigned int cq_entries, unsigned int idle_ms, int cpu)
     int uring_open_soft(uring *u, unsigned int sq_entries, unsigned int cq_entries)
-    int uring_open_successor(
-        uring *u, const uring *old, unsigned int sq_entries, unsigned int cq_entries)
+    int uring_open_successor(uring *u, const uring *old, bint soft)
+    bint uring_is_forbidden(int res)
     int uring_enable(uring *u)
     void uring_leave_out(uring *u, bint no_iowait, bint min_wait)
     void uring_close(uring *u)
@@ -135,10 +136,12 @@ cdef extern from "uring.h" nogil:
     unsigned int uring_tail(const uring *u)
     io_uring_cqe *uring_completion(const uring *u, unsigned int index)
     void uring_consume(uring *u, unsigned int head)
+    void uring_post(uring *u, uint64_t user_data, int res, unsigned int flags)
 
     unsigned int uring_sequence(const uring *u)
     bint uring_submitted(const uring *u, unsigned int sequence)
     io_uring_sqe *uring_get_submission(uring *u)
+    io_uring_sqe *uring_move_submission(uring *to, const uring *source, unsigned int index)
 
     int uring_register_buffers(
         uring *u, io_uring_buf_ring *buffers, unsigned int entries, int group)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import warnings
 
+from uringloop import availability
 from uringloop.policy import new_event_loop
 
 try:
@@ -33,9 +34,15 @@ def close_inherited_loop() -> None:
 class Worker(GunicornWebWorker):
     """aiohttp's worker on uringloop."""
 
+    @classmethod
+    def setup(cls) -> None:
+        """Runs once, in gunicorn's main process."""
+        availability.ask()
+
     def init_process(self) -> None:
         close_inherited_loop()
-        self.loop = new_event_loop()
-        asyncio.set_event_loop(self.loop)
+        self.loop = loop = new_event_loop()
+        self.log.info(availability.described(loop.backend, loop.backend_reason))
+        asyncio.set_event_loop(loop)
         # aiohttp's own would replace the loop by one of asyncio's.
         base.Worker.init_process(self)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
+from uringloop import availability
 from uringloop.loop import Loop
 from uringloop.policy import new_event_loop
 
 try:
     from granian import loops
     from granian.cli import entrypoint
+    from granian.log import logger
 except ImportError as exc:
     raise ImportError("uringloop.workers.granian needs granian: pip install granian") from exc
 
@@ -24,9 +26,11 @@ except ImportError as exc:
 def build_loop() -> Loop:
     """Return the loop of a worker, which is the current one of its thread."""
     loop = new_event_loop()
+    logger.info(availability.described(loop.backend, loop.backend_reason))
     asyncio.set_event_loop(loop)
     return loop
 
 
 if __name__ == "__main__":
+    availability.ask()
     entrypoint()
