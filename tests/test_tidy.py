@@ -78,6 +78,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.watchers",
             "_core.fileops",
             "_core.counting",
+            "_core.marks",
             "_core.tracing",
         ),
     ),

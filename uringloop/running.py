@@ -13,14 +13,16 @@ import inspect
 import logging
 import os
 import sys
+import types
 import warnings
 import weakref
 from asyncio import events
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop import availability, checks, executors, reporting, signals
-from uringloop._core import tracing
+from uringloop._core import marks, tracing
 from uringloop._core.counting import register, stats_of
 from uringloop._core.loop import LoopCore
 
@@ -199,7 +201,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if ours:
             # The caller sees an exception if the task is left pending: no second report.
             waited._log_destroy_pending = False  # type: ignore[attr-defined]
-        waited.add_done_callback(_stop_loop_of)
+        # asyncio's own function: anyio finds the root task by it, and ends threads with that.
+        waited.add_done_callback(_run_until_complete_cb)
         try:
             self.run_forever()
         except BaseException:
@@ -208,7 +211,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 waited.exception()
             raise
         finally:
-            waited.remove_done_callback(_stop_loop_of)
+            waited.remove_done_callback(_run_until_complete_cb)
         if not waited.done():
             raise RuntimeError("Event loop stopped before Future completed.")
         return waited.result()
@@ -234,11 +237,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         super().__delattr__(name)
         if name in CLOCK:
             self._replace_clock(not CLOCK.isdisjoint(vars(self)))
-
-    @property
-    def _closed(self) -> bool:
-        # Programs look at it: asyncio's loops and uvloop's have it.
-        return self.is_closed()
 
     def _check_running(self) -> None:
         if self.is_running():
@@ -377,11 +375,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             executor = self._executor.get()
         return executors.run(self, executor, func, args)
 
-    @property
-    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """What asyncio's own test-suite and some libraries look at."""
-        return self._executor.pool
-
     def set_default_executor(self, executor: Any) -> None:
         self._executor.set(executor)
 
@@ -395,6 +388,40 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def remove_signal_handler(self, sig: int) -> bool:
         return signals.remove_handler(self, sig)
+
+    # ── private names of asyncio's loops that other programs read ────────────────────────────
+    # Read-only, and made when they are asked for. What a loop cannot have is in docs/migration.md.
+    # `_debug`, `_asyncgens`, `_exception_handler` and `_task_factory` are the loop's own as well.
+
+    @property
+    def _closed(self) -> bool:
+        """Test suites; uvloop has it, too."""
+        return self.is_closed()
+
+    @property
+    def _thread_id(self) -> int | None:
+        """Tools that list loops with their threads, and guards against a call that would block."""
+        return marks.thread_of(self)
+
+    @property
+    def _ready(self) -> tuple[asyncio.Handle, ...]:
+        """Load meters, by its length; asynctest and other test suites, to see it empty."""
+        return marks.ready_of(self)
+
+    @property
+    def _scheduled(self) -> list[asyncio.TimerHandle]:
+        """Home Assistant and the suites of zeroconf and asynctest, which look for their timers."""
+        return marks.scheduled_of(self)
+
+    @property
+    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
+        """anyio's Runner for old Pythons, and the test suite of asyncio."""
+        return self._executor.pool
+
+    @property
+    def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
+        """prompt_toolkit and programs on arq, which put a handler back that they replace."""
+        return types.MappingProxyType(self._signals.handlers)
 
 
 def _let_watch(wanted: str) -> None:
@@ -415,10 +442,3 @@ def _set_name(task: Any, name: str) -> None:
         task.set_name(name)
     else:
         set_task_name(task, name)
-
-
-def _stop_loop_of(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        # It has left run_forever already.
-        return
-    future.get_loop().stop()

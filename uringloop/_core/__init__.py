@@ -27,6 +27,7 @@ MODULES = (
     "writequeue",
     "loop",
     "counting",
+    "marks",
     "tracing",
     "transport",
     "poll",
