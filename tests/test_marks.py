@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from asyncio import base_events
+from collections.abc import AsyncGenerator
 
 import pytest
 from conftest import run_turns
@@ -61,7 +62,7 @@ def test_scheduled_timers_are_told_the_nearest_first(each_loop: asyncio.Abstract
     assert len(scheduled) == 200
     assert set(map(id, scheduled)) == set(map(id, timers))
     assert scheduled[0] is timers[-1]
-    assert scheduled[0]._when == timers[-1].when()
+    assert scheduled[0]._when == timers[-1].when()  # type: ignore[attr-defined]
     assert all(isinstance(timer, asyncio.TimerHandle) for timer in scheduled)
     for timer in timers:
         timer.cancel()
@@ -145,7 +146,7 @@ def test_what_else_is_read_has_the_values_of_asyncio(each_loop: asyncio.Abstract
         pass
 
     async def generate() -> None:
-        async def generator():  # type: ignore[no-untyped-def]
+        async def generator() -> AsyncGenerator[int, None]:
             yield 1
 
         agen = generator()
@@ -161,9 +162,9 @@ def test_what_else_is_read_has_the_values_of_asyncio(each_loop: asyncio.Abstract
     assert each_loop._exception_handler is handler  # type: ignore[attr-defined]
     each_loop.set_exception_handler(None)
     each_loop.run_until_complete(generate())
-    each_loop._check_closed()  # type: ignore[attr-defined]
+    each_loop._check_closed()
     each_loop.run_until_complete(each_loop.shutdown_default_executor())
     each_loop.close()
-    assert each_loop._closed is True  # type: ignore[attr-defined]
+    assert each_loop._closed is True
     with pytest.raises(RuntimeError, match="Event loop is closed"):
-        each_loop._check_closed()  # type: ignore[attr-defined]
+        each_loop._check_closed()

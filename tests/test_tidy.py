@@ -83,7 +83,10 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("pausing in; file requests", ("_core.reader", "_core.filerequests", "_core.pathops")),
-    ("pausing out; open files", ("_core.flow", "_core.openfile")),
+    (
+        "pausing out; files; runs",
+        ("_core.flow", "_core.openfile", "_core.nested"),
+    ),
     ("bytes out", ("_core.writer",)),
     ("TLS", ("_core.secure",)),
     ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
@@ -99,6 +102,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "tls",
             "filebase",
             "monitor",
+            "nesting",
         ),
     ),
     (

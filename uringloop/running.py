@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -21,8 +22,8 @@ from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defi
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
-from uringloop import availability, checks, executors, reporting, signals
-from uringloop._core import marks, tracing
+from uringloop import availability, checks, executors, nesting, reporting, signals
+from uringloop._core import marks, nested, tracing
 from uringloop._core.counting import register, stats_of
 from uringloop._core.loop import LoopCore
 
@@ -81,6 +82,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     backend: str
     backend_reason: str
 
+    # The runs of a nestable loop.
+    _runs: nesting.Runs | None = None
+
     def __init__(
         self,
         *,
@@ -89,6 +93,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        nestable: bool | None = None,
     ) -> None:
         checks.check_range("busy_poll_us", busy_poll_us, checks.WAIT_MAX_US)
         checks.check_range("batch_wait_us", batch_wait_us, checks.WAIT_MAX_US)
@@ -109,6 +114,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self._asyncgens_shutdown_called = False
         self._origin_tracking_depth = 0
+        if nesting.is_wanted() if nestable is None else nestable:
+            self._runs = nesting.Runs(self)
         register(self)
         wanted = os.environ.get(MONITOR_VARIABLE)
         if wanted:
@@ -176,22 +183,35 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     def run_forever(self) -> None:
         self._check_closed()
         self._check_running()
+        if events._get_running_loop() is not None:
+            # A nestable one, maybe this one: it waits for this run.
+            with nesting.Interlude():
+                return self.run_forever()
+        runs = self._runs if self.is_running() else None
         hooks = sys.get_asyncgen_hooks()
+        tracking = self._tracking_origins
         self._track_origins(self.get_debug())
         try:
             sys.set_asyncgen_hooks(
                 firstiter=self._asyncgen_started, finalizer=self._asyncgen_finalized
             )
             events._set_running_loop(self)
-            signals.begin_run(self)
-            self._run()
+            if runs is not None:
+                runs.run(self)
+            else:
+                signals.begin_run(self)
+                self._run()
         finally:
             # Python raises a KeyboardInterrupt after any call. This one decides whether a loop can
             # ever run again in this thread.
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
-            self._track_origins(False)
-            signals.end_run(self)
+            self._track_origins(tracking)
+            if runs is None:
+                signals.end_run(self)
+
+    def _run_nested(self) -> None:
+        nested.run_nested(self)
 
     def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         self._check_closed()
@@ -201,8 +221,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if ours:
             # The caller sees an exception if the task is left pending: no second report.
             waited._log_destroy_pending = False  # type: ignore[attr-defined]
-        # asyncio's own function: anyio finds the root task by it, and ends threads with that.
-        waited.add_done_callback(_run_until_complete_cb)
+        end = None
+        if self._runs is not None:
+            end = self._runs.end_with(self, waited)
+        else:
+            # asyncio's own function: anyio finds the root task by it, and ends threads with that.
+            waited.add_done_callback(_run_until_complete_cb)
         try:
             self.run_forever()
         except BaseException:
@@ -211,7 +235,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 waited.exception()
             raise
         finally:
-            waited.remove_done_callback(_run_until_complete_cb)
+            if end is not None:
+                end.forget()
+            else:
+                waited.remove_done_callback(_run_until_complete_cb)
         if not waited.done():
             raise RuntimeError("Event loop stopped before Future completed.")
         return waited.result()
@@ -239,9 +266,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             self._replace_clock(not CLOCK.isdisjoint(vars(self)))
 
     def _check_running(self) -> None:
-        if self.is_running():
+        if self.is_running() and (self._runs is None or self._thread_id != threading.get_ident()):
             raise RuntimeError("This event loop is already running")
-        if events._get_running_loop() is not None:
+        running = events._get_running_loop()
+        if running is not None and not nesting.gives_way(running):
             raise RuntimeError("Cannot run the event loop while another loop is running")
 
     # ── debug mode ───────────────────────────────────────────────────────────────────────────

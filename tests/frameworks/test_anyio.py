@@ -282,10 +282,11 @@ async def test_blocking_endpoints_share_threads(each_loop: Loop) -> None:
     threads: set[threading.Thread] = set()
     api = fastapi.FastAPI()
 
-    @api.get("/")
     def blocking() -> str:
         threads.add(threading.current_thread())
         return "done"
+
+    api.get("/")(blocking)
 
     async with serving_with_uvicorn(api) as (host, port), httpx.AsyncClient() as client:
         for _ in range(100):

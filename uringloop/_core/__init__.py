@@ -35,6 +35,7 @@ MODULES = (
     "fileops",
     "pathops",
     "reader",
+    "nested",
     "filerequests",
     "flow",
     "openfile",
