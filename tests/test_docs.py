@@ -146,7 +146,7 @@ BEFOREHAND = {
 # Packages that a test environment may lack; each is in an extra of pyproject.toml.
 OPTIONAL = {
     *("aiofiles", "aiohttp", "anyio", "fastapi", "granian", "httpx", "hypercorn"),
-    *("pytest_asyncio", "starlette", "uvicorn", "uvloop", "websockets"),
+    *("nest_asyncio", "pytest_asyncio", "starlette", "uvicorn", "uvloop", "websockets"),
 }
 
 # What a module of ours needs to be imported.

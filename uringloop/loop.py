@@ -66,6 +66,10 @@ class Loop(RunningLoop):
 
     The software ring has no such thread, and does without.
 
+    *nestable*: let `run_until_complete`, `run_forever`, `asyncio.run` and `asyncio.Runner` be used
+    in a callback or a task while this loop runs in the same thread. None is what the environment
+    variable URINGLOOP_NESTABLE says, or False.
+
     Raises ValueError for an unknown backend, a time that is out of range and a processor that is
     not there, and OSError with the cause in its message where the kernel refuses a ring that must
     be io_uring's.
@@ -80,6 +84,7 @@ class Loop(RunningLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        nestable: bool | None = None,
     ) -> None:
         try:
             self._watchers = watchers.Watchers(self)
@@ -93,6 +98,7 @@ class Loop(RunningLoop):
                 batch_wait_us=batch_wait_us,
                 sqpoll=sqpoll,
                 sqpoll_cpu=sqpoll_cpu,
+                nestable=nestable,
             )
         except BaseException:
             # Not when garbage is collected: a program may have tried for want of descriptors.
@@ -106,6 +112,10 @@ class Loop(RunningLoop):
         finally:
             self._watchers.close()
             subprocesses.close(self)
+
+    def _run_nested(self) -> None:
+        self._watchers.resume()
+        super()._run_nested()
 
     # ── names ────────────────────────────────────────────────────────────────────────────────
 

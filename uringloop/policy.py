@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from uringloop import nesting
 from uringloop.loop import Loop
 
 T = TypeVar("T")
@@ -89,8 +90,12 @@ def run(
 ) -> T:
     """Run *main* as asyncio.run does, on a uringloop loop.
 
-    Raises what *main* raises, and RuntimeError when a loop runs in this thread already.
+    Raises what *main* raises, and RuntimeError when a loop runs in this thread already, unless
+    that one is nestable: then *main* runs on it.
     """
+    running = nesting.running()
+    if running is not None:
+        return nesting.run(running, main, debug)
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("asyncio.run() cannot be called from a running event loop")
     with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:

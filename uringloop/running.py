@@ -13,14 +13,17 @@ import inspect
 import logging
 import os
 import sys
+import threading
+import types
 import warnings
 import weakref
 from asyncio import events
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
-from uringloop import availability, checks, executors, reporting, signals
-from uringloop._core import tracing
+from uringloop import availability, checks, executors, nesting, reporting, signals
+from uringloop._core import marks, nested, tracing
 from uringloop._core.counting import fall_of, register, stats_of, tell_fall_to
 from uringloop._core.loop import LoopCore
 
@@ -79,6 +82,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     _backend: availability.Backend
     _backend_reason: str
 
+    # The runs of a nestable loop.
+    _runs: nesting.Runs | None = None
+
     def __init__(
         self,
         *,
@@ -88,6 +94,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        nestable: bool | None = None,
     ) -> None:
         checks.check_range("busy_poll_us", busy_poll_us, checks.WAIT_MAX_US)
         checks.check_range("batch_wait_us", batch_wait_us, checks.WAIT_MAX_US)
@@ -112,6 +119,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self._asyncgens_shutdown_called = False
         self._origin_tracking_depth = 0
+        if nesting.is_wanted() if nestable is None else nestable:
+            self._runs = nesting.Runs(self)
         register(self)
         wanted = os.environ.get(MONITOR_VARIABLE)
         if wanted:
@@ -198,22 +207,35 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     def run_forever(self) -> None:
         self._check_closed()
         self._check_running()
+        if events._get_running_loop() is not None:
+            # A nestable one, maybe this one: it waits for this run.
+            with nesting.Interlude():
+                return self.run_forever()
+        runs = self._runs if self.is_running() else None
         hooks = sys.get_asyncgen_hooks()
+        tracking = self._tracking_origins
         self._track_origins(self.get_debug())
         try:
             sys.set_asyncgen_hooks(
                 firstiter=self._asyncgen_started, finalizer=self._asyncgen_finalized
             )
             events._set_running_loop(self)
-            signals.begin_run(self)
-            self._run()
+            if runs is not None:
+                runs.run(self)
+            else:
+                signals.begin_run(self)
+                self._run()
         finally:
             # Python raises a KeyboardInterrupt after any call. This one decides whether a loop can
             # ever run again in this thread.
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
-            self._track_origins(False)
-            signals.end_run(self)
+            self._track_origins(tracking)
+            if runs is None:
+                signals.end_run(self)
+
+    def _run_nested(self) -> None:
+        nested.run_nested(self)
 
     def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         self._check_closed()
@@ -223,7 +245,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if ours:
             # The caller sees an exception if the task is left pending: no second report.
             waited._log_destroy_pending = False  # type: ignore[attr-defined]
-        waited.add_done_callback(_stop_loop_of)
+        end = None
+        if self._runs is not None:
+            end = self._runs.end_with(self, waited)
+        else:
+            # asyncio's own function: anyio finds the root task by it, and ends threads with that.
+            waited.add_done_callback(_run_until_complete_cb)
         try:
             self.run_forever()
         except BaseException:
@@ -232,7 +259,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 waited.exception()
             raise
         finally:
-            waited.remove_done_callback(_stop_loop_of)
+            if end is not None:
+                end.forget()
+            else:
+                waited.remove_done_callback(_run_until_complete_cb)
         if not waited.done():
             raise RuntimeError("Event loop stopped before Future completed.")
         return waited.result()
@@ -259,15 +289,11 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if name in CLOCK:
             self._replace_clock(not CLOCK.isdisjoint(vars(self)))
 
-    @property
-    def _closed(self) -> bool:
-        # Programs look at it: asyncio's loops and uvloop's have it.
-        return self.is_closed()
-
     def _check_running(self) -> None:
-        if self.is_running():
+        if self.is_running() and (self._runs is None or self._thread_id != threading.get_ident()):
             raise RuntimeError("This event loop is already running")
-        if events._get_running_loop() is not None:
+        running = events._get_running_loop()
+        if running is not None and not nesting.gives_way(running):
             raise RuntimeError("Cannot run the event loop while another loop is running")
 
     # ── debug mode ───────────────────────────────────────────────────────────────────────────
@@ -401,11 +427,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             executor = self._executor.get()
         return executors.run(self, executor, func, args)
 
-    @property
-    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """What asyncio's own test-suite and some libraries look at."""
-        return self._executor.pool
-
     def set_default_executor(self, executor: Any) -> None:
         self._executor.set(executor)
 
@@ -419,6 +440,40 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def remove_signal_handler(self, sig: int) -> bool:
         return signals.remove_handler(self, sig)
+
+    # ── private names of asyncio's loops that other programs read ────────────────────────────
+    # Read-only, and made when they are asked for. What a loop cannot have is in docs/migration.md.
+    # `_debug`, `_asyncgens`, `_exception_handler` and `_task_factory` are the loop's own as well.
+
+    @property
+    def _closed(self) -> bool:
+        """Test suites; uvloop has it, too."""
+        return self.is_closed()
+
+    @property
+    def _thread_id(self) -> int | None:
+        """Tools that list loops with their threads, and guards against a call that would block."""
+        return marks.thread_of(self)
+
+    @property
+    def _ready(self) -> tuple[asyncio.Handle, ...]:
+        """Load meters, by its length; asynctest and other test suites, to see it empty."""
+        return marks.ready_of(self)
+
+    @property
+    def _scheduled(self) -> list[asyncio.TimerHandle]:
+        """Home Assistant and the suites of zeroconf and asynctest, which look for their timers."""
+        return marks.scheduled_of(self)
+
+    @property
+    def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
+        """anyio's Runner for old Pythons, and the test suite of asyncio."""
+        return self._executor.pool
+
+    @property
+    def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
+        """prompt_toolkit and programs on arq, which put a handler back that they replace."""
+        return types.MappingProxyType(self._signals.handlers)
 
 
 def _let_watch(wanted: str) -> None:
@@ -439,10 +494,3 @@ def _set_name(task: Any, name: str) -> None:
         task.set_name(name)
     else:
         set_task_name(task, name)
-
-
-def _stop_loop_of(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        # It has left run_forever already.
-        return
-    future.get_loop().stop()

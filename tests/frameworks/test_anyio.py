@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from application import LARGE
 from conftest import LoopFactory, lasting, open_fds
-from programs import Certificate, needs, quiet
-from roles import TIME_LIMIT
+from programs import Certificate, needs, program, quiet, serving_with_uvicorn
+from roles import TIME_LIMIT, Loop
 
 anyio = needs("anyio")
 tls = needs("anyio.streams.tls")
@@ -207,3 +207,88 @@ def test_a_portal_reaches_a_loop_in_another_thread(loop_factory: LoopFactory) ->
         futures = [portal.start_task_soon(where) for _ in range(20)]
         assert {future.result(TIME_LIMIT) for future in futures} == {(kind, thread)}
     assert thread != threading.get_ident()
+
+
+# Calls of short functions that are made one after the other, each from a task of its own.
+CALLS = 1_000
+
+
+def by_run_until_complete(
+    loop: asyncio.AbstractEventLoop, main: Callable[[], Awaitable[None]]
+) -> None:
+    """Run *main* as anyio's pytest plugin, or a program of asyncio, would."""
+
+    async def limited() -> None:
+        with anyio.fail_after(TIME_LIMIT):
+            await main()
+
+    loop.run_until_complete(limited())
+
+
+@quiet
+def test_calls_from_many_tasks_share_a_thread(each_loop: asyncio.AbstractEventLoop) -> None:
+    # The objects, for the number of a thread that has ended is given to the next.
+    threads: set[threading.Thread] = set()
+
+    async def call() -> None:
+        threads.add(await anyio.to_thread.run_sync(threading.current_thread))
+
+    async def main() -> None:
+        for _ in range(CALLS):
+            await asyncio.create_task(call())
+
+    before = set(threading.enumerate())
+    by_run_until_complete(each_loop, main)
+    assert len(threads) == 1
+    # It ends with the root task.
+    assert lasting(before) == []
+
+
+@quiet
+def test_threads_of_one_run_are_not_those_of_the_next(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    async def main() -> None:
+        threads.append(await anyio.to_thread.run_sync(threading.current_thread))
+
+    for _ in range(3):
+        by_run_until_complete(each_loop, main)
+    assert len(set(threads)) == 3
+
+
+@pytest.mark.slow
+@quiet
+def test_a_process_outlives_the_task_that_used_it(each_loop: asyncio.AbstractEventLoop) -> None:
+    processes: set[int] = set()
+
+    async def call() -> None:
+        processes.add(await anyio.to_process.run_sync(os.getpid))
+
+    async def main() -> None:
+        for _ in range(5):
+            await asyncio.create_task(call())
+
+    by_run_until_complete(each_loop, main)
+    assert len(processes) == 1
+
+
+@pytest.mark.slow
+@program
+async def test_blocking_endpoints_share_threads(each_loop: Loop) -> None:
+    fastapi, httpx = needs("fastapi"), needs("httpx")
+    needs("uvicorn")
+    threads: set[threading.Thread] = set()
+    api = fastapi.FastAPI()
+
+    def blocking() -> str:
+        threads.add(threading.current_thread())
+        return "done"
+
+    api.get("/")(blocking)
+
+    async with serving_with_uvicorn(api) as (host, port), httpx.AsyncClient() as client:
+        for _ in range(100):
+            assert (await client.get(f"http://{host}:{port}/")).json() == "done"
+    assert len(threads) == 1

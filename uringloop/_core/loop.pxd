@@ -65,6 +65,7 @@ cdef class LoopCore:
     cdef bint sleeping          # in a wait: others must wake the loop
     cdef bint stopping
     cdef bint sending           # sends may leave in mid-turn: from take_over until settle
+    cdef bint nestable          # it may be run again within its callbacks
     cdef bint closed
     cdef bint clock_replaced    # a subclass, or a test, has a time() or call_at() of its own
     cdef bint debug

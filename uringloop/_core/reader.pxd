@@ -15,6 +15,7 @@ cdef class ReadTransport(Transport):
     cdef int take_item(self, object item) except -1
     cdef int keep(self, object item) except -1
     cdef int keep_first(self, object item) except -1
+    cdef Py_ssize_t keep_rest(self, const char *rest, Py_ssize_t size) except -1
     cdef int schedule_stash(self) except -1
     cdef int deliver_item(self, object item) except -1
     cdef int deliver_end(self, object item) except -1

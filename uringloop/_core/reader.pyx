@@ -71,6 +71,14 @@ cdef class ReadTransport(Transport):
             self.schedule_stash()
         return 0
 
+    cdef Py_ssize_t keep_rest(self, const char *rest, Py_ssize_t size) except -1:
+        """Stash the *rest* of what is being delivered, for a nested run; return *size*.
+
+        It goes before whatever that run receives.
+        """
+        self.keep_first(rest[:size])
+        return size
+
     cdef int schedule_stash(self) except -1:
         if not self.stash_scheduled:
             self.stash_scheduled = True
@@ -82,7 +90,11 @@ cdef class ReadTransport(Transport):
         self.stash_scheduled = False
         try:
             while self.stash and not self.paused and not self.closing:
-                self.deliver_item(self.stash.pop(0))
+                item = self.stash.pop(0)
+                if self.stash and self.loop.nestable:
+                    # A run within this delivery goes on with the others.
+                    self.schedule_stash()
+                self.deliver_item(item)
         finally:
             if self.stash and not self.paused and not self.closing:
                 self.schedule_stash()

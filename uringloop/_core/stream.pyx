@@ -199,8 +199,7 @@ cdef class StreamTransport(WriteTransport):
         # The data is there: without asking for a poll first the kernel would look for a buffer
         # before it looks at the socket, and fail for want of one even when the socket is idle.
         self.starving = False
-        if (not self.paused and not self.closing and not self.read_ended
-                and not self.recv_op.in_flight):
+        if not (self.paused or self.closing or self.read_ended or self.recv_op.in_flight):
             self.submit_recv(True)
         return 0
 
@@ -231,8 +230,8 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef bytes absorb(self, const char *memory, int size):
-        """Deliver bytes that need no object of their own, or return them as one."""
-        if self.buffered:
+        """Deliver bytes that need no object, or return one: a nested run needs the memory."""
+        if self.buffered and not self.loop.nestable:
             if self.secure and not self.loop.debug:
                 self.deliver_records(memory, size)
             else:
@@ -311,16 +310,17 @@ cdef class StreamTransport(WriteTransport):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            self.fatal_error(exc, GET_BUFFER_FAILED)
-            return 0
+            return self.fatal_error(exc, GET_BUFFER_FAILED)
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
         except BaseException as exc:
-            self.fatal_error(self.refusal(buffer) or exc, "Fatal read error on socket transport")
-            return 0
+            exc = self.refusal(buffer) or exc
+            return self.fatal_error(exc, "Fatal read error on socket transport")
         count = min(view.len, size - taken[0])
         memcpy(view.buf, data + taken[0], count)
         taken[0] += count
+        if self.loop.nestable and taken[0] < size:
+            taken[0] += self.keep_rest(data + taken[0], size - taken[0])
         PyBuffer_Release(&view)
         del buffer  # Released, so that the protocol may resize it now.
         filled = count
@@ -386,7 +386,7 @@ cdef class StreamTransport(WriteTransport):
                 total += size
                 self.loop.counters.received_bytes += size
                 self.average += (size - self.average) >> SHIFT
-                if left == 0 and not self.hung_up:
+                if left == 0 and not self.hung_up and not self.loop.nestable:
                     self.readable = False
                     break
         if self.average < SMALL and self.polled:

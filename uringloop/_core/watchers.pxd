@@ -31,6 +31,7 @@ cdef class Watchers(Flushable):
     cdef int epoll_fd           # ours; -1 once the loop is closed
     cdef dict watched           # a Watched by its descriptor
     cdef unsigned int asked     # how often something was asked for
+    cdef unsigned int resumed   # how many nested runs have asked epoll anew
     cdef int strangers          # completions with events of what nobody watches
     cdef Operation wait_op      # for events of epoll_fd
     cdef bint direct            # which are in `events` then; otherwise it is a poll

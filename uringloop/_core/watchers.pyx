@@ -129,6 +129,17 @@ cdef class Watchers(Flushable):
                 return watched.fd
         return -1
 
+    def resume(self):
+        """Ask epoll anew for a nested run, as it may be within a callback of on_events().
+
+        Of the other handles that on_events() has found ready epoll tells again.
+        """
+        self.resumed += 1
+        if not self.wait_op.in_flight and self not in self.loop.rearm_list:
+            # A flush that waits for this run may have taken it from the list already.
+            self.flush_queued = True
+            self.loop.rearm_list.append(self)
+
     def close(self):
         """Forget everything. The loop is closed."""
         self.watched = {}
@@ -171,12 +182,15 @@ cdef class Watchers(Flushable):
 
     cdef int on_events(self, int res, unsigned int flags) except -1:
         cdef Handle handle
+        cdef unsigned int resumed = self.resumed
         if res > 0 and not self.direct:
             res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
         try:
             if res < 0 and res != -ECANCELED:
                 self.renew(True)
             for handle in self.ready_handles(res):
+                if self.resumed != resumed:
+                    break
                 self.loop.run_handle(handle)
         finally:
             # What an interrupt has kept from being called is ready in the next run as well.

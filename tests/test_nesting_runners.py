@@ -1,0 +1,367 @@
+"""Nesting: asyncio.run(), asyncio.Runner, other loops, other threads; which loops are nestable."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from conftest import _guarded, each_ring
+
+import uringloop
+from uringloop import nesting
+
+# How deep runs are nested in one another.
+DEPTH = 50
+
+
+@pytest.fixture
+def loop() -> Iterator[uringloop.Loop]:
+    """A new nestable loop, checked for leaks afterwards."""
+    for created in _guarded(lambda: uringloop.Loop(nestable=True)):
+        assert isinstance(created, uringloop.Loop)
+        yield created
+        assert asyncio._get_running_loop() is None
+        if not created.is_closed():
+            assert created._operations_in_flight == 0
+
+
+async def give(value: str) -> str:
+    await asyncio.sleep(0.001)
+    return value
+
+
+# ── asyncio.run() and asyncio.Runner ─────────────────────────────────────────────────────────
+
+
+def test_asyncio_run_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
+    async def nest(depth: int) -> int:
+        assert asyncio.get_running_loop() is loop
+        await asyncio.sleep(0)
+        return asyncio.run(nest(depth - 1)) + 1 if depth else 0
+
+    assert loop.run_until_complete(nest(DEPTH)) == DEPTH
+
+
+def test_run_of_uringloop_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
+    async def inner() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async def main() -> asyncio.AbstractEventLoop:
+        return uringloop.run(inner())
+
+    assert loop.run_until_complete(main()) is loop
+
+
+def test_asyncio_run_leaves_the_other_tasks_alone(loop: uringloop.Loop) -> None:
+    async def main() -> str:
+        other = loop.create_task(give("other"))
+        asyncio.run(asyncio.sleep(0))
+        assert not other.done()
+        assert loop._default_executor is None
+        return await other
+
+    assert loop.run_until_complete(main()) == "other"
+
+
+def test_asyncio_run_has_its_own_debug_mode(loop: uringloop.Loop) -> None:
+    async def is_debug() -> bool:
+        return loop.get_debug()
+
+    async def main() -> list[bool]:
+        return [asyncio.run(is_debug(), debug=True), await is_debug()]
+
+    assert loop.run_until_complete(main()) == [True, False]
+
+
+def test_asyncio_run_refuses_what_it_refuses_elsewhere(loop: uringloop.Loop) -> None:
+    def refusal() -> tuple[type[BaseException], str]:
+        try:
+            asyncio.run(42)  # type: ignore[arg-type]
+        except Exception as exc:
+            return type(exc), str(exc)
+        raise AssertionError("accepted")
+
+    async def main() -> tuple[type[BaseException], str]:
+        return refusal()
+
+    expected = refusal()
+    assert loop.run_until_complete(main()) == expected
+
+
+def test_asyncio_run_that_fails_cancels_its_task(loop: uringloop.Loop) -> None:
+    cancelled: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            cancelled.append("cancelled")
+
+    async def main() -> None:
+        loop.call_later(0.001, loop.stop)
+        with pytest.raises(RuntimeError, match="stopped before Future completed"):
+            asyncio.run(wait())
+
+    loop.run_until_complete(main())
+    assert cancelled == ["cancelled"]
+
+
+def test_the_first_interrupt_cancels_the_task_of_a_nested_asyncio_run(loop: uringloop.Loop) -> None:
+    async def wait() -> None:
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def main() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(wait())
+        seen.append("interrupted")
+
+    seen: list[str] = []
+    loop.run_until_complete(main())
+    assert seen == ["cancelled", "interrupted"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_interrupt_leaves_a_nested_asyncio_run_at_once(loop: uringloop.Loop) -> None:
+    async def wait() -> None:
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+        loop.call_soon(signal.raise_signal, signal.SIGINT)
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(wait())
+        seen.append("interrupted")
+
+    seen: list[str] = []
+    loop.run_until_complete(main())
+    assert seen == ["cancelled", "interrupted"]
+
+
+def test_a_runner_has_a_loop_of_its_own(loop: uringloop.Loop) -> None:
+    async def inner() -> asyncio.AbstractEventLoop:
+        await asyncio.sleep(0.001)
+        return asyncio.get_running_loop()
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        for factory in (asyncio.SelectorEventLoop, uringloop.Loop):
+            with asyncio.Runner(loop_factory=factory) as runner:
+                used = runner.run(inner())
+                assert used is runner.get_loop() is not loop
+                assert type(used) is factory
+            assert used.is_closed()
+            assert asyncio.get_running_loop() is loop
+            assert asyncio.current_task() is task
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(main())
+
+
+def test_a_runner_runs_within_its_own_run() -> None:
+    async def nest(depth: int) -> int:
+        await asyncio.sleep(0)
+        return runner.run(nest(depth - 1)) + 1 if depth else 0
+
+    with asyncio.Runner(loop_factory=lambda: uringloop.Loop(nestable=True)) as runner:
+        assert runner.run(nest(DEPTH)) == DEPTH
+
+
+# ── other loops and threads ──────────────────────────────────────────────────────────────────
+
+
+def test_loops_nest_in_one_another_by_turns(loop: uringloop.Loop) -> None:
+    other = uringloop.Loop(nestable=True)
+
+    async def nest(depth: int) -> int:
+        mine, next_one = (loop, other) if depth % 2 else (other, loop)
+        assert asyncio.get_running_loop() is mine
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        below = next_one.run_until_complete(nest(depth - 1)) + 1 if depth else 0
+        assert asyncio.current_task() is task
+        return below
+
+    with pytest.MonkeyPatch.context():
+        assert loop.run_until_complete(nest(11)) == 11
+    other.close()
+
+
+def test_a_loop_that_is_not_nestable_runs_within_one_that_is(loop: uringloop.Loop) -> None:
+    other = uringloop.Loop(nestable=False)
+
+    async def main() -> str:
+        return other.run_until_complete(give("other"))
+
+    assert loop.run_until_complete(main()) == "other"
+    other.close()
+
+
+def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
+    """Return what is said in a task of *loop* that runs it, runs another loop, and a Runner."""
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> list[str]:
+        said: list[str] = []
+        with asyncio.Runner() as runner:
+            runner.get_loop()
+            attempts = (loop.run_until_complete, asyncio.run, runner.run)
+            for attempt in attempts:
+                coro = nothing()
+                with pytest.raises(RuntimeError) as refusal:
+                    attempt(coro)
+                coro.close()
+                said.append(str(refusal.value))
+            with pytest.raises(RuntimeError) as refusal:
+                loop.run_forever()
+            said.append(str(refusal.value))
+            # Closing needs a run, too; the loop is closed below.
+            created = runner.get_loop()
+            runner._loop = None  # type: ignore[attr-defined]
+            runner._state = type(runner._state).CLOSED  # type: ignore[attr-defined]
+            created.close()
+        return said
+
+    return loop.run_until_complete(main())
+
+
+def test_other_loops_refuse_what_they_refuse_without_nestable_ones(
+    loop: uringloop.Loop, each_loop: asyncio.AbstractEventLoop
+) -> None:
+    assert refusals(each_loop) == [
+        "This event loop is already running",
+        "asyncio.run() cannot be called from a running event loop",
+        "Runner.run() cannot be called from a running event loop",
+        "This event loop is already running",
+    ]
+
+
+def test_another_thread_cannot_run_a_loop_that_runs(loop: uringloop.Loop) -> None:
+    def run() -> str:
+        try:
+            loop.run_forever()
+        except RuntimeError as exc:
+            return str(exc)
+        return "ran"
+
+    async def main() -> str:
+        return await loop.run_in_executor(None, run)
+
+    said = loop.run_until_complete(main())
+    assert said == "This event loop is already running"
+
+
+def test_other_threads_have_runs_of_their_own(loop: uringloop.Loop) -> None:
+    async def inner() -> bool:
+        return asyncio.get_running_loop() is not loop
+
+    async def main() -> bool:
+        return await asyncio.to_thread(lambda: asyncio.run(inner()))
+
+    assert loop.run_until_complete(main())
+
+
+def test_a_nestable_loop_nests_in_another_thread() -> None:
+    async def nest(depth: int) -> int:
+        await asyncio.sleep(0)
+        return asyncio.run(nest(depth - 1)) + 1 if depth else 0
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: uringloop.Loop(nestable=True)) as runner:
+            results.append(runner.run(nest(DEPTH)))
+
+    results: list[int] = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert results == [DEPTH]
+
+
+# ── who is nestable ──────────────────────────────────────────────────────────────────────────
+
+
+@each_ring
+def test_nesting_is_off_by_default(backend: str) -> None:
+    loop = uringloop.Loop(backend=backend)
+    assert not nesting.gives_way(loop)
+    assert loop._runs is None
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
+def test_the_environment_makes_loops_nestable(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(nesting.VARIABLE, value)
+    for option, nestable in ((None, expected), (True, True), (False, False)):
+        loop = uringloop.Loop(nestable=option)
+        assert nesting.gives_way(loop) is nestable
+        loop.close()
+
+
+def test_asyncio_is_untouched_until_a_nestable_loop_is_made() -> None:
+    program = """
+import asyncio, sys
+import uringloop
+before = asyncio.run, asyncio.Runner.run, asyncio.Runner.close
+uringloop.Loop().close()
+assert (asyncio.run, asyncio.Runner.run, asyncio.Runner.close) == before
+assert not hasattr(asyncio, "_nest_patched")
+for _ in range(2):
+    uringloop.Loop(nestable=True).close()
+    assert asyncio.run.__wrapped__ is before[0] is asyncio.runners.run.__wrapped__
+    assert asyncio.Runner.run.__wrapped__ is before[1]
+    assert asyncio._nest_patched
+print(asyncio.run(asyncio.sleep(0, "done")))
+"""
+    environment = {**os.environ, nesting.VARIABLE: "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_nestable_loop_bears_the_mark_that_nest_asyncio_looks_for(loop: uringloop.Loop) -> None:
+    assert hasattr(loop, "_nest_patched")
+    other = uringloop.Loop(nestable=False)
+    assert not hasattr(other, "_nest_patched")
+    other.close()
+
+
+def test_debug_mode_reports_the_callback_that_nests(
+    loop: uringloop.Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.001
+
+    def nest_and_report() -> None:
+        loop.run_until_complete(asyncio.sleep(0.002))
+        loop.call_exception_handler({"message": "reported"})
+
+    loop.call_soon(nest_and_report)
+    loop.run_until_complete(give("later"))
+    reports = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(reports) == 1
+    assert "Object created at" in reports[0] or "nest_and_report" in reports[0]
+    assert sys.get_coroutine_origin_tracking_depth() == 0

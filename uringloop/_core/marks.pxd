@@ -1,0 +1,1 @@
+"""What other programs read from the private attributes of asyncio's own loops."""
