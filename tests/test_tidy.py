@@ -61,6 +61,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "_core.buffers",
             "_core.timers",
+            "_core.timing",
             "_core.ready",
             "_core.wakeup",
             "_core.owners",

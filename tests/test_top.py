@@ -164,11 +164,13 @@ def told(seconds: float, **stats: int) -> Told:
     loop: LoopTold = {
         "id": 1,
         "class": "Loop",
+        "name": "MainThread",
         "thread": "MainThread",
         "thread_id": 7,
         "thread_cpu": seconds / 2,
         "running": True,
         "sleeping": False,
+        "blocked": 0.0,
         "place": None,
         "task": None,
         "debug": False,

@@ -67,6 +67,7 @@ class Stats(TypedDict):
     timers_pending: int
     lag: float
     lag_max: float
+    stalls: int
 
 
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
@@ -78,6 +79,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     # Which ring the loop is on, "io_uring" or "soft", and why.
     backend: str
     backend_reason: str
+    # Where the first server of the loop listens, by which `uringloop.top` calls the loop.
+    _first_server: object = None
 
     def __init__(
         self,
