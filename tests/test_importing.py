@@ -67,6 +67,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "monitor",
         "prometheus",
         "pytest_plugin",
+        "stalls",
         "tempfile",
         "top",
         "views",

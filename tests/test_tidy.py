@@ -115,6 +115,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "filestream",
             "folders",
             "watching",
+            "stalls",
         ),
     ),
     ("running; text files", ("running", "filetext")),

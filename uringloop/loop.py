@@ -62,6 +62,10 @@ class Loop(RunningLoop):
 
     The software ring has no such thread, and does without.
 
+    *stall_ms*: log what blocks the loop for this many milliseconds, with the stack of its thread,
+    from another thread: `docs/monitoring.md`. 0 is off; None is what the environment variable
+    URINGLOOP_STALL_MS says, or 0.
+
     Raises ValueError for an unknown backend, a time that is out of range and a processor that is
     not there, and OSError with the cause in its message where the kernel refuses a ring that must
     be io_uring's.
@@ -75,6 +79,7 @@ class Loop(RunningLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        stall_ms: int | None = None,
     ) -> None:
         try:
             self._watchers = watchers.Watchers(self)
@@ -87,6 +92,7 @@ class Loop(RunningLoop):
                 batch_wait_us=batch_wait_us,
                 sqpoll=sqpoll,
                 sqpoll_cpu=sqpoll_cpu,
+                stall_ms=stall_ms,
             )
         except BaseException:
             # Not when garbage is collected: a program may have tried for want of descriptors.

@@ -37,6 +37,8 @@ CLOCK = {"time", "call_at"}
 
 # Where a loop is made with this set, `python -m uringloop.top` can watch the process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
+# Where a loop is made with this set, what blocks it for so many milliseconds is logged.
+STALL_VARIABLE = "URINGLOOP_STALL_MS"
 # Where a loop is made with this set, what it asks its ring is told.
 TRACE_VARIABLE = "URINGLOOP_TRACE"
 
@@ -90,7 +92,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        stall_ms: int | None = None,
     ) -> None:
+        checks.check_range("stall_ms", stall_ms or 0, checks.IDLE_MAX_MS)
         checks.check_range("busy_poll_us", busy_poll_us, checks.WAIT_MAX_US)
         checks.check_range("batch_wait_us", batch_wait_us, checks.WAIT_MAX_US)
         checks.check_range("sqpoll", sqpoll, checks.IDLE_MAX_MS)
@@ -114,6 +118,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         wanted = os.environ.get(MONITOR_VARIABLE)
         if wanted:
             _let_watch(wanted)
+        slow = os.environ.get(STALL_VARIABLE) if stall_ms is None else stall_ms
+        if slow:
+            _watch_stalls(self, slow)
 
     def _open(
         self, backend: str | None, busy_poll_us: int, batch_wait_us: int, sqpoll: int, cpu: int
@@ -409,6 +416,16 @@ def _let_watch(wanted: str) -> None:
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
     else:
         monitor.start_as_asked(wanted)
+
+
+def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:
+    """Have it logged what blocks *loop*; that harms no program."""
+    try:
+        from uringloop import stalls
+    except ImportError as exc:
+        logging.getLogger("uringloop").warning("%s: %s", STALL_VARIABLE, exc)
+    else:
+        stalls.watch(loop, wanted)
 
 
 def _set_name(task: Any, name: str) -> None:
