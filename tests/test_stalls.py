@@ -169,7 +169,7 @@ def test_run_that_is_left_by_an_exception_is_not_blocked_any_more(told: Told) ->
 def test_loop_that_sleeps_or_rests_is_not_blocked() -> None:
     with contextlib.closing(uringloop.new_event_loop()) as loop:
         watch_stalls(loop, 1)
-        assert turn_of(loop)[:3] == (0, 0, 0)
+        assert (turn_of(loop)[0], turn_of(loop)[2]) == (0, 0)
         looked: list[tuple[int, float, float, int, float, float]] = []
 
         def look() -> None:

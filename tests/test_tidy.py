@@ -120,7 +120,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("running; text files", ("running", "filetext")),
     ("class Loop, open()", ("loop", "files")),
-    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views")),
+    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views", "fleet")),
     ("the public names", ("__init__",)),
     (
         "programs, ours and others'",

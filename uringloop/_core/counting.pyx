@@ -129,8 +129,8 @@ cdef int wish(LoopCore loop, int wishes) except -1:
     if loop.times.stall_ns == 0:
         loop.times.stall_ns = STALL_MS * 1_000_000
     if loop.times.wishes == 0:
-        # What is left from the time of an earlier wish; this turn's beginning is not known.
-        loop.times.began_ns = 0
+        # It may be in the middle of a turn, whose beginning nobody knows.
+        loop.times.began_ns = turn_clock_ns(&loop.times)
     loop.times.wishes |= wishes
     return 0
 
@@ -138,7 +138,7 @@ cdef int wish(LoopCore loop, int wishes) except -1:
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return for how long the present turn of *loop* has lasted, if it is timed."""
     if (loop.thread_id == 0 or loop.ring.u.inherited or loop.sleeping
-            or loop.times.wishes == 0 or loop.times.began_ns == 0):
+            or loop.times.wishes == 0):
         return 0.0
     return max(turn_clock_ns(&loop.times) - loop.times.began_ns, 0) * 1e-9
 

@@ -46,17 +46,14 @@ cdef void mark_begin(Times *times) noexcept:
 
 cdef void mark_end(Times *times) noexcept:
     cdef int64_t now = turn_clock_ns(times)
-    cdef int64_t took
-    # It is 0 in the turn in which the first wish came.
-    if times.began_ns:
-        # The coarse clock is behind the precise one, if the wishes have changed.
-        took = max(now - times.began_ns, 0)
-        if took >= times.stall_ns:
-            times.stalls += 1
-            times.stall_began_ns = times.began_ns
-            times.stall_took_ns = took
-        if times.wishes & FOR_HISTOGRAMS:
-            add_duration(&times.turns, took)
+    # The coarse clock is behind the precise one, if the wishes have changed.
+    cdef int64_t took = max(now - times.began_ns, 0)
+    if took >= times.stall_ns:
+        times.stalls += 1
+        times.stall_began_ns = times.began_ns
+        times.stall_took_ns = took
+    if times.wishes & FOR_HISTOGRAMS:
+        add_duration(&times.turns, took)
     times.began_ns = now
 
 
