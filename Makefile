@@ -128,6 +128,7 @@ test-rings: $(VENV)/installed  ## Both of them, side by side
 	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
 
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
+	@echo "Compiling uringloop, and installing it with what it is compared with into $(VENV): a minute or two"
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
 	@# `bench --reference` looks for its C servers beside the package.
 	@ln -sfn "$(CURDIR)/benchmarks" \

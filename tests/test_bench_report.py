@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import importlib.util
 import itertools
 import random
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from uringloop.bench import charts, cli, loops, page, summary
+from uringloop.bench import charts, cli, loops, page, report, summary
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
 from uringloop.bench.runner import Row
@@ -73,7 +75,12 @@ def made() -> tuple[Settings, str]:
         sizes=(100, 1000), clients=(1, 50, 300), loops=("asyncio", "uvloop", "uringloop", "rloop")
     )
     results = measured(settings)
-    facts = {"kernel": "Linux 6.18", "cpu": "A & <B>"}
+    facts = {
+        "date": "2026-11-23 12:34 UTC",
+        "kernel": "Linux 6.18",
+        "cpu": "A & <B>",
+        "mitigations": "meltdown",
+    }
     notes = summary.notes(results, 0.0)
     return settings, page.page(settings, facts, results, notes, "python -m uringloop.bench -x '<'")
 
@@ -105,10 +112,18 @@ class Balanced(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
+    @classmethod
+    def text_of(cls, text: str) -> str:
+        parser = cls()
+        parser.feed(text)
+        return parser.text
 
-def picture_in(text: str) -> ET.Element:
-    """Return the SVG element of a page."""
-    return ET.fromstring(text[text.index("<svg") : text.rindex("</svg>") + len("</svg>")])
+
+def pictures_in(text: str) -> list[ET.Element]:
+    """Return the SVG elements of a page's panels."""
+    return [
+        ET.fromstring(one) for one in re.findall(r"<figure.*?>(<svg.*?</svg>)", text, re.DOTALL)
+    ]
 
 
 def test_page_is_whole_and_needs_nothing_else(made: tuple[Settings, str]) -> None:
@@ -129,15 +144,109 @@ def test_picture_takes_the_colour_of_the_text(made: tuple[Settings, str]) -> Non
     _, text = made
     assert charts.INK not in text
     assert "currentColor" in text
-    assert picture_in(text).tag == f"{SVG}svg"
+    # Four panels and a latency for each number of clients, for each size.
+    assert [one.tag for one in pictures_in(text)] == [f"{SVG}svg"] * 2 * (4 + 3)
 
 
-def test_report_and_plot_are_written(tmp_path: Path) -> None:
-    report, plot = tmp_path / "report.html", tmp_path / "plot.svg"
+def test_page_says_what_is_compared_when_and_with_what_result(made: tuple[Settings, str]) -> None:
+    _, text = made
+    assert "<title>An echo server on uringloop, asyncio, uvloop, " in text
+    assert "2026-11-23 12:34 UTC" in text
+    result = text.index("uringloop served ")
+    # What the machine does about its processor explains little, and is long.
+    assert text.index("<h1>") < result < text.index("<svg") < text.index("mitigations")
+    assert "µs" in text
+    assert not re.search(r"\bus\b", Balanced.text_of(text))
+
+
+def test_legend_stays_in_sight_and_names_every_loop(made: tuple[Settings, str]) -> None:
+    _, text = made
+    legend = text[text.index('<ul class="legend">') : text.index('<div class="panels">')]
+    assert re.findall(r"</svg>(.*?)</li>", legend) == NAMES
+    colours = re.findall(r'stroke="(#\w+)"', legend)
+    assert colours == [charts.style_of(name, NAMES)["color"] for name in NAMES]
+    assert re.search(r"\.legend \{[^}]*position: sticky", text)
+
+
+def test_no_name_is_there_twice(made: tuple[Settings, str]) -> None:
+    _, text = made
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert names
+    assert len(names) == len(set(names))
+    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= set(names)
+
+
+def test_panel_without_anything_to_show_is_left_out() -> None:
+    settings = Settings(sizes=(100,), clients=(1, 50), loops=("asyncio", "uringloop"))
+    rows = [one.row for one in measured(settings)]
+    for row in rows:
+        # Nothing was counted, and no loop could serve 50 clients.
+        uncounted = [dataclasses.replace(one, kernel_entries=None) for one in row.rounds]
+        row.rounds = uncounted if row.cell.clients == 1 else []
+    results = summary.compare(rows)
+    titles = [title for title, _ in charts.pictures(settings, results)]
+    assert titles == [
+        "Throughput, 100 B",
+        "Server CPU, 100 B",
+        "Peak memory of the server, 100 B",
+        "Latency, 100 B, 1 client",
+    ]
+    figure = charts.figure_of(settings, results, "title")
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == titles
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (
+            0.0,
+            r"served 1\.\d\d times the requests per second of uvloop with 0\.67 of its CPU time "
+            r"for each; [4-6]\.\d\d times those of asyncio with 0\.20, on",
+        ),
+        (
+            9.0,
+            r"took for each request 0\.67 of the CPU time of uvloop; 0\.20 of that of asyncio, on",
+        ),
+    ],
+)
+def test_result_is_said_in_words(rate: float, expected: str) -> None:
+    settings = Settings(sizes=(100,), clients=(1, 50))
+    results = measured(settings)
+    said = summary.verdict(results, rate)
+    assert re.search(expected, said), said
+    assert said.endswith(", on average over 2 cells.")
+    alone = [one for one in results if one.row.loop == "uvloop"]
+    assert summary.verdict(alone, rate) == "uringloop was not compared with another loop."
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        ([], "An echo server"),
+        (["uvloop"], "An echo server on uvloop"),
+        (["uvloop", "uringloop"], "An echo server on uringloop and uvloop"),
+        (["asyncio", "uvloop", "uringloop"], "An echo server on uringloop, asyncio and uvloop"),
+    ],
+)
+def test_title_names_the_loops(names: list[str], title: str) -> None:
+    assert report.title(names) == title
+
+
+def test_report_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written, plot = tmp_path / "report.html", tmp_path / "plot.svg"
     quick = ["--duration", "0.05", "--clients", "1,3", "--sizes", "100", "--loops", "asyncio"]
-    assert cli.main([*quick, "--report", str(report), "--plot", str(plot)]) == 0
-    text = report.read_text()
-    assert f"uringloop.bench {' '.join(quick)} --report {report}" in text
+    assert cli.main([*quick, "--report", str(written), "--plot", str(plot)]) == 0
+    text = written.read_text()
+    assert f"uringloop.bench {' '.join(quick)} --report {written}" in text
+    told = capsys.readouterr().out.splitlines()
+    # First what is done and how long that takes; where it went and what it means at the end.
+    assert told[0] == "An echo server on asyncio"
+    assert re.fullmatch(r"6 measurements, .*: about \d+ s", told[2])
+    assert told[-3:] == [
+        f"Written to {written}",
+        f"Written to {plot}",
+        "uringloop was not compared with another loop.",
+    ]
     assert ET.parse(plot).getroot().tag == f"{SVG}svg"
 
 

@@ -238,8 +238,14 @@ def tells_metrics(client: socket.socket) -> None:
     client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     answer = client.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    for name in (b"lag_seconds", b"overflows_total", b"starved_total", b"operations"):
-        assert b"\nuringloop_%s " % name in answer
+    for name in (
+        b"turn_seconds_sum",
+        b"stalls_total",
+        b"overflows_total",
+        b"starved_total",
+        b"operations",
+    ):
+        assert b"\nuringloop_%s{" % name in answer
 
 
 def answers(client: socket.socket) -> None:

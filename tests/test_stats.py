@@ -1,18 +1,15 @@
-"""What a loop tells of itself: `stats()`, and the same as text for Prometheus."""
+"""What a loop tells of itself by `stats()`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import math
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from conftest import Collector, Echo, run_turns, tcp_pair
@@ -430,48 +427,9 @@ def test_reading_resets_nothing_and_a_closed_loop_tells_too(loop: uringloop.Loop
     present = ("operations", "buffers_out", "callbacks_ready", "timers_pending")
     assert [closed[name] for name in present] == [0] * 4  # type: ignore[literal-required]
     assert loop.stats() == closed
-    assert prometheus.text(loop) == prometheus.text(loop)
 
 
-# ── Prometheus ───────────────────────────────────────────────────────────────────────────────
-
-NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-LABELS = r'\{(?P<labels>[a-zA-Z_][a-zA-Z0-9_]*="[^"\\\n]*")\}'
-SAMPLE = re.compile(rf"(?P<name>{NAME})(?:{LABELS})? (?P<value>\S+)")
-
-
-class Family(NamedTuple):
-    """A metric: its type, and its samples by what stands before their values."""
-
-    kind: str
-    samples: dict[str, float]
-
-
-def parsed(text: str) -> dict[str, Family]:
-    """Parse the exposition format as strictly as its document asks for, without timestamps."""
-    assert text.endswith("\n")
-    lines = iter(text.removesuffix("\n").split("\n"))
-    families: dict[str, Family] = {}
-    name, family = "", Family("", {})
-    for line in lines:
-        if line.startswith("#"):
-            about = re.fullmatch(rf"# HELP ({NAME}) (\S.*)", line)
-            assert about, line
-            kind = re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", next(lines))
-            assert kind, line
-            name = kind[1]
-            assert about[1] == name
-            assert name not in families
-            family = families[name] = Family(kind[2], {})
-            continue
-        sample = SAMPLE.fullmatch(line)
-        assert sample, line
-        suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
-        assert sample["name"] in [name + suffix for suffix in suffixes], line
-        key = line.rpartition(" ")[0].removeprefix(name)
-        assert key not in family.samples, line
-        family.samples[key] = float(sample["value"])
-    return families
+# ── several loops ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -488,74 +446,6 @@ def worked(loop: uringloop.Loop) -> uringloop.Loop:
     loop.call_later(3600, nothing)
     loop.run_until_complete(work())
     return loop
-
-
-def test_text_for_prometheus_has_every_number(worked: uringloop.Loop) -> None:
-    families = parsed(prometheus.text(worked))
-    stats = worked.stats()
-    for name, value in stats.items():
-        if name in ("batches", "batched"):
-            continue
-        (family,) = [
-            families[f"uringloop_{name}{suffix}"]
-            for suffix in ("", "_total", "_seconds")
-            if f"uringloop_{name}{suffix}" in families
-        ]
-        assert family.samples == {"": value}
-    # Those two are one histogram.
-    assert len(families) == len(stats) - 1
-    assert families["uringloop_received_bytes_total"].samples[""] == 2_000_000
-    assert families["uringloop_timers_pending"].samples[""] == 1
-
-
-def test_text_for_prometheus_names_counters_and_units_as_is_the_custom(
-    worked: uringloop.Loop,
-) -> None:
-    families = parsed(prometheus.text(worked))
-    counting = {name for name, family in families.items() if family.kind == "counter"}
-    assert counting == {name for name in families if name.endswith("_total")}
-    gauges = {name for name, family in families.items() if family.kind == "gauge"}
-    present = PRESENT - {"batches", "lag"}
-    assert gauges == {
-        *(f"uringloop_{name}" for name in present),
-        "uringloop_lag_seconds",
-        "uringloop_lag_max_seconds",
-    }
-    assert prometheus.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
-
-
-def test_histogram_for_prometheus_is_cumulative(worked: uringloop.Loop) -> None:
-    text = prometheus.text(worked)
-    (samples,) = [f.samples for f in parsed(text).values() if f.kind == "histogram"]
-    buckets = {
-        float(key.removeprefix('_bucket{le="').removesuffix('"}')): value
-        for key, value in samples.items()
-        if key.startswith("_bucket")
-    }
-    bounds, counts = list(buckets), list(buckets.values())
-    # A batch that counts under 4 has 4 to 7 completions.
-    assert bounds == [1, 3, 7, 15, 31, 63, 127, math.inf]
-    assert counts == sorted(counts)
-    stats = worked.stats()
-    assert samples["_count"] == buckets[math.inf] == sum(stats["batches"].values()) > 0
-    each = [n - below for n, below in zip(counts, [0, *counts], strict=False)]
-    assert each == list(stats["batches"].values())
-    assert sum(size * n for size, n in stats["batches"].items()) <= samples["_sum"]
-    assert samples["_sum"] == stats["batched"]
-
-
-def test_prefix_stands_before_every_name(worked: uringloop.Loop) -> None:
-    own = parsed(prometheus.text(worked, prefix="my_server"))
-    usual = parsed(prometheus.text(worked))
-    assert own == {
-        name.replace("uringloop_", "my_server_", 1): family for name, family in usual.items()
-    }
-    assert all(name.startswith("my_server_") for name in own)
-
-
-def test_new_loop_has_text_for_prometheus_too(loop: uringloop.Loop) -> None:
-    for family in parsed(prometheus.text(loop)).values():
-        assert set(family.samples.values()) == {0}
 
 
 def test_every_loop_tells_of_itself_alone(worked: uringloop.Loop) -> None:

@@ -62,6 +62,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "_core.buffers",
             "_core.timers",
+            "_core.timing",
             "_core.ready",
             "_core.wakeup",
             "_core.owners",
@@ -121,11 +122,12 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "folders",
             "watching",
             "limits",
+            "stalls",
         ),
     ),
     ("running; text files", ("running", "filetext")),
     ("class Loop, open()", ("loop", "files")),
-    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views")),
+    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views", "fleet")),
     ("the public names", ("__init__",)),
     (
         "programs, ours and others'",

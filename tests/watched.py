@@ -47,6 +47,9 @@ loop.run_forever()
 loop.close()
 """
 
+# What is not closed, and a warning, would be an error.
+STRICT = ("-Werror", "-Xdev", "-m", "uringloop.top")
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 # Of the users that own nothing.
 NOBODY = 65534
@@ -149,6 +152,33 @@ def error_of(sock: socket.socket) -> str:
     told: dict[str, str] = json.loads(reply_of(sock))
     assert sock.recv(1) == b""
     return told["error"]
+
+
+def run_top(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *STRICT, *map(str, arguments)],
+        env=environment(folder, **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def following(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run top until the block ends."""
+    with subprocess.Popen(
+        [sys.executable, *STRICT, *map(str, arguments)],
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture

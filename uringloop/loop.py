@@ -70,6 +70,10 @@ class Loop(RunningLoop):
     in a callback or a task while this loop runs in the same thread. None is what the environment
     variable URINGLOOP_NESTABLE says, or False.
 
+    *stall_ms*: log what blocks the loop for this many milliseconds, with the stack of its thread,
+    from another thread: `docs/monitoring.md`. 0 is off; None is what the environment variable
+    URINGLOOP_STALL_MS says, or 0.
+
     Raises ValueError for an unknown backend, a time that is out of range and a processor that is
     not there, and OSError with the cause in its message where the kernel refuses a ring that must
     be io_uring's.
@@ -85,6 +89,7 @@ class Loop(RunningLoop):
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
         nestable: bool | None = None,
+        stall_ms: int | None = None,
     ) -> None:
         try:
             self._watchers = watchers.Watchers(self)
@@ -99,6 +104,7 @@ class Loop(RunningLoop):
                 sqpoll=sqpoll,
                 sqpoll_cpu=sqpoll_cpu,
                 nestable=nestable,
+                stall_ms=stall_ms,
             )
         except BaseException:
             # Not when garbage is collected: a program may have tried for want of descriptors.

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from uringloop._core.counting import open_loops, place_of, stats_of
+from uringloop._core.counting import open_loops, place_of, stats_of, time_turns
 
 if TYPE_CHECKING:
     from uringloop.running import RunningLoop, Stats
@@ -52,6 +52,9 @@ END_S = 5.0
 
 # The values of the variable that ask for the default path, and for nothing.
 DEFAULT, OFF = "1", "0"
+
+# What Python calls the first thread, until the program gives it a name.
+MAIN_THREAD = "MainThread"
 
 # The peer of a socket: process, user, group.
 PEER = struct.Struct("3i")
@@ -82,11 +85,13 @@ LoopTold = TypedDict(
     {
         "id": int,
         "class": str,
+        "name": str,
         "thread": str | None,
         "thread_id": int | None,
         "thread_cpu": float,
         "running": bool,
         "sleeping": bool,
+        "blocked": float,
         "place": PlaceTold | None,
         "task": TaskTold | None,
         "debug": bool,
@@ -199,7 +204,7 @@ def listen(path: str) -> socket.socket:
 # ── what is told ─────────────────────────────────────────────────────────────────────────────
 
 
-def _task(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
+def task_of(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
     """Return what task *loop* runs."""
     task = asyncio.current_task(loop)
     if task is None:
@@ -223,21 +228,43 @@ def _place(frame: FrameType | None) -> PlaceTold | None:
     }
 
 
+def address_text(address: object) -> str:
+    """Return the address of a socket as people write it."""
+    if isinstance(address, tuple):
+        host, port = address[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if isinstance(address, bytes):
+        # Linux has UNIX sockets without a file, whose names begin with a zero.
+        return os.fsdecode(address).replace("\0", "@", 1)
+    return str(address)
+
+
+def name_of(loop: RunningLoop, thread: str | None) -> str:
+    """Return what people know *loop* by: its thread's own name, or else its first server."""
+    if thread is not None and thread != MAIN_THREAD:
+        return thread
+    if loop._first_server is not None:
+        return address_text(loop._first_server)
+    return thread or "no thread"
+
+
 def _loop(
     loop: RunningLoop, frames: dict[int, FrameType], names: dict[int | None, str]
 ) -> LoopTold:
-    thread, cpu, sleeping = place_of(loop)
+    thread, cpu, sleeping, blocked = place_of(loop)
     working = thread != 0 and not sleeping
     return {
         "id": id(loop),
         "class": type(loop).__qualname__,
+        "name": name_of(loop, names.get(thread)),
         "thread": names.get(thread),
         "thread_id": thread or None,
         "thread_cpu": cpu,
         "running": thread != 0,
         "sleeping": sleeping,
+        "blocked": blocked,
         "place": _place(frames.get(thread)) if working else None,
-        "task": _task(loop) if working else None,
+        "task": task_of(loop) if working else None,
         "debug": loop.get_debug(),
         "backend": loop.backend,
         "backend_reason": loop.backend_reason,
@@ -470,6 +497,7 @@ def _start(path: str | os.PathLike[str] | None) -> str | None:
         if path is None:
             remove_stale(os.path.dirname(where))
         _State.monitor = Monitor(where)
+        time_turns(True)
     except (OSError, RuntimeError, ValueError) as exc:
         logger.warning("this process cannot be watched: %s", exc)
         return None
@@ -478,6 +506,7 @@ def _start(path: str | os.PathLike[str] | None) -> str | None:
 
 def _stop() -> None:
     monitor, _State.monitor = _State.monitor, None
+    time_turns(False)
     if monitor is not None:
         if monitor.pid == os.getpid():
             monitor.close()
@@ -491,6 +520,7 @@ def _after_fork() -> None:
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
     _State.settled = _State.stopped
+    time_turns(False)
     if monitor is not None:
         monitor.forget()
 

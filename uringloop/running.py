@@ -40,6 +40,8 @@ CLOCK = {"time", "call_at"}
 
 # Where a loop is made with this set, `python -m uringloop.top` can watch the process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
+# Where a loop is made with this set, what blocks it for so many milliseconds is logged.
+STALL_VARIABLE = "URINGLOOP_STALL_MS"
 # Where a loop is made with this set, what it asks its ring is told.
 TRACE_VARIABLE = "URINGLOOP_TRACE"
 
@@ -70,6 +72,7 @@ class Stats(TypedDict):
     timers_pending: int
     lag: float
     lag_max: float
+    stalls: int
 
 
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
@@ -84,6 +87,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     # The runs of a nestable loop.
     _runs: nesting.Runs | None = None
+    # Where the first server of the loop listens, by which `uringloop.top` calls the loop.
+    _first_server: object = None
 
     def __init__(
         self,
@@ -95,7 +100,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
         nestable: bool | None = None,
+        stall_ms: int | None = None,
     ) -> None:
+        checks.check_range("stall_ms", stall_ms or 0, checks.IDLE_MAX_MS)
         checks.check_range("busy_poll_us", busy_poll_us, checks.WAIT_MAX_US)
         checks.check_range("batch_wait_us", batch_wait_us, checks.WAIT_MAX_US)
         checks.check_range("sqpoll", sqpoll, checks.IDLE_MAX_MS)
@@ -125,6 +132,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         wanted = os.environ.get(MONITOR_VARIABLE)
         if wanted:
             _let_watch(wanted)
+        slow = os.environ.get(STALL_VARIABLE) if stall_ms is None else stall_ms
+        if slow:
+            _watch_stalls(self, slow)
 
     def _open(
         self,
@@ -485,6 +495,16 @@ def _let_watch(wanted: str) -> None:
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
     else:
         monitor.start_as_asked(wanted)
+
+
+def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:
+    """Have it logged what blocks *loop*; that harms no program."""
+    try:
+        from uringloop import stalls
+    except ImportError as exc:
+        logging.getLogger("uringloop").warning("%s: %s", STALL_VARIABLE, exc)
+    else:
+        stalls.watch(loop, wanted)
 
 
 def _set_name(task: Any, name: str) -> None:

@@ -140,6 +140,8 @@ class Server(asyncio.Server):
             sock.listen(self._backlog)
             self._listeners.append(listener)
             listener.start()
+            if self._loop._first_server is None:
+                self._loop._first_server = sock.getsockname()
 
     async def start_serving(self) -> None:
         if self._sockets is None:

@@ -1,7 +1,9 @@
-"""python -m uringloop.top: what the loops of a running program do, once in a second.
+"""python -m uringloop.top: what the loops of running programs do, once in a second.
 
-The program must have been started with URINGLOOP_MONITOR=1, or have called
-`uringloop.monitor.start()`. Without an argument the programs that can be watched are listed.
+The programs must have been started with URINGLOOP_MONITOR=1, or have called
+`uringloop.monitor.start()`. Without an argument all loops of all programs of the user are shown, a
+line for each; so are those of a process and its descendants, a server and its workers. One process
+has a table with all figures.
 
 On a terminal and with `rich` the table stays in its place; else each one is printed below the last.
 The exit status is 0 after Ctrl-C and --once, 1 for a program that cannot be watched, 2 for wrong
@@ -16,12 +18,23 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from uringloop import watching
-from uringloop.views import View, duration, plain_lines, printable, rich_group, view_of
+from uringloop.fleet import Fleet, Member
+from uringloop.views import (
+    View,
+    duration,
+    is_blocked,
+    overview_of,
+    plain_lines,
+    printable,
+    rich_group,
+    view_of,
+)
 from uringloop.watching import CannotWatch, Connection, Ended, Look
 
 if TYPE_CHECKING:
@@ -101,11 +114,59 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
             return
 
 
-def _json(look: Look, notes: list[str]) -> None:
-    loops = [
-        {**watched["told"], "rates": watched["rates"], "turn_s": watched["turn_s"]}
-        for watched in look.loops
+def watch_fleet(
+    fleet: Fleet, options: argparse.Namespace, show: Callable[[list[Member]], None]
+) -> None:
+    """Call *show* with the processes that can be watched: once, or until all have ended."""
+    members = fleet.look(options.interval)
+    follows = not (options.once or options.json)
+    if not members:
+        raise CannotWatch(f"no program that can be watched: {watching.HINT}")
+    if follows:
+        show(members)
+    while True:
+        time.sleep(options.interval)
+        members = fleet.look(options.interval)
+        if not members:
+            raise Ended("all of them have ended")
+        show(members)
+        if options.once:
+            return
+
+
+def _fleet_view(members: list[Member], heading: str) -> View:
+    looks = [(member.look, member.silent_s) for member in members if member.look is not None]
+    loops = [watched for look, _ in looks for watched in look.loops]
+    blocked = sum(map(is_blocked, loops))
+    title = [
+        f"{heading}: processes {len(members)}, loops {len(loops)}, blocked {blocked}",
     ]
+    notes = [
+        f"{member.connection.pid}: no answer for {duration(member.silent_s)}: {HELD}"
+        for member in members
+        if member.silent_s
+    ]
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    return overview_of(title, looks, width, notes)
+
+
+def _fleet_json(members: list[Member]) -> None:
+    for member in members:
+        if member.is_new and member.look is not None:
+            _json(member.look, [])
+
+
+def run_fleet(find: Callable[[], list[str]], heading: str, options: argparse.Namespace) -> None:
+    with Fleet(find) as fleet:
+        if options.json:
+            watch_fleet(fleet, options, _fleet_json)
+            return
+        with screen() as show:
+            watch_fleet(fleet, options, lambda members: show(_fleet_view(members, heading)))
+
+
+def _json(look: Look, notes: list[str]) -> None:
+    loops = [{**watched["told"], "rates": watched["rates"]} for watched in look.loops]
     told = {**look.told, "loops": loops, "seconds": look.seconds, "cpu_share": look.cpu}
     print(json.dumps(told), flush=True)
 
@@ -138,13 +199,17 @@ def interval(text: str) -> float:
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m uringloop.top",
-        description="Show what the loops of a running program do.",
+        description="Show what the loops of running programs do.",
         epilog="The exit status is 0 after Ctrl-C and --once, 1 for a program that cannot be "
         "watched, 2 for wrong arguments, 3 when the program has ended.",
     )
     parser.add_argument(
-        "target", nargs="?", metavar="PID|SOCKET", help="what to watch; a list without it"
+        "target",
+        nargs="?",
+        metavar="PID|SOCKET",
+        help="what to watch, a server with its workers; all programs of this user without it",
     )
+    parser.add_argument("--list", action="store_true", help="list the programs, and end")
     parser.add_argument(
         "--interval",
         type=interval,
@@ -158,8 +223,17 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.target is None:
+    if options.list:
         return print_list()
+    if options.target is None:
+        run_fleet(watching.all_paths, "all programs", options)
+        return 0
+    if options.target.isdecimal():
+        pid = int(options.target)
+        if list(watching.existing_paths_of(watching.descendants_of(pid))):
+            heading = printable(f"{pid} and its descendants")
+            run_fleet(lambda: watching.family_paths(pid), heading, options)
+            return 0
     with Connection(watching.path_of(options.target)) as connection:
         if options.json:
             watch(connection, options, _json)

@@ -6,8 +6,8 @@ figures than loops, and than columns that fit beside each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from uringloop.watching import Look, Watched
 
@@ -20,8 +20,12 @@ GAP = 2
 COMMAND_LENGTH_MAX = 100
 # A name that is longer is nobody's to remember.
 HEADING_LENGTH_MAX = 24
-# A turn that lasts longer than this, in seconds, is nothing that a loop should do.
-TURN_MAX_S = 1
+# A loop whose turn has lasted longer than this, in seconds, is blocked.
+BLOCKED_S = 0.1
+# Columns of words, which are aligned to the left.
+LEFT = frozenset(("command",))
+# The columns for many processes.
+OVERVIEW = ("state", "CPU", "turns/s", "received", "sent", "in flight", "lag", "command")
 
 
 class Row(NamedTuple):
@@ -39,6 +43,8 @@ class View(NamedTuple):
     headings: list[str]
     rows: list[Row]
     notes: list[str]
+    # Above the labels of the rows.
+    corner: str = ""
 
 
 # ── one look as text ─────────────────────────────────────────────────────────────────────────
@@ -47,6 +53,10 @@ class View(NamedTuple):
 def printable(text: str) -> str:
     """Return *text* without what would move the cursor: it is another program's."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def number(value: float) -> str:
@@ -79,7 +89,13 @@ def state_of(watched: Watched) -> str:
     if not told["running"]:
         return "not running"
     state = "asleep" if told["sleeping"] else "at work"
+    if is_blocked(watched):
+        state = f"BLOCKED {duration(told['blocked'])}"
     return f"{state}, debug" if told["debug"] else state
+
+
+def is_blocked(watched: Watched) -> bool:
+    return watched["told"]["blocked"] > BLOCKED_S
 
 
 def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
@@ -97,7 +113,7 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
 
     return [
         ("ring", printable(told["backend"]), False),
-        ("state", state_of(watched), watched["turn_s"] > TURN_MAX_S),
+        ("state", state_of(watched), is_blocked(watched)),
         ("CPU of the thread", rated(percent, "cpu"), False),
         ("turns/s", rated(number, "turns"), False),
         ("kernel entries/s", rated(number, "kernel_entries"), False),
@@ -109,7 +125,7 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
         ("sent", rated(size, "sent_bytes", "/s"), False),
         ("callbacks ready", f"{stats['callbacks_ready']:,}", False),
         ("timers pending", f"{stats['timers_pending']:,}", False),
-        ("lag", duration(stats["lag"]), False),
+        ("lag", duration(stats["lag"]), is_blocked(watched)),
         ("lag at most", duration(stats["lag_max"]), False),
         trouble("starved/s", "starved"),
         trouble("rearms/s", "rearms"),
@@ -118,8 +134,7 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
 
 
 def heading_of(watched: Watched) -> str:
-    name = printable(watched["told"]["thread"] or "no thread")
-    return name if len(name) <= HEADING_LENGTH_MAX else name[: HEADING_LENGTH_MAX - 1] + "…"
+    return cut(printable(watched["told"]["name"]), HEADING_LENGTH_MAX)
 
 
 def work_of(watched: Watched) -> str | None:
@@ -128,21 +143,19 @@ def work_of(watched: Watched) -> str | None:
     task, place = told["task"], told["place"]
     if task is None and place is None:
         return None
-    text = f"{told['thread'] or 'no thread'}:"
+    text = f"{told['name']}:"
+    if is_blocked(watched):
+        text += f" blocked for {duration(told['blocked'])}{',' if task is not None else ''}"
     if task is not None:
         text += f" {task['name']} ({task['coroutine']})"
     if place is not None:
         text += f" in {place['function']}, {place['file']}:{place['line']}"
-    if watched["turn_s"]:
-        text += f", for {duration(watched['turn_s'])} in this turn"
     return printable(text)
 
 
 def view_of(look: Look, notes: list[str]) -> View:
     told = look.told
-    command = printable(told["command"])
-    if len(command) > COMMAND_LENGTH_MAX:
-        command = command[: COMMAND_LENGTH_MAX - 1] + "…"
+    command = cut(printable(told["command"]), COMMAND_LENGTH_MAX)
     cpu = percent(look.cpu) if look.cpu is not None else "-"
     versions = printable(f"uringloop {told['uringloop']}, Python {told['python']}")
     title = [f"{told['pid']}  {command}", f"{versions}, CPU {cpu}"]
@@ -155,6 +168,52 @@ def view_of(look: Look, notes: list[str]) -> View:
     if not look.loops:
         works = ["no loop is open"]
     return View(title, [heading_of(watched) for watched in look.loops], rows, works + notes)
+
+
+# ── many processes ───────────────────────────────────────────────────────────────────────────
+
+
+def overview_of(
+    title: list[str], looks: Sequence[tuple[Look, float]], width: int, notes: list[str]
+) -> View:
+    """Return a table with a line for each loop of several processes.
+
+    Beside each look stands for how many seconds its process has not answered. Commands are cut
+    where lines would get longer than *width*.
+    """
+    rows = [row for look, silent_s in looks for row in _loop_rows(look, silent_s)]
+    taken = max((len(row.label) for row in rows), default=0)
+    for index, heading in enumerate(OVERVIEW[:-1]):
+        taken += GAP + max([len(heading), *(len(row.cells[index]) for row in rows)])
+    room = max(width - taken - GAP, len(OVERVIEW[-1]))
+    rows = [row._replace(cells=[*row.cells[:-1], cut(row.cells[-1], room)]) for row in rows]
+    works = [
+        f"{look.told['pid']} {work}"
+        for look, _ in looks
+        for watched in look.loops
+        if is_blocked(watched) and (work := work_of(watched)) is not None
+    ]
+    return View(title, list(OVERVIEW), rows, works + notes, "PID     loop")
+
+
+def _loop_rows(look: Look, silent_s: float) -> Iterator[Row]:
+    for watched in look.loops:
+        told, rates = watched["told"], watched["rates"]
+        cells = [
+            f"NO ANSWER {duration(silent_s)}" if silent_s else state_of(watched),
+            percent(rates["cpu"]) if rates is not None else "-",
+            number(rates["turns"]) if rates is not None else "-",
+            size(rates["received_bytes"]) + "/s" if rates is not None else "-",
+            size(rates["sent_bytes"]) + "/s" if rates is not None else "-",
+            f"{told['stats']['operations']:,}",
+            duration(told["stats"]["lag"]),
+            printable(look.told["command"]),
+        ]
+        alarms = [silent_s > 0 or is_blocked(watched), *[False] * (len(cells) - 1)]
+        yield Row(f"{look.told['pid']:<7} {heading_of(watched)}", cells, alarms)
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────
 
 
 def parts_of(view: View, width: int) -> Iterator[list[int]]:
@@ -173,23 +232,24 @@ def parts_of(view: View, width: int) -> Iterator[list[int]]:
         yield part
 
 
-# ── tables ───────────────────────────────────────────────────────────────────────────────────
-
-
 def plain_lines(view: View, width: int) -> list[str]:
     """Return *view* as lines; a figure that should not be so has an exclamation mark."""
     lines = [*view.title]
-    labels = max((len(row.label) for row in view.rows), default=0)
+    labels = max([len(view.corner), *(len(row.label) for row in view.rows)])
     for part in parts_of(view, width):
-        table = [["", *(view.headings[index] for index in part)]]
+        table = [[view.corner, *(view.headings[index] for index in part)]]
         for row in view.rows:
             marked = [("! " if row.alarms[index] else "") + row.cells[index] for index in part]
             table.append([row.label, *marked])
-        widths = [max(map(len, column)) + GAP for column in list(zip(*table, strict=True))[1:]]
+        widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[1:]]
+        words = [view.headings[index] in LEFT for index in part]
         lines.append("")
         for label, *cells in table:
-            texts = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
-            lines.append(label.ljust(labels) + "".join(texts))
+            texts = [
+                " " * GAP + (cell.ljust(width) if is_word else cell.rjust(width))
+                for cell, width, is_word in zip(cells, widths, words, strict=True)
+            ]
+            lines.append((label.ljust(labels) + "".join(texts)).rstrip())
     return [*lines, *([""] if view.notes else []), *view.notes]
 
 
@@ -203,9 +263,11 @@ def rich_group(view: View, width: int) -> RenderableType:
     for part in parts_of(view, width):
         # No lines, for all of it has to fit into the 24 rows of a small terminal.
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
-        table.add_column("", no_wrap=True)
+        table.add_column(Text(view.corner), no_wrap=True)
         for index in part:
-            table.add_column(Text(view.headings[index]), justify="right", no_wrap=True)
+            heading = view.headings[index]
+            justify: Literal["left", "right"] = "left" if heading in LEFT else "right"
+            table.add_column(Text(heading), justify=justify, no_wrap=True)
         for row in view.rows:
             cells = [
                 Text(row.cells[index], style="bold red" if row.alarms[index] else "")

@@ -6,6 +6,7 @@ be well-formed, and nobody is asked who is another user's.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -13,7 +14,7 @@ import select
 import socket
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
 from uringloop import monitor
@@ -98,15 +99,72 @@ def path_of(target: str) -> str:
     raise CannotWatch(f"process {target} has no monitor: {HINT}, or name the path of its socket")
 
 
-def listed() -> Iterator[tuple[str, Told]]:
-    """Yield the path and one answer of each program that this user may watch, if it answers."""
+def _processes() -> Iterator[tuple[int, int]]:
+    """Yield the number of each process and that of its parent."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            # One may end meanwhile, or be hidden.
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name of the program is in brackets, and may have any other in it.
+                yield int(name), int(file.read().rpartition(b")")[2].split()[1])
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return the children of the process *pid*, theirs, and so on."""
+    parents = dict(_processes())
+    found = {pid}
+    # A child may have a smaller number than its parent.
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
+def existing_paths_of(pids: Iterable[int]) -> Iterator[str]:
+    """Yield where the sockets of those processes are that have one and may be watched."""
+    for pid in pids:
+        with contextlib.suppress(CannotWatch):
+            yield from [path for path in paths_of(pid) if os.path.exists(path)][:1]
+
+
+def family_paths(pid: int) -> list[str]:
+    """Return the sockets of the process *pid* and its descendants."""
+    return list(existing_paths_of([pid, *descendants_of(pid)]))
+
+
+def all_paths() -> list[str]:
+    """Return the sockets of all programs that this user may watch, as far as they can be found."""
+    own = (pid for pid, _ in _processes() if "URINGLOOP_MONITOR" in _own_environment_of(pid))
+    found: dict[tuple[int, int], str] = {}
+    for path in [*_default_paths(), *existing_paths_of(own)]:
+        # The same socket may be found by two names.
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            found.setdefault((status.st_dev, status.st_ino), path)
+    return list(found.values())
+
+
+def _own_environment_of(pid: int) -> dict[str, str]:
+    """Return the variables of a process if it is this user's, or this user is root."""
+    try:
+        return _environment_of(pid) if os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid) else {}
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+
+
+def _default_paths() -> Iterator[str]:
+    """Yield the sockets in the folders where they are by default."""
     user = os.geteuid()
     folders = set(monitor.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
     if user == 0:
         folders |= {*glob.glob("/run/user/*"), *glob.glob("/tmp/uringloop-*")}
     for folder in sorted(folders):
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "uringloop-*.sock"))):
-            yield from _answered(path)
+        yield from sorted(glob.glob(os.path.join(glob.escape(folder), "uringloop-*.sock")))
+
+
+def listed() -> Iterator[tuple[str, Told]]:
+    """Yield the path and one answer of each program that this user may watch, if it answers."""
+    for path in all_paths():
+        yield from _answered(path)
 
 
 def _answered(path: str) -> Iterator[tuple[str, Told]]:
@@ -137,11 +195,13 @@ TOLD_KINDS: Kinds = {
 }
 LOOP_KINDS: Kinds = {
     "id": int,
+    "name": str,
     "thread": str | None,
     "thread_id": int | None,
     "thread_cpu": NUMBER,
     "running": bool,
     "sleeping": bool,
+    "blocked": NUMBER,
     "place": dict | None,
     "task": dict | None,
     "debug": bool,
@@ -205,6 +265,9 @@ class Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.sock.close()
         if self.process >= 0:
             os.close(self.process)
@@ -292,11 +355,10 @@ class Rates(TypedDict):
 
 
 class Watched(TypedDict):
-    """One loop at one moment: what it says, its rates, and how long it is in one turn at least."""
+    """One loop at one moment: what it says, and its rates."""
 
     told: LoopTold
     rates: Rates | None
-    turn_s: float
 
 
 class Look:
@@ -310,27 +372,14 @@ class Look:
         if before is not None and self.seconds > 0:
             self.cpu = (told["cpu"] - before.told["cpu"]) / self.seconds
             earlier = {loop["id"]: loop for loop in before.told["loops"]}
-        # Since when each loop that works has been in the turn it is in.
-        self.since: dict[int, float] = {}
-        self.loops = [
-            self._watched(loop, earlier.get(loop["id"]), before) for loop in told["loops"]
-        ]
+        self.loops = [self._watched(loop, earlier.get(loop["id"])) for loop in told["loops"]]
 
-    def _watched(self, loop: LoopTold, earlier: LoopTold | None, before: Look | None) -> Watched:
+    def _watched(self, loop: LoopTold, earlier: LoopTold | None) -> Watched:
         if earlier is not None and earlier["stats"]["turns"] > loop["stats"]["turns"]:
             # Another one, in the memory of the first.
             earlier = None
-        now = self.told["time"]
-        if loop["running"] and not loop["sleeping"]:
-            same = earlier is not None and earlier["stats"]["turns"] == loop["stats"]["turns"]
-            began = before.since.get(loop["id"], now) if same and before is not None else now
-            self.since[loop["id"]] = began
-        rates = self._rates(loop, earlier) if before is not None and self.seconds > 0 else None
-        return {
-            "told": loop,
-            "rates": rates,
-            "turn_s": now - self.since.get(loop["id"], now),
-        }
+        rates = self._rates(loop, earlier) if self.seconds > 0 else None
+        return {"told": loop, "rates": rates}
 
     def _rates(self, loop: LoopTold, earlier: LoopTold | None) -> Rates:
         """Return the rates of *loop*; one that was not there *earlier* began at nothing."""

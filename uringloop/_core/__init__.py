@@ -20,6 +20,7 @@ MODULES = (
     "spares",
     "buffers",
     "timers",
+    "timing",
     "ready",
     "wakeup",
     "owners",

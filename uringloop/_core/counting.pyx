@@ -1,7 +1,7 @@
 """What a loop has done so far, what has become of its ring, and which loops there are.
 
-The counters are always on: each is one addition, at a place that does much more. Reading them
-neither stops nor resets anything; any thread may.
+The counters are always on: each is one addition, at a place that does much more. Turns are timed
+while somebody wants that. Reading neither stops nor resets anything; any thread may.
 """
 
 from weakref import ref
@@ -10,6 +10,15 @@ from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
 from uringloop._core.loop cimport BATCH_SIZES, LoopCore
+from uringloop._core.timing cimport (
+    DURATION_BOUNDS,
+    Durations,
+    FOR_HISTOGRAMS,
+    FOR_MONITOR,
+    FOR_PRECISION,
+    FOR_STALLS,
+    turn_clock_ns,
+)
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -17,6 +26,15 @@ cdef extern from "<pthread.h>" nogil:
     ctypedef unsigned long pthread_t
     int pthread_getcpuclockid(pthread_t thread, clockid_t *clock)
 
+
+# A turn that takes this long is a stall where Loop(stall_ms=) says nothing else: what asyncio calls
+# slow in debug mode.
+STALL_MS = 100
+# A stall that is shorter needs the precise clock: the coarse one may be 10 ms old.
+COARSE_STALL_MS = 50
+
+# Whether loops that are made now are timed, for the monitor.
+cdef bint MONITORED = False
 
 # Every loop that has not been freed. A set of weak references and no WeakSet: this one costs 0.2 us
 # for a loop, and is copied at once, while other threads make loops.
@@ -26,6 +44,8 @@ cdef set LOOPS = set()
 def register(LoopCore loop not None):
     """Have *loop* found by open_loops() until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
+    if MONITORED:
+        wish(loop, FOR_MONITOR)
 
 
 def fall_of(LoopCore loop not None):
@@ -51,22 +71,26 @@ def open_loops():
 
 
 def place_of(LoopCore loop not None):
-    """Return the thread that runs *loop* or 0, its CPU seconds, and whether the loop sleeps."""
+    """Return the thread that runs *loop* or 0, its CPU seconds, whether the loop sleeps, and for
+    how long it is in its present turn, as far as turns are timed."""
     cdef clockid_t clock = 0
     cdef timespec used
     # A forked child has the number of a thread that is not there.
     if loop.thread_id == 0 or loop.ring.u.inherited:
-        return 0, 0.0, False
+        return 0, 0.0, False, 0.0
     used.tv_sec = used.tv_nsec = 0
     # That thread lives: it is in _run(), and nobody gives up the GIL before the answer.
     if pthread_getcpuclockid(<pthread_t>loop.thread_id, &clock) == 0:
         clock_gettime(clock, &used)
-    return loop.thread_id, used.tv_sec + used.tv_nsec * 1e-9, loop.sleeping
+    cpu = used.tv_sec + used.tv_nsec * 1e-9
+    return loop.thread_id, cpu, loop.sleeping, blocked_s(loop)
 
 
 def stats_of(LoopCore loop not None):
     """Return the counters and the present state of *loop*."""
     cdef int index
+    # A turn that has not ended holds up everything that is due.
+    cdef double lag = max(loop.counters.lag_ns * 1e-9, blocked_s(loop))
     return {
         "turns": loop.counters.turns,
         "kernel_entries": loop.ring.u.enters,
@@ -86,6 +110,80 @@ def stats_of(LoopCore loop not None):
         "timers_pending": (
             loop.timers.count + loop.timers.due_end - loop.timers.due_begin
             - loop.timers.cancelled),
-        "lag": loop.counters.lag_ns * 1e-9,
-        "lag_max": loop.counters.lag_max_ns * 1e-9,
+        "lag": lag,
+        "lag_max": max(loop.counters.lag_max_ns * 1e-9, lag),
+        "stalls": loop.times.stalls,
+    }
+
+
+# ── turns and callbacks, while somebody wants to know how long they take ─────────────────────────
+
+
+def watch_stalls(LoopCore loop not None, long milliseconds):
+    """Time the turns of *loop* from now on: one of so many *milliseconds* is a stall."""
+    loop.times.stall_ns = milliseconds * 1_000_000
+    wish(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
+
+
+def time_turns(bint wanted):
+    """Time the turns of every loop, those that are made later too, or do so no more."""
+    global MONITORED
+    MONITORED = wanted
+    for loop in open_loops():
+        if wanted:
+            wish(<LoopCore>loop, FOR_MONITOR)
+        else:
+            (<LoopCore>loop).times.wishes &= ~FOR_MONITOR
+
+
+def keep_histograms(LoopCore loop not None):
+    """Time the turns and the callbacks of *loop* by the precise clock from now on."""
+    wish(loop, FOR_HISTOGRAMS)
+
+
+cdef int wish(LoopCore loop, int wishes) except -1:
+    if loop.times.stall_ns == 0:
+        loop.times.stall_ns = STALL_MS * 1_000_000
+    if loop.times.wishes == 0:
+        # It may be in the middle of a turn, whose beginning nobody knows.
+        loop.times.began_ns = turn_clock_ns(&loop.times)
+    loop.times.wishes |= wishes
+    return 0
+
+
+cdef double blocked_s(LoopCore loop) noexcept:
+    """Return for how long the present turn of *loop* has lasted, if it is timed."""
+    if (loop.thread_id == 0 or loop.ring.u.inherited or loop.sleeping
+            or loop.times.wishes == 0):
+        return 0.0
+    return max(turn_clock_ns(&loop.times) - loop.times.began_ns, 0) * 1e-9
+
+
+def turn_of(LoopCore loop not None):
+    """Return the thread that runs *loop* or 0, when its turn began, and for how long it lasts.
+
+    And of the stalls: how many have ended, and of the last one when it began and how long it took.
+    All times are in seconds; those of the present turn are 0 while the loop sleeps.
+    """
+    cdef double lasts = blocked_s(loop)
+    return (
+        0 if loop.ring.u.inherited else loop.thread_id, loop.times.began_ns * 1e-9, lasts,
+        loop.times.stalls, loop.times.stall_began_ns * 1e-9, loop.times.stall_took_ns * 1e-9)
+
+
+cdef tuple told(const Durations *durations):
+    cdef int index
+    return (
+        [durations.counts[index] for index in range(DURATION_BOUNDS + 1)], durations.sum_ns * 1e-9)
+
+
+def histograms_of(LoopCore loop not None):
+    """Return how many lags, turns and callbacks of *loop* took how long, and the sums in seconds.
+
+    The numbers are by the bounds of timing.BOUNDS, with one more for what took longer.
+    """
+    return {
+        "lag": told(&loop.times.lags),
+        "turn": told(&loop.times.turns),
+        "callback": told(&loop.times.callbacks),
     }

@@ -9,6 +9,7 @@ from uringloop._core.owners cimport Owners
 from uringloop._core.ready cimport ReadyQueue
 from uringloop._core.ring cimport Ring
 from uringloop._core.timers cimport TimerHeap
+from uringloop._core.timing cimport Times
 from uringloop._core.wakeup cimport WakeUp
 
 
@@ -74,6 +75,7 @@ cdef class LoopCore:
     cdef Handle current_handle  # in debug mode, the one that runs; else None
     cdef Owners owners          # the transports, by descriptor
     cdef Counters counters
+    cdef Times times            # of turns and callbacks, while somebody wants to know
     cdef public double slow_callback_duration
     # Garbage is closed before it is taken apart, operations and all: told to the collector then.
     cdef public bint _closes_itself
@@ -88,7 +90,6 @@ cdef class LoopCore:
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
-    cdef void count_batch(self, uint64_t count) noexcept
     cdef int feed_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
     cdef int run_due(self) except -1

@@ -57,6 +57,7 @@ from uringloop._core.pyapi cimport (
 from uringloop._core.ready cimport ReadyQueue
 from uringloop._core.ring cimport Ring, traverse_ring
 from uringloop._core.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
+from uringloop._core.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, power_of
 from uringloop._core.wakeup cimport WakeUp
 from uringloop._native.uring cimport (
     EFD_CLOEXEC,
@@ -254,6 +255,7 @@ cdef class LoopCore:
         if PyList_GET_SIZE(self.rearm_list):
             self.rearm_all()
         self.flush_all()
+        end_turn(&self.times)
         self.submit_and_wait()
         return 0
 
@@ -274,7 +276,9 @@ cdef class LoopCore:
             self.ring.mark()
             self.dispatch()
         if self.ring.completions != before:
-            self.count_batch(self.ring.completions - before)
+            before = self.ring.completions - before
+            self.counters.batches[power_of(before, BATCH_SIZES - 1)] += 1
+            self.counters.batched += before
         if PyList_GET_SIZE(self.pool.starved):
             self.feed_starved(self.pool)
         if PyList_GET_SIZE(self.datagram_pool.starved):
@@ -290,15 +294,6 @@ cdef class LoopCore:
             except MemoryError as exc:
                 self.call_exception_handler(
                     {"message": "No memory for what has completed", "exception": exc})
-
-    cdef void count_batch(self, uint64_t count) noexcept:
-        cdef uint64_t size = count
-        cdef int index = 0
-        while size > 1 and index < BATCH_SIZES - 1:
-            size >>= 1
-            index += 1
-        self.counters.batches[index] += 1
-        self.counters.batched += count
 
     cdef int feed_starved(self, BufferPool pool) except -1:
         """Re-arm as many receives as there are buffers: all of them at once would starve again."""
@@ -319,6 +314,7 @@ cdef class LoopCore:
             if deadline <= now:
                 self.counters.lag_ns = now - deadline
                 self.counters.lag_max_ns = max(self.counters.lag_max_ns, now - deadline)
+                add_duration(&self.times.lags, now - deadline)
             self.timers.expire(now)
         return 0
 
@@ -344,7 +340,7 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_handle(self, Handle handle) except -1:
-        if self.debug:
+        if self.debug or self.times.wishes & FOR_HISTOGRAMS:
             return self.run_timed(handle)
         return handle.run()
 
@@ -355,7 +351,9 @@ cdef class LoopCore:
             handle.run()
         finally:
             self.current_handle = None
-        return self.report_slow(began, handle)
+        if self.times.wishes & FOR_HISTOGRAMS:
+            add_duration(&self.times.callbacks, uring_clock_ns() - began)
+        return self.report_slow(began, handle) if self.debug else 0
 
     cdef int report_slow(self, int64_t began, object subject) except -1:
         cdef double took = (uring_clock_ns() - began) * 1e-9
@@ -409,6 +407,7 @@ cdef class LoopCore:
                     self.ring.wait(timeout)
                 finally:
                     self.sleeping = False
+                    begin_turn(&self.times)
                 PyErr_CheckSignals()
                 return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
@@ -466,6 +465,7 @@ cdef class LoopCore:
         """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
         self.check_closed()
         self.thread_id = threading.get_ident()
+        begin_turn(&self.times)
         try:
             take_over(self.ring)
             self.ring.running = True

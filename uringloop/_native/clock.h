@@ -21,4 +21,12 @@ static inline int64_t uring_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
 }
 
+/* The same clock as of the last tick, 1 to 10 ms ago: a seventh of the time. */
+static inline int64_t uring_clock_coarse_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
+}
+
 #endif

@@ -1,4 +1,6 @@
-"""The report as pictures, for `--plot` and for the page: panels for each size of message.
+"""The report as pictures, one for `--plot` and one for each panel of the page.
+
+Each size of message has its panels; one that would have nothing to show is left out.
 
 The only module of the benchmark that imports matplotlib, and not before it draws.
 """
@@ -7,8 +9,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +21,7 @@ from . import report
 from .loadgen import Histogram
 from .loops import REFERENCES
 from .settings import Settings
-from .summary import BASELINE, Quantity, Result, Summary
-
-JUDGED = "uringloop"
+from .summary import BASELINE, JUDGED, Quantity, Result, Summary
 
 # Colours of Okabe and Ito, which the colour-blind tell apart, without yellow and black, which are
 # lost on one of the two grounds; markers tell the same once more.
@@ -35,6 +38,9 @@ _LABEL_SHARE = 0.13
 # Percentiles of the latency's panels, as far as at least so many requests were slower.
 _PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 _SLOWER_MIN = 10
+
+# Draws one panel on axes of matplotlib's.
+Drawing = Callable[[Any], None]
 
 # Of what matplotlib says of itself in an SVG.
 NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -56,7 +62,7 @@ class Panel:
 # In nanoseconds and bytes, divided by what their unit says.
 _PANELS = (
     Panel("Throughput", "requests/s", lambda one: one.requests_per_second, 1.0),
-    Panel("Server CPU", "us per request", lambda one: one.server_cpu_ns, 1e3),
+    Panel("Server CPU", "µs per request", lambda one: one.server_cpu_ns, 1e3),
     Panel("Kernel entries", "per request", lambda one: one.kernel_entries, 1.0),
     Panel("Peak memory of the server", "MiB", lambda one: one.peak_rss_bytes, 2.0**20),
 )
@@ -64,46 +70,78 @@ _PANELS = (
 
 def draw(settings: Settings, results: list[Result], path: Path) -> None:
     """Draw the whole report into a file."""
-    figure_of(settings, results, report.title(settings)).savefig(path, dpi=_DENSITY)
+    title = f"{report.title(report.names_of(results))}\n{report.conditions(settings)}"
+    figure_of(settings, results, title).savefig(path, dpi=_DENSITY)
 
 
-def svg(settings: Settings, results: list[Result]) -> str:
-    """Return the report as an SVG element, its text in the colour of the text around it."""
+def pictures(settings: Settings, results: list[Result]) -> list[tuple[str, str]]:
+    """Return each panel as its title and an SVG element, its text in the colour of the page's."""
+    return [
+        (title, _svg(number, title, draw_on))
+        for number, (title, draw_on) in enumerate(_drawings(settings, results))
+    ]
+
+
+def _svg(number: int, title: str, draw_on: Drawing) -> str:
     buffer = io.StringIO()
-    figure = figure_of(settings, results, "")
-    figure.savefig(buffer, format="svg", transparent=True, metadata=NOTHING)
+    with _styled() as figure:
+        figure.set_size_inches(_WIDTH, _HEIGHT)
+        axes = figure.subplots()
+        draw_on(axes)
+        axes.set_title(title)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=NOTHING)
     text = buffer.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    # All of them are in one page, where each name may be there once.
+    return re.sub(r'( id="|href="#|url\(#)', rf"\1panel{number}-", text)
 
 
-def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
+@contextmanager
+def _styled() -> Iterator[Any]:
+    """Yield an empty figure, and the style that it is drawn and saved in."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    clients = sorted(set(settings.clients))
-    sizes = list(dict.fromkeys(settings.sizes))
-    # For each size its panels, and then the latencies in as many rows as they need.
-    columns = len(_PANELS)
-    rows = 1 + math.ceil(len(clients) / columns)
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     with rc_context(dict.fromkeys(ink, INK) | {"font.size": 9, "svg.hashsalt": "uringloop"}):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
-        figure.set_size_inches(_WIDTH * columns, _HEIGHT * rows * len(sizes) + 0.7)
-        places = figure.subplots(rows * len(sizes), columns, squeeze=False)
-        for number, size in enumerate(sizes):
-            some = [one for one in results if one.row.cell.size == size and one.summary]
-            upper, *others = places[rows * number : rows * (number + 1)]
-            lower = [axes for row in others for axes in row]
-            for axes, panel in zip(upper, _PANELS, strict=True):
-                _draw_panel(axes, panel, some, clients)
-                axes.set_title(f"{panel.title}, {size:,} B")
-            for axes, count in zip(lower, clients, strict=False):
-                _draw_latency(axes, [one for one in some if one.row.cell.clients == count])
-                axes.set_title(f"Latency, {size:,} B, {count:,} {_clients(count)}")
-            for axes in lower[len(clients) :]:
-                axes.set_visible(False)
+        yield figure
+
+
+def _drawings(settings: Settings, results: list[Result]) -> list[tuple[str, Drawing]]:
+    """Return the panels that have something to show: a title, and what draws it."""
+    clients = sorted(set(settings.clients))
+    drawings: list[tuple[str, Drawing]] = []
+    for size in dict.fromkeys(settings.sizes):
+        some = [one for one in results if one.row.cell.size == size and one.summary]
+        drawings += [
+            (f"{panel.title}, {size:,} B", partial(_draw_panel, panel, some, clients))
+            for panel in _PANELS
+            if any(one.summary and panel.take(one.summary) is not None for one in some)
+        ]
+        for count in clients:
+            at_once = [one for one in some if one.row.cell.clients == count]
+            if at_once:
+                title = f"Latency, {size:,} B, {count:,} {_clients(count)}"
+                drawings.append((title, partial(_draw_latency, at_once)))
+    return drawings
+
+
+def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
+    drawings = _drawings(settings, results)
+    columns = min(len(_PANELS), max(len(drawings), 1))
+    rows = max(math.ceil(len(drawings) / columns), 1)
+    with _styled() as figure:
+        figure.set_size_inches(_WIDTH * columns, _HEIGHT * rows + 0.9)
+        places = figure.subplots(rows, columns, squeeze=False)
+        every = [axes for row in places for axes in row]
+        for axes, (heading, draw_on) in zip(every, drawings, strict=False):
+            draw_on(axes)
+            axes.set_title(heading)
+        for axes in every[len(drawings) :]:
+            axes.set_visible(False)
         handles, names = places[0][0].get_legend_handles_labels()
         # A frame has a ground of its own, on which the ink of a dark page is lost.
         figure.legend(
@@ -139,7 +177,7 @@ def _names(results: list[Result]) -> list[str]:
     return list(dict.fromkeys(one.row.loop for one in results))
 
 
-def _draw_panel(axes: Any, panel: Panel, results: list[Result], clients: list[int]) -> None:
+def _draw_panel(panel: Panel, results: list[Result], clients: list[int], axes: Any) -> None:
     """Draw medians against clients, with the lowest and the highest of the rounds."""
     names = _names(results)
     for name in names:
@@ -160,8 +198,6 @@ def _draw_panel(axes: Any, panel: Panel, results: list[Result], clients: list[in
     axes.set_xticks([], minor=True)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     axes.yaxis.set_major_formatter("{x:,g}")
-    if not axes.has_data():
-        axes.text(0.5, 0.5, "not counted", ha="center", va="center", transform=axes.transAxes)
 
 
 def _spaced(clients: list[int]) -> list[str]:
@@ -176,7 +212,7 @@ def _spaced(clients: list[int]) -> list[str]:
     return labels
 
 
-def _draw_latency(axes: Any, results: list[Result]) -> None:
+def _draw_latency(results: list[Result], axes: Any) -> None:
     """Draw percentiles of all rounds' latencies, ever closer to the slowest request."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -194,7 +230,7 @@ def _draw_latency(axes: Any, results: list[Result]) -> None:
         times = [merged.percentile(percent) / 1e3 for percent in percentiles]
         axes.plot([_place(each) for each in percentiles], times, **style_of(one.row.loop, names))
         shown = max(shown, percentiles, key=len)
-    _prepare(axes, "percentile", "us (log)")
+    _prepare(axes, "percentile", "µs (log)")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:,g}")

@@ -41,6 +41,9 @@ _SIZE_MAX = 1 << 30
 # The schedule itself costs nanoseconds per request; no server comes near.
 _RATE_MAX = 10_000_000
 
+# For a server and a load generator to start and to end.
+START_S = 0.6
+
 # matplotlib draws more; these are the ones that documents show.
 _PICTURES = (".png", ".svg")
 
@@ -194,6 +197,16 @@ def _check_files(arguments: argparse.Namespace) -> None:
         check_file(path)
 
 
+def _plan(settings: Settings, steps: int) -> str:
+    """Return what is going to be done, and how long that takes."""
+    each = settings.warm_up + settings.duration + settings.counting + START_S
+    seconds = steps * each
+    about = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
+    return (
+        f"{steps} measurements, each with a server and a load generator of its own: about {about}"
+    )
+
+
 def _run(arguments: argparse.Namespace, command: str) -> int:
     settings = _settings(arguments)
     _check_files(arguments)
@@ -212,14 +225,15 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         programs = reference.build(directory) if settings.reference else {}
         names = [*settings.loops, *programs]
         facts = environment.describe(names, where.note, idle)
-        print("\n".join([report.title(settings), *report.environment_lines(facts), ""]), flush=True)
         steps = len(names) * len(settings.cells) * settings.rounds
+        head = [report.title(names), report.sentence(report.conditions(settings))]
+        print("\n".join([*head, _plan(settings, steps), ""]), flush=True)
         with terminal.progress(steps) as step:
             rows = runner.Runner(settings, where, programs, directory).run(step)
     results = summary.compare(rows)
     notes = summary.notes(results, settings.rate)
     terminal.print_table(results)
-    print("\n".join(["", *notes]))
+    print("\n".join(["", *notes, "", *report.environment_lines(facts), ""]))
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(settings, facts, results, notes))
     if arguments.markdown is not None:
@@ -228,6 +242,10 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         arguments.report.write_text(page.page(settings, facts, results, notes, command))
     if arguments.plot is not None:
         charts.draw(settings, results, arguments.plot)
+    for path in (arguments.json, arguments.markdown, arguments.report, arguments.plot):
+        if path is not None:
+            print(f"Written to {path.resolve()}")
+    print(summary.verdict(results, settings.rate), flush=True)
     failed = [row for row in rows if row.status == "failed"]
     if failed:
         first = failed[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import sys
@@ -64,14 +65,15 @@ def describe(names: list[str], pinning: str, idle: str) -> dict[str, str]:
     versions = ", ".join(f"{name} {loops.version(name)}" for name in names)
     interpreter = f"{platform.python_implementation()} {platform.python_version()}"
     return {
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "mitigations": _mitigations(),
         "python": f"{interpreter} ({sys.version.split('[', 1)[-1].rstrip(']')})",
         "loops": versions,
         "allocator": _allocator(),
         "tcp": f"congestion control {_tcp()}",
         "pinning": pinning,
         "idle processors": idle,
+        "mitigations": _mitigations(),
     }

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from .settings import Settings
-from .summary import BASELINE, PERCENTILES, Quantity, Result
+from .summary import BASELINE, JUDGED, PERCENTILES, Quantity, Result, verdict
 
 # Raised when a field of the JSON changes its meaning or goes away.
 JSON_SCHEMA = 1
@@ -17,10 +17,10 @@ HEADINGS = (
     "clients",
     "loop",
     "requests/s",
-    "p50 us",
-    "p99 us",
-    "p99.9 us",
-    "CPU us/req",
+    "p50 µs",
+    "p99 µs",
+    "p99.9 µs",
+    "CPU µs/req",
     f"CPU/{BASELINE}",
     f"req/s/{BASELINE}",
     "entries/req",
@@ -89,14 +89,33 @@ def table_lines(results: list[Result]) -> list[str]:
     return lines
 
 
-def title(settings: Settings) -> str:
+def title(names: list[str]) -> str:
+    """Return what is compared: the loops, the one that the report is about first."""
+    ordered = sorted(dict.fromkeys(names), key=lambda name: name != JUDGED)
+    if not ordered:
+        return "An echo server"
+    if len(ordered) == 1:
+        return f"An echo server on {ordered[0]}"
+    return f"An echo server on {', '.join(ordered[:-1])} and {ordered[-1]}"
+
+
+def names_of(results: list[Result]) -> list[str]:
+    """Return the loops that have figures, in the order of the rows."""
+    return list(dict.fromkeys(one.row.loop for one in results if one.summary is not None))
+
+
+def conditions(settings: Settings) -> str:
     """Return what was run, in one line."""
     transport = "UNIX sockets" if settings.unix else "TCP on loopback"
     load = f"open loop, {settings.rate:,.0f} requests/s" if settings.rate else "closed loop"
     return (
-        f"asyncio echo server, {settings.mode} mode, {transport}, {load},"
+        f"{settings.mode} mode, {transport}, {load},"
         f" {settings.rounds} rounds of {settings.duration:g} s"
     )
+
+
+def sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def markdown(
@@ -105,10 +124,11 @@ def markdown(
     """Return the report as a Markdown document."""
     rule = [":--" if heading in LEFT else "--:" for heading in HEADINGS]
     rows = [list(HEADINGS), rule, *(cells_of(result) for result in results)]
-    lines = [f"## {title(settings)}", ""]
+    lines = [f"## {title(names_of(results))}", "", verdict(results, settings.rate), ""]
+    lines += [f"{sentence(conditions(settings))}", ""]
+    lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
+    lines += [*(f"- {note}" for note in notes), ""]
     lines += [f"- {name}: {value}" for name, value in environment.items()]
-    lines += ["", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    lines += [f"- {note}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
@@ -158,6 +178,7 @@ def to_json(
         "environment": environment,
         "settings": asdict(settings),
         "rows": [_json_row(result) for result in results],
+        "verdict": verdict(results, settings.rate),
         "notes": notes,
     }
     return json.dumps(document, indent=2) + "\n"

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from .client import Measurement
 from .loadgen import Histogram
+from .loops import REFERENCES
 from .runner import Row
 
 # The loop that every other one is compared with.
 BASELINE = "uvloop"
+# The loop that the report is about.
+JUDGED = "uringloop"
 
 PERCENTILES = (50.0, 99.0, 99.9)
 
@@ -118,6 +121,44 @@ def compare(rows: list[Row]) -> list[Result]:
             )
         results.append(Result(row, summary, ratio))
     return results
+
+
+def verdict(results: list[Result], rate: float) -> str:
+    """Return the result in a sentence: the judged loop beside each other one, over all cells."""
+    measured = {(one.row.loop, one.row.cell): one.summary for one in results if one.summary}
+    cells = list(dict.fromkeys(one.row.cell for one in results))
+    # The servers in C are the limit, and no loops.
+    others = {one.row.loop for one in results} - {JUDGED, *REFERENCES}
+    parts: list[str] = []
+    for name in sorted(others, key=lambda name: (name != BASELINE, name)):
+        pairs = [
+            (measured[JUDGED, cell], measured[name, cell])
+            for cell in cells
+            if (JUDGED, cell) in measured and (name, cell) in measured
+        ]
+        if not pairs:
+            continue
+        cost = _mean_ratio(pairs, lambda one: one.server_cpu_ns)
+        speed = _mean_ratio(pairs, lambda one: one.requests_per_second)
+        if rate:
+            what = "that of" if parts else "the CPU time of"
+            parts.append(f"{cost} of {what} {name}")
+        elif parts:
+            parts.append(f"{speed} times those of {name} with {cost}")
+        else:
+            served = f"{speed} times the requests per second of {name}"
+            parts.append(f"{served} with {cost} of its CPU time for each")
+    if not parts:
+        return f"{JUDGED} was not compared with another loop."
+    means = f", on average over {len(cells)} cells" if len(cells) > 1 else ""
+    verb = "took for each request" if rate else "served"
+    return f"{JUDGED} {verb} {'; '.join(parts)}{means}."
+
+
+def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], Quantity]) -> str:
+    """Return the geometric mean of one quantity's ratios."""
+    ratios = [take(ours).value / take(theirs).value for ours, theirs in pairs]
+    return f"{statistics.geometric_mean(ratios):.2f}"
 
 
 def notes(results: list[Result], rate: float) -> list[str]:

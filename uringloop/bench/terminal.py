@@ -25,7 +25,7 @@ def _describe(row: Row, measurement: Measurement | None) -> str:
         return f"{where}: {row.status}"
     rate = measurement.requests / measurement.elapsed_ns * 1e9
     cost = measurement.server_cpu_ns / measurement.requests / 1e3
-    return f"{where}: {rate:,.0f} requests/s, {cost:.2f} us of CPU"
+    return f"{where}: {rate:,.0f} requests/s, {cost:.2f} µs of CPU"
 
 
 @contextmanager

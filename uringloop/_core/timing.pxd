@@ -1,0 +1,61 @@
+"""How long turns and callbacks take, measured while somebody wants to know."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef enum:
+    # Bounds of a histogram, in timing.pyx; what is above the last has a place of its own.
+    DURATION_BOUNDS = 19
+
+
+cdef enum Wish:
+    # Who wants the turns of a loop timed.
+    FOR_STALLS = 1          # Loop(stall_ms=)
+    FOR_MONITOR = 2         # uringloop.monitor
+    FOR_HISTOGRAMS = 4      # uringloop.prometheus: the callbacks, too
+    # A stall that is shorter than a few ticks of the kernel's coarse clock is looked for.
+    FOR_PRECISION = 8
+
+
+cdef struct Durations:
+    uint64_t counts[DURATION_BOUNDS + 1]
+    int64_t sum_ns
+
+
+cdef struct Times:
+    int wishes              # of Wish; 0 costs a branch for each turn, and no clock
+    int64_t began_ns        # when the present turn began; stale while the loop sleeps or rests
+    int64_t stall_ns        # a turn that takes this long is a stall
+    uint64_t stalls
+    int64_t stall_began_ns  # of the last stall that has ended
+    int64_t stall_took_ns
+    Durations turns
+    Durations callbacks
+    Durations lags          # always counted: the clock is read for the timers anyway
+
+
+cdef int64_t turn_clock_ns(const Times *times) noexcept
+cdef void mark_begin(Times *times) noexcept
+cdef void mark_end(Times *times) noexcept
+cdef void add_duration(Durations *durations, int64_t took_ns) noexcept
+
+
+cdef inline void begin_turn(Times *times) noexcept:
+    """Note that the loop is awake: a turn begins here, or what is left of one."""
+    if times.wishes:
+        mark_begin(times)
+
+
+cdef inline void end_turn(Times *times) noexcept:
+    """Note that the work of a turn is done; the next begins here unless the loop sleeps."""
+    if times.wishes:
+        mark_end(times)
+
+
+cdef inline int power_of(uint64_t count, int most) noexcept:
+    """Return the power of two that *count* reaches, and at most *most*."""
+    cdef int power = 0
+    while count > 1 and power < most:
+        count >>= 1
+        power += 1
+    return power

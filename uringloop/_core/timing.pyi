@@ -1,0 +1,3 @@
+"""How long turns and callbacks take, measured while somebody wants to know."""
+
+BOUNDS: tuple[float, ...]
