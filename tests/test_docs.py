@@ -457,7 +457,10 @@ def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "python examples/nothing.py",
         "URINGLOOP_NOTHING=1 python app.py &",
         "echo | frobnicate > file",
-        'pip install "uringloop[nothing]"',
+        'pip install "uringloop[top]"',
+        'pip install "asyncio-uringloop[top]"',
+        'pip install ".[nothing]"',
+        "pip wheel --frobnicate .",
         "make 'test",
     ],
 )
