@@ -53,7 +53,7 @@ ENVIRONMENT = {"MINUTES", "PYTHON"}
 PLACEHOLDERS = {"app.py", "program.py", "server.py"}
 
 # The servers of others: whether they know the options, where they are installed.
-PROGRAMS = {"granian", "gunicorn", "hypercorn", "ipython", "jupyter", "uvicorn"}
+PROGRAMS = {"granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"}
 
 # What is compared of what the doctor shows: the rest of a line is the machine's.
 DOCTOR_NAMES = {"backend", "reason"}
@@ -152,6 +152,15 @@ def check_module(module: str, words: Words, shown: str) -> None:
         if shown:
             printed = output_of(sys.executable, "-m", module, *words)
             assert matches(shown, printed), printed
+        return
+    if module == "uringloop.as_uvloop":
+        # What it runs is a command of its own; a sentence may leave it out.
+        if not words:
+            return
+        if words[0] == "-m" or words[0] in PLACEHOLDERS:
+            check_python(words, shown)
+        else:
+            check_program(words[0], words[1:], shown)
         return
     if module == "uringloop.workers.granian" and find_spec("granian") is None:
         return

@@ -454,6 +454,7 @@ def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "python -m uringloop.nothing",
         "python -m uringloop.bench --rounds 1",
         "python -m uringloop.doctor --frobnicate",
+        "python -m uringloop.as_uvloop frobnicate",
         "python examples/nothing.py",
         "URINGLOOP_NOTHING=1 python app.py &",
         "echo | frobnicate > file",
