@@ -68,7 +68,7 @@ compare: $(VENV)/compare  ## Compare all loops in every workload; ARGS="--list" 
 # Loops that exist for some Pythons only: a wheel, or none. And TLS for asyncio and uvloop.
 PEERS = rloop rsloop zuvloop blazio aiofastnet
 $(VENV)/compare: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet "uringloop[compare]"
+	$(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[compare]"
 	@for peer in $(PEERS); do \
 	  $(VENV)/bin/python -m pip install --quiet --only-binary :all: $$peer 2>/dev/null \
 	    || echo "$$peer has no wheel for this Python"; \
@@ -127,8 +127,12 @@ test-rings: $(VENV)/installed  ## Both of them, side by side
 	wait $$soft; soft=$$?; \
 	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
 
+# By its former name the package would be in an environment twice, and a build stops beside that.
+REMOVE_FORMER = -m pip uninstall -qq --yes uringloop
+
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@echo "Compiling uringloop, and installing it with what it is compared with into $(VENV): a minute or two"
+	$(VENV)/bin/python $(REMOVE_FORMER)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
 	@# `bench --reference` looks for its C servers beside the package.
 	@ln -sfn "$(CURDIR)/benchmarks" \
@@ -140,7 +144,7 @@ test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others
 
 # What is installed asks for no more than its extra.
 $(VENV)/frameworks: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet "uringloop[frameworks]"
+	$(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"
 	@touch $@
 
 # ── for developers ────────────────────────────────────────────────────────────────────────────
@@ -161,6 +165,7 @@ type: $(DEV)/installed  ## Check types: mypy, pyright, and the stubs against the
 	  --mypy-config-file pyproject.toml
 
 $(DEV)/installed: $(DEV)/python-$(TAG) $(BUILD_SOURCES)
+	$(DEV)/bin/python $(REMOVE_FORMER)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
@@ -259,14 +264,15 @@ docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings ar
 	@echo "build/docs/index.html"
 
 $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
+	$(DOCS)/bin/python $(REMOVE_FORMER)
 	$(DOCS)/bin/python -m pip install --quiet ".[docs]"
 	@touch $@
 
-sdist: $(TOOLS)/installed  ## Make dist/uringloop-*.tar.gz
+sdist: $(TOOLS)/installed  ## Make dist/asyncio_uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist
 
 # What is linked dynamically goes into the wheel, and its name says which C library is old enough.
-wheel: $(TOOLS)/installed  ## Make dist/uringloop-*.whl, from an sdist, with liburing inside
+wheel: $(TOOLS)/installed  ## Make dist/asyncio_uringloop-*.whl, from an sdist, with liburing inside
 	rm -rf build/wheel
 	$(RUN_TOOLS) -m build --outdir build/wheel
 	@mkdir -p dist

@@ -36,8 +36,8 @@ Install it and try again:
 
 
 NAMESAKE = """\
-Another distribution called uringloop, version {version}, is installed in {folder}: the one of the
-Python Package Index is another project, whose package has the same name. Remove it and try again:
+A distribution called uringloop, version {version}, is installed in {folder}: {which}.
+Its package has the same name as this one's. Remove it and try again:
 
     python -m pip uninstall uringloop
 """
@@ -157,18 +157,23 @@ def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
     }
 
 
-def namesake() -> metadata.Distribution | None:
-    """Return the other project's distribution, if it is where this Python installs packages.
+def namesake() -> str | None:
+    """Describe the distribution `uringloop`, if it is where this Python installs packages.
 
-    Pip builds in an environment of its own, whose Python still knows that folder.
+    Both distributions would own the files of the package, and removing either removes them. Pip
+    builds in an environment of its own, whose Python still knows that folder.
     """
     ours = tomllib.loads(Path("pyproject.toml").read_text())["project"]["description"]
     folders = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
     for found in metadata.distributions(name="uringloop", path=folders):
-        # An older one of ours may have been described otherwise.
-        compiled = Path(str(found.locate_file("uringloop"))) / "_core" / "__init__.py"
-        if found.metadata["Summary"] != ours and not compiled.exists():
-            return found
+        folder = Path(str(found.locate_file("")))
+        # The package is elsewhere if the distribution is editable.
+        compiled = folder / "uringloop" / "_core" / "__init__.py"
+        if found.metadata["Summary"] == ours or compiled.exists():
+            which = "this project by its former name"
+        else:
+            which = "another project, that of the Python Package Index"
+        return NAMESAKE.format(version=found.version, folder=folder, which=which)
     return None
 
 
@@ -181,10 +186,10 @@ def check() -> None:
             "uringloop needs a CPython with a GIL, which says who may touch a loop's queues: "
             "this is a free-threaded build."
         )
-    other = namesake()
+    # Compiling in place installs nothing.
+    other = None if "--inplace" in sys.argv else namesake()
     if other is not None:
-        folder = Path(str(other.locate_file("")))
-        raise SystemExit("\n" + NAMESAKE.format(version=other.version, folder=folder))
+        raise SystemExit("\n" + other)
 
 
 def main() -> None:

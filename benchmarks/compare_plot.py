@@ -45,7 +45,7 @@ def check(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise BenchError(f"--plot: {path} ends in neither {' nor '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: pip install 'uringloop[compare]'")
+        raise BenchError("--plot needs matplotlib: pip install matplotlib")
 
 
 def draw(table: Table, path: Path) -> None:

@@ -53,7 +53,7 @@ ENVIRONMENT = {"MINUTES", "PYTHON"}
 PLACEHOLDERS = {"app.py", "program.py", "server.py"}
 
 # The servers of others: whether they know the options, where they are installed.
-PROGRAMS = {"granian", "gunicorn", "hypercorn", "ipython", "jupyter", "uvicorn"}
+PROGRAMS = {"granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"}
 
 # What is compared of what the doctor shows: the rest of a line is the machine's.
 DOCTOR_NAMES = {"backend", "reason"}
@@ -153,6 +153,15 @@ def check_module(module: str, words: Words, shown: str) -> None:
             printed = output_of(sys.executable, "-m", module, *words)
             assert matches(shown, printed), printed
         return
+    if module == "uringloop.as_uvloop":
+        # What it runs is a command of its own; a sentence may leave it out.
+        if not words:
+            return
+        if words[0] == "-m" or words[0] in PLACEHOLDERS:
+            check_python(words, shown)
+        else:
+            check_program(words[0], words[1:], shown)
+        return
     if module == "uringloop.workers.granian" and find_spec("granian") is None:
         return
     check_options(words, sys.executable, "-m", module)
@@ -165,12 +174,23 @@ def check_module(module: str, words: Words, shown: str) -> None:
 
 
 def check_pip(words: Words, shown: str) -> None:
-    assert words[0] == "install"
+    if words[0] == "uninstall":
+        assert words[1:] == ["--yes", "uringloop"]
+        return
+    assert words[0] in ("install", "wheel")
     known = {re.split(r"[\[<>=]", name)[0] for names in EXTRAS.values() for name in names}
-    for word in words[1:]:
+    help_text = output_of(sys.executable, "-m", "pip", words[0], "--help")
+    packages = iter(words[1:])
+    for word in packages:
+        if word.startswith("--"):
+            assert re.search(rf"{word}[ ,]", help_text), word
+            if re.search(rf"{word} <", help_text):
+                next(packages)
+            continue
+        # Neither distribution by its name: an index may have somebody else's.
         name, _, extras = word.rstrip("]").partition("[")
-        assert name == "." or (name == "uringloop" and extras) or name in known, word
-        assert not extras or name not in (".", "uringloop") or set(extras.split(",")) <= set(EXTRAS)
+        assert name == "." or name in known - {"asyncio-uringloop"}, word
+        assert name != "." or not extras or set(extras.split(",")) <= set(EXTRAS), word
 
 
 def check_apt_get(words: Words, shown: str) -> None:

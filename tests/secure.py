@@ -7,6 +7,7 @@ bytes of which record go over the wire, and when.
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import socket
 import ssl
@@ -18,6 +19,9 @@ from contexts import Contexts
 from roles import Loop, narrow_pair, read_exactly, until
 
 T = TypeVar("T")
+
+# Whether asyncio tells a peer by an alert why it ends the connection: gh-98078, Python 3.16.
+SENDS_ALERTS = "SSLError" in vars(asyncio.sslproto.SSLProtocol)["_do_read"].__code__.co_names
 
 
 # ── who reads into a buffer ──────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from uringloop.bench.loadgen import Histogram
 from uringloop.bench.runner import Row
 from uringloop.bench.settings import Settings
 
-pytest.importorskip("matplotlib", reason="pip install 'uringloop[report]'")
+pytest.importorskip("matplotlib", reason="pip install matplotlib")
 
 pytestmark = pytest.mark.usefixtures("restored_sigterm")
 
@@ -313,7 +313,7 @@ def test_lack_of_matplotlib_is_told_before_the_measurement(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     path = tmp_path / "picture.svg"
     assert cli.main([option, str(path)]) == 2
-    assert "pip install 'uringloop[report]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
     assert not path.exists()
 
 

@@ -46,7 +46,7 @@ SHORT = 0.02
 def loop(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if not loops.installed(name):
-        pytest.skip(f"needs {name}: pip install 'uringloop[bench]'")
+        pytest.skip(f"needs {name}: pip install '.[bench]'")
     return name
 
 
@@ -144,7 +144,7 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
     except methods.Refused as exc:
         if exc.kind != "missing":
             raise
-        pytest.skip(f"{exc.reason}: pip install 'uringloop[compare]'")
+        pytest.skip(f"{exc.reason}: pip install '.[compare]'")
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
 def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
     (row,) = rows.chosen([name])
     if importlib.util.find_spec(name.partition("-")[0]) is None:
-        pytest.skip(f"needs {name.partition('-')[0]}: pip install 'uringloop[compare]'")
+        pytest.skip(f"needs {name.partition('-')[0]}: pip install '.[compare]'")
     assert figures(row.method, "uringloop", tmp_path)["cpu"] > 0
 
 
@@ -348,7 +348,7 @@ def test_reports_of_several_pythons_become_one(
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_report_is_drawn(tmp_path: Path, suffix: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        pytest.skip("needs matplotlib: pip install 'uringloop[compare]'")
+        pytest.skip("needs matplotlib: pip install '.[compare]'")
     single = table("3.13", uvloop=[10.0], uringloop=[5.0])
     single.lines[1].cells["uringloop"].give_up("not supported", "")
     source, picture = tmp_path / "report.json", tmp_path / f"report{suffix}"

@@ -54,6 +54,8 @@ TOP_FILES = {
 }
 SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "page.html", "py.typed")
 WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
+# As the names of files have it.
+DISTRIBUTION = "asyncio_uringloop"
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
 # Setuptools' own entry points for pip and build, without a new environment for each of them.
 BACKEND = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
@@ -123,7 +125,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     unpacked = run("tar", "xf", sdist, cwd=folder)
     assert unpacked.returncode == 0, unpacked.stderr
-    return build("build_wheel", folder / f"uringloop-{__version__}", folder / "dist")
+    return build("build_wheel", folder / f"{DISTRIBUTION}-{__version__}", folder / "dist")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def io_uring_refused() -> bool:
 
 def metadata_of(wheel: Path) -> email.message.Message:
     with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"uringloop-{__version__}.dist-info/METADATA").decode()
+        text = archive.read(f"{DISTRIBUTION}-{__version__}.dist-info/METADATA").decode()
     return email.parser.Parser().parsestr(text)
 
 
@@ -193,7 +195,7 @@ def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path
 @builds
 def test_metadata_says_where_it_runs(wheel: Path) -> None:
     metadata = metadata_of(wheel)
-    assert metadata["Name"] == "uringloop"
+    assert metadata["Name"] == "asyncio-uringloop"
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
@@ -259,6 +261,23 @@ def test_installed_wheel_echoes_and_reads_files(
     done = run(installed, "-I", "-W", "error", program, backend, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{backend}: echo and file")
+
+
+# ── what is told to be installed ─────────────────────────────────────────────────────────────
+
+
+def test_nothing_tells_to_install_a_distribution_of_this_name_from_an_index() -> None:
+    told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
+    named = re.compile(r"uringloop\[")
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").glob("*.md")]
+    files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "setup.py"]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if told.search(line) or (named.search(line) and "pip" in line)
+    ]
+    assert found == []
 
 
 # ── what setup.py says without liburing ──────────────────────────────────────────────────────
@@ -341,49 +360,70 @@ def environment_with(folder: Path, files: dict[str, str]) -> Path:
     return python
 
 
-def metadata_text(summary: str) -> str:
-    return f"Metadata-Version: 2.1\nName: uringloop\nVersion: 0.0.9\nSummary: {summary}\n"
+def metadata_text(summary: str, name: str = "uringloop") -> str:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.9\nSummary: {summary}\n"
 
 
-def name_told(python: Path, source: Path) -> subprocess.CompletedProcess[str]:
+def name_told(python: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Ask setup.py for the name, with the tools of this Python."""
     tools = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    return run(python, "setup.py", "--name", cwd=source, PYTHONPATH=tools)
+    return run(python, "setup.py", "--name", *options, cwd=source, PYTHONPATH=tools)
 
 
 @builds
-def test_a_build_beside_the_other_project_of_this_name_stops(tmp_path: Path) -> None:
-    other = {
-        "uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop"),
-        "uringloop/__init__.py": "",
-    }
-    python = environment_with(tmp_path / "venv", other)
+@pytest.mark.parametrize(
+    ("files", "which"),
+    [
+        (
+            {"uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop")},
+            "another project, that of the Python Package Index",
+        ),
+        (
+            {"uringloop-0.0.9.dist-info/METADATA": metadata_text(SUMMARY)},
+            "this project by its former name",
+        ),
+        (
+            {
+                "uringloop-0.0.9.dist-info/METADATA": metadata_text("As it was called once"),
+                "uringloop/_core/__init__.py": "",
+            },
+            "this project by its former name",
+        ),
+    ],
+    ids=["another", "ours-editable", "ours-older"],
+)
+def test_a_build_beside_a_distribution_called_uringloop_stops(
+    tmp_path: Path, files: dict[str, str], which: str
+) -> None:
+    python = environment_with(tmp_path / "venv", {"uringloop/__init__.py": "", **files})
     done = name_told(python, copied_source(tmp_path / "source"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "another project" in done.stderr
+    assert which in done.stderr
     assert str(python.parents[1]) in done.stderr
     assert "python -m pip uninstall uringloop" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @builds
-@pytest.mark.parametrize(
-    "ours",
-    [
-        {"uringloop-0.0.9.dist-info/METADATA": metadata_text(SUMMARY)},
-        {
-            "uringloop-0.0.9.dist-info/METADATA": metadata_text("As it was called once"),
-            "uringloop/_core/__init__.py": "",
-        },
-    ],
-    ids=["editable", "older"],
-)
-def test_a_build_beside_an_older_version_goes_on(tmp_path: Path, ours: dict[str, str]) -> None:
+def test_a_build_beside_an_older_version_goes_on(tmp_path: Path) -> None:
+    name = f"{DISTRIBUTION}-0.0.9.dist-info/METADATA"
+    ours = {
+        name: metadata_text(SUMMARY, "asyncio-uringloop"),
+        "uringloop/_core/__init__.py": "",
+    }
     python = environment_with(tmp_path / "venv", ours)
     done = name_told(python, copied_source(tmp_path / "source"))
     assert done.returncode == 0, done.stderr
     # Cython may have had something to compile first.
-    assert done.stdout.split()[-1] == "uringloop"
+    assert done.stdout.split()[-1] == "asyncio-uringloop"
+
+
+@builds
+def test_compiling_in_place_beside_the_other_project_goes_on(tmp_path: Path) -> None:
+    other = {"uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop")}
+    python = environment_with(tmp_path / "venv", other)
+    done = name_told(python, copied_source(tmp_path / "source"), "build_ext", "--inplace")
+    assert done.returncode == 0, done.stderr
 
 
 @builds

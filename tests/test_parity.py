@@ -34,7 +34,7 @@ def test_the_loop_does(name: str) -> None:
 def test_a_feature_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # A probe that could not fail would say nothing: here is a loop that lacks one.
     if importlib.util.find_spec("uvloop") is None:
-        pytest.skip("needs uvloop: pip install 'uringloop[bench]'")
+        pytest.skip("needs uvloop: pip install '.[bench]'")
     assert parity.outcome("sock_sendto, sock_recvfrom, sock_recvfrom_into", "uvloop").startswith(
         "no"
     )

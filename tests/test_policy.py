@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 PATIENCE = 20.0
 
+HAS_POLICIES = sys.version_info < (3, 16)
+policies = pytest.mark.skipif(not HAS_POLICIES, reason="asyncio has no policies since 3.16")
+
 
 @contextlib.contextmanager
 def policies_allowed() -> Iterator[None]:
@@ -164,6 +167,7 @@ def test_run_works_in_every_thread() -> None:
 # ── the policy ───────────────────────────────────────────────────
 
 
+@policies
 def test_policy_makes_asyncio_run_use_uringloop(restored_policy: None) -> None:
     with policies_allowed():
         asyncio.set_event_loop_policy(uringloop.EventLoopPolicy())
@@ -175,6 +179,18 @@ def test_policy_makes_asyncio_run_use_uringloop(restored_policy: None) -> None:
         assert isinstance(runner.get_loop(), uringloop.Loop)
 
 
+@policies
+def test_loops_of_the_policy_go_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("URINGLOOP_BACKEND", "soft")
+    with (
+        policies_allowed(),
+        contextlib.closing(uringloop.EventLoopPolicy().new_event_loop()) as loop,
+    ):
+        assert isinstance(loop, uringloop.Loop)
+        assert loop.backend == "soft"
+
+
+@policies
 def test_install_sets_the_policy(restored_policy: None) -> None:
     with policies_allowed():
         uringloop.install()
@@ -182,6 +198,7 @@ def test_install_sets_the_policy(restored_policy: None) -> None:
     assert isinstance(asyncio.run(running_loop()), uringloop.Loop)
 
 
+@policies
 def test_install_within_a_loop_of_another_kind_warns(restored_policy: None) -> None:
     async def main() -> None:
         with pytest.warns(RuntimeWarning, match=r"too late: <_UnixSelectorEventLoop running=True"):
@@ -191,6 +208,7 @@ def test_install_within_a_loop_of_another_kind_warns(restored_policy: None) -> N
         runner.run(main())
 
 
+@policies
 def test_install_after_a_loop_has_been_set_warns(restored_policy: None) -> None:
     def late() -> str:
         with policies_allowed(), contextlib.closing(asyncio.SelectorEventLoop()) as loop:
@@ -206,6 +224,7 @@ def test_install_after_a_loop_has_been_set_warns(restored_policy: None) -> None:
     assert in_thread(late) == "Loop"
 
 
+@policies
 def test_install_in_time_does_not_warn(restored_policy: None) -> None:
     async def again() -> None:
         with policies_allowed():
@@ -220,11 +239,13 @@ def test_install_in_time_does_not_warn(restored_policy: None) -> None:
     asyncio.run(again())
 
 
+@policies
 def test_policy_is_an_asyncio_policy() -> None:
     with policies_allowed():
         assert isinstance(uringloop.EventLoopPolicy(), asyncio.AbstractEventLoopPolicy)
 
 
+@policies
 def test_policy_remembers_the_loop_of_each_thread() -> None:
     with (
         policies_allowed(),
@@ -242,6 +263,7 @@ def test_policy_remembers_the_loop_of_each_thread() -> None:
         assert policy.get_event_loop() is mine
 
 
+@policies
 def test_policy_has_no_loop_in_other_threads_until_one_is_set() -> None:
     with policies_allowed():
         policy = uringloop.EventLoopPolicy()
@@ -249,6 +271,7 @@ def test_policy_has_no_loop_in_other_threads_until_one_is_set() -> None:
             in_thread(policy.get_event_loop)
 
 
+@policies
 def test_policy_has_no_loop_after_none_was_set() -> None:
     with policies_allowed(), contextlib.closing(uringloop.new_event_loop()) as loop:
         policy = uringloop.EventLoopPolicy()
@@ -259,6 +282,7 @@ def test_policy_has_no_loop_after_none_was_set() -> None:
             policy.get_event_loop()
 
 
+@policies
 def test_policy_refuses_what_is_no_loop() -> None:
     with policies_allowed():
         policy = uringloop.EventLoopPolicy()
@@ -268,6 +292,7 @@ def test_policy_refuses_what_is_no_loop() -> None:
             policy.set_event_loop("spam")  # type: ignore[arg-type]
 
 
+@policies
 def test_first_loop_of_the_main_thread_comes_as_with_the_default_policy() -> None:
     def first_loop(policy: asyncio.AbstractEventLoopPolicy) -> tuple[str, list[str]]:
         with warnings.catch_warnings(record=True) as caught:
@@ -283,6 +308,7 @@ def test_first_loop_of_the_main_thread_comes_as_with_the_default_policy() -> Non
         assert first_loop(uringloop.EventLoopPolicy()) == stock
 
 
+@policies
 def test_get_event_loop_gives_the_running_loop(restored_policy: None) -> None:
     async def main() -> AbstractEventLoop:
         return asyncio.get_event_loop()
@@ -293,6 +319,7 @@ def test_get_event_loop_gives_the_running_loop(restored_policy: None) -> None:
         assert loop.run_until_complete(main()) is loop
 
 
+@policies
 def test_get_event_loop_gives_the_loop_that_was_set(restored_policy: None) -> None:
     with policies_allowed():
         asyncio.set_event_loop_policy(uringloop.EventLoopPolicy())
@@ -302,11 +329,24 @@ def test_get_event_loop_gives_the_loop_that_was_set(restored_policy: None) -> No
         asyncio.set_event_loop(None)
 
 
+# ── without policies ─────────────────────────────────────────────
+
+
+@pytest.mark.skipif(HAS_POLICIES, reason="asyncio has policies up to 3.15")
+@pytest.mark.parametrize("name", ["install", "EventLoopPolicy"])
+def test_what_needs_policies_says_what_to_do_instead(name: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"uringloop\.{name}\(\) needs .* use uringloop\.run"):
+        getattr(uringloop, name)()
+    # It has changed nothing.
+    assert not isinstance(asyncio.run(running_loop()), uringloop.Loop)
+
+
 # ── pytest-asyncio ───────────────────────────────────────────────
 
 
 # Newer versions of pytest-asyncio prefer a hook to this fixture; users have the fixture.
 @pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy.")
+@policies
 class TestClassWithThePolicy:
     """A class whose asynchronous tests run on uringloop."""
 
@@ -337,6 +377,7 @@ class TestClassWithThePolicy:
         await server.wait_closed()
 
 
+@policies
 class TestClassWithoutThePolicy:
     """A class whose asynchronous tests run on what is the default."""
 

@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -207,6 +208,7 @@ def test_processes_work_in_a_thread_that_is_not_the_main_one() -> None:
     assert in_thread(lambda: uringloop.run(main())) == (b"thread\n", 2)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 16), reason="asyncio has no policies since 3.16")
 def test_processes_work_in_threads_under_the_policy() -> None:
     done = run_script(
         """

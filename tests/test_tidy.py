@@ -129,9 +129,12 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("class Loop, open()", ("loop", "files")),
     ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views", "fleet")),
     ("the public names", ("__init__",)),
+    ("the names of uvloop", ("_as_uvloop", "_as_uvloop.uvloop.loop")),
     (
         "programs, ours and others'",
         (
+            "_as_uvloop.uvloop",
+            "as_uvloop",
             "doctor",
             "top",
             "pytest_plugin",

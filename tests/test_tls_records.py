@@ -11,7 +11,7 @@ import pytest
 from conftest import Collector, Echo
 from contexts import Contexts, client_context, server_context
 from roles import Loop, connected, noise, on_loop, turns, until
-from secure import Filler, Peer, ending, records, tls_link, tls_stream
+from secure import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
 
 import uringloop
 from uringloop import tls
@@ -143,6 +143,20 @@ def test_garbage_behind_records_is_an_error(
             assert right.calls == ["connection_made", "connection_lost"]
 
     check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_peer_whose_record_is_refused_gets_an_alert_where_asyncio_sends_one(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        (whole,) = sent_by(peer, b"data")
+        await each_loop.sock_sendall(peer.sock, whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert isinstance(await right.lost, ssl.SSLError)
+        with pytest.raises(ssl.SSLError) as caught:
+            await peer.read()
+        assert ("ALERT" in str(caught.value)) == SENDS_ALERTS
 
 
 @on_loop

@@ -81,6 +81,51 @@ async def test_closing_removes_the_socket_file_as_on_this_python(
     assert path.exists() == (sys.version_info < (3, 13))
 
 
+def needs_mode(loop: Loop) -> None:
+    if sys.version_info < (3, 16) and not isinstance(loop, uringloop.Loop):
+        pytest.skip("asyncio has mode since 3.16")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o666, 0])
+@on_loop
+async def test_mode_decides_who_may_connect(each_loop: Loop, tmp_path: Path, mode: int) -> None:
+    needs_mode(each_loop)
+    path = tmp_path / "socket"
+    options = {"mode": mode, "start_serving": False}
+    server = await each_loop.create_unix_server(Echo, path, **options)  # type: ignore[arg-type]
+    # Before anybody can connect.
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        ("\0abstract", ValueError, "mode is not supported for abstract sockets"),
+        (b"\0abstract", ValueError, "mode is not supported for abstract sockets"),
+        (None, ValueError, "mode is only meaningful with path"),
+        ("socket", TypeError, None),
+    ],
+)
+@on_loop
+async def test_a_mode_that_makes_no_sense_is_refused(
+    each_loop: Loop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str | bytes | None,
+    error: type[Exception],
+    words: str | None,
+) -> None:
+    needs_mode(each_loop)
+    monkeypatch.chdir(tmp_path)
+    mode = 0o600 if words else "rw"
+    with socket.socket(socket.AF_UNIX) as sock:
+        options = {"sock": None if path else sock, "mode": mode}
+        with pytest.raises(error, match=words):
+            await each_loop.create_unix_server(Echo, path, **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("cleanup", [False, True])
 @on_loop
 async def test_cleanup_socket_decides_about_the_file(

@@ -351,6 +351,8 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+# pytest's own thread, which watches the time.
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 @on_loop
 async def test_a_forked_child_can_not_stop_its_parents_watching(loop: uringloop.Loop) -> None:
     calls: list[bytes] = []

@@ -326,6 +326,7 @@ class Loop(RunningLoop):
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
         cleanup_socket: bool | None = None,
+        mode: int | None = None,
     ) -> serving.Server:
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
@@ -344,6 +345,7 @@ class Loop(RunningLoop):
             backlog=backlog,
             start_serving=start_serving,
             cleanup_socket=CLEANUP_SOCKET if cleanup_socket is None else cleanup_socket,
+            mode=mode,
             tls_options=tls_options,
         )
 

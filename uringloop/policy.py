@@ -1,7 +1,7 @@
 """The event loop policy, for programs and test suites that still set one.
 
-Policies are deprecated from Python 3.14 on: `uringloop.run`, `asyncio.Runner(loop_factory=...)`
-and `asyncio.run(..., loop_factory=...)` need none.
+Policies are deprecated from Python 3.14 on and gone in 3.16: `uringloop.run`,
+`asyncio.Runner(loop_factory=...)` and `asyncio.run(..., loop_factory=...)` need none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from uringloop.loop import Loop
 
 T = TypeVar("T")
 
+# From Python 3.16 on asyncio has no policies, and its functions and classes for them are gone.
+HAS_POLICIES = sys.version_info < (3, 16)
+
 if TYPE_CHECKING:
     _Base = asyncio.DefaultEventLoopPolicy
+elif not HAS_POLICIES:
+    _Base = object
 elif sys.version_info >= (3, 14):
     # The public name warns when it is touched: an import must not.
     _Base = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", object)
@@ -45,29 +50,52 @@ def ring_here() -> str:
 
 
 class EventLoopPolicy(_Base):
-    """Makes uringloop's loops; everything else is asyncio's default policy."""
+    """Makes uringloop's loops; everything else is asyncio's default policy.
+
+    From Python 3.16 on asyncio has no policies: RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        _demand_policies("uringloop.EventLoopPolicy()")
+        super().__init__()
 
     def _loop_factory(self) -> Loop:
         return new_event_loop()
+
+
+def _demand_policies(wanted: str) -> None:
+    if not HAS_POLICIES:
+        raise RuntimeError(
+            f"{wanted} needs event loop policies, which Python 3.16 has removed: use "
+            "uringloop.run(main()), asyncio.run(main(), loop_factory=uringloop.new_event_loop) or "
+            "asyncio.Runner(loop_factory=uringloop.new_event_loop)"
+        )
 
 
 def install() -> None:
     """Make asyncio's default loop a uringloop one, from now on in this process.
 
     Warns, with a RuntimeWarning, when it comes too late for this thread: a loop of another kind
-    runs in it, or has been made its current one.
+    runs in it, or has been made its current one. From Python 3.16 on asyncio has no policies, and
+    no default loop to change: RuntimeError.
     """
+    _demand_policies("uringloop.install()")
+    install_policy(EventLoopPolicy, "uringloop.install()")
+
+
+def install_policy(policy: Callable[[], EventLoopPolicy], name: str) -> None:
+    """Set a policy for *name*, whose caller is who a warning is for."""
     with warnings.catch_warnings():
         # The caller asks for a policy by this call; asyncio's advice is in our documentation.
         warnings.simplefilter("ignore", DeprecationWarning)
         late = _loop_before(asyncio.get_event_loop_policy())
-        asyncio.set_event_loop_policy(EventLoopPolicy())
+        asyncio.set_event_loop_policy(policy())
     if late is not None:
         warnings.warn(
-            f"uringloop.install() came too late: {late!r} is there already; "
+            f"{name} came too late: {late!r} is there already; "
             "call it before asyncio.run() and before anything asks for a loop",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import socket
+import sys
 from asyncio import SendfileNotAvailableError
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,9 @@ _sendfile = os.sendfile
 
 # What one sendfile(2) is asked for: the socket takes less, and the loop must have its turn.
 SLICE = 1024 * 1024
+
+# From 3.16 on the file's position is moved to the offset even if nothing has gone (gh-150107).
+ALWAYS_MOVES = sys.version_info >= (3, 16)
 
 
 async def to_socket(
@@ -118,7 +122,7 @@ async def to_descriptor(
                 since_wait = 0
     finally:
         # Wherever this ends: the file's position tells how much has gone. A pipe has none.
-        if total:
+        if total or ALWAYS_MOVES:
             with contextlib.suppress(OSError):
                 os.lseek(number, offset + total, os.SEEK_SET)
     return total

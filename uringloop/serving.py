@@ -354,15 +354,18 @@ async def create_unix_server(
     backlog: int,
     start_serving: bool,
     cleanup_socket: bool,
+    mode: int | None,
     tls_options: tls.Options | None,
 ) -> Server:
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
-        sock = _bind_path(os.fspath(path))
+        sock = _bind_path(os.fspath(path), mode)
     else:
         if sock is None:
             raise ValueError("path was not specified, and no sock specified")
+        if mode is not None:
+            raise ValueError("mode is only meaningful with path")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
     server = await _serve(
@@ -403,12 +406,17 @@ def _remove_socket_file(path: str | bytes, inode: int) -> None:
         logger.error("Unable to clean up listening UNIX socket %r: %r", path, exc)
 
 
-def _bind_path(path: str | bytes) -> socket.socket:
+def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
+    if mode is not None and path and path[0] in (0, "\0"):
+        raise ValueError("mode is not supported for abstract sockets")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path[0] not in (0, "\0"):
             _remove_stale_socket(path)
         sock.bind(path)
+        if mode is not None:
+            # Nobody can connect before listen().
+            os.chmod(path, mode)
     except OSError as exc:
         sock.close()
         if exc.errno == errno.EADDRINUSE:

@@ -31,7 +31,7 @@ P = ParamSpec("P")
 Address = tuple[str, int]
 
 HERE = Path(__file__).parent
-INSTALL = "pip install 'uringloop[frameworks]'"
+INSTALL = "pip install '.[frameworks]'"
 
 # What no program says whose loop keeps its promises.
 NOISE = re.compile(

@@ -33,6 +33,7 @@ cdef class TLSCore(WriteSource):
 
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
+    cdef int fail_reading(self, object exc) except -1
     cdef int leave_run(self) except -1
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1

@@ -9,7 +9,7 @@ from typing_extensions import disjoint_base
 from uringloop._core.writer import WriteSource
 
 SHAPE: dict[Callable[..., object], set[str]]
-INNER_NAMES: set[str]
+OTHER_NAMES: set[str]
 RECORD_MAX: int
 HELD_MAX: int
 SCRATCH_MIN: int

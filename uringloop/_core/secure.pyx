@@ -10,12 +10,12 @@ is looked at when this module is imported. Otherwise, and for whatever is unusua
 """
 
 import ssl
+import sys
 from asyncio import sslproto
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.math cimport INFINITY
 
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.records cimport Records, Scratch, give_scratch, take_scratch
@@ -64,8 +64,8 @@ SHAPE = {
     ssl.SSLObject.read: {"_sslobj", "read"},
     ssl.SSLObject.write: {"_sslobj", "write"},
 }
-# In a nested function before 3.13.
-INNER_NAMES = {"_do_read"}
+# In a nested function before 3.13; from 3.16 on, for the alert that is sent when reading fails.
+OTHER_NAMES = {"_do_read", "ssl", "SSLError"}
 
 # The plaintext of a record, of which OpenSSL encrypts one at a time.
 RECORD_MAX = 16 * 1024
@@ -85,21 +85,15 @@ cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
 cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
 cdef str FAILED = "Fatal error on SSL protocol"
 cdef bint known = all(
-    set(function.__code__.co_names) - INNER_NAMES == names - INNER_NAMES
+    set(function.__code__.co_names) - OTHER_NAMES == names - OTHER_NAMES
     for function, names in SHAPE.items())
+# Whether the peer is told why its records are refused (gh-98078, Python 3.16).
+cdef bint sends_alerts = "SSLError" in sslproto.SSLProtocol._do_read.__code__.co_names
 
 
 def shape_is_known():
     """Return whether the standard library's methods are those that this module knows."""
     return known
-
-
-cdef double limit(object number) except? -1:
-    try:
-        return number
-    except OverflowError:
-        # An integer of any size may be a limit.
-        return INFINITY
 
 
 cdef class TLSCore(WriteSource):
@@ -174,7 +168,7 @@ cdef class TLSCore(WriteSource):
     @_incoming_high_water.setter
     def _incoming_high_water(self, size):
         self.incoming_high_water = size
-        self.reading_stops = limit(size)
+        self.reading_stops = min(size, sys.maxsize)
 
     @property
     def _outgoing_high_water(self):
@@ -183,7 +177,7 @@ cdef class TLSCore(WriteSource):
     @_outgoing_high_water.setter
     def _outgoing_high_water(self, size):
         self.outgoing_high_water = size
-        self.writing_stops = limit(size)
+        self.writing_stops = min(size, sys.maxsize)
 
     # ── what SSLProtocol calls ───────────────────────────────────────────────────────────────
 
@@ -200,7 +194,7 @@ cdef class TLSCore(WriteSource):
             self.leave_run()
             raise
         except Exception as exc:
-            self._fatal_error(exc, FAILED)
+            self.fail_reading(exc)
 
     def connection_lost(self, exc):
         self.take_held()
@@ -235,6 +229,12 @@ cdef class TLSCore(WriteSource):
         """Take bytes of the connection that came before it was this protocol's."""
         self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
+    cdef int fail_reading(self, object exc) except -1:
+        if sends_alerts and isinstance(exc, ssl.SSLError):
+            self._process_outgoing()
+        self._fatal_error(exc, FAILED)
+        return 0
+
     cdef int leave_run(self) except -1:
         """The program leaves the run out of a method of its protocol: the next run goes on."""
         if self.state is WRAPPED:
@@ -257,7 +257,7 @@ cdef class TLSCore(WriteSource):
                 self.leave_run()
                 raise
             except Exception as exc:
-                self._fatal_error(exc, FAILED)
+                self.fail_reading(exc)
         else:
             self.receive_unopened(data, size)
         return 0

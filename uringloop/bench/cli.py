@@ -191,7 +191,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
     )
     refuse(
         (plot or arguments.report) is not None and importlib.util.find_spec("matplotlib") is None,
-        "--report and --plot need matplotlib: pip install 'uringloop[report]'",
+        "--report and --plot need matplotlib: pip install matplotlib",
     )
     for path in (arguments.json, arguments.markdown, arguments.report, arguments.plot):
         check_file(path)

@@ -111,13 +111,16 @@ def version(name: str) -> str:
     if layer:
         return f"{version(layer)} over {version(base)}"
     module = target_of(name).partition(":")[0].partition(".")[0]
+    if module == "uringloop":
+        # The distribution is called otherwise.
+        return _own_version()
     try:
         return importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:
-        return _own_version() if module == "uringloop" else "unknown version"
+        return "unknown version"
 
 
 def _own_version() -> str:
-    """Return this package's version where it runs from a source tree without metadata."""
+    """Return the version of this package, which may run from a source tree without metadata."""
     found: object = getattr(importlib.import_module("uringloop"), "__version__", None)
     return found if isinstance(found, str) else "unknown version"
