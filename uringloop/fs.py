@@ -9,6 +9,7 @@ loop's executor, and the docstring says so. Under another loop than this package
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import errno
 import io
@@ -19,8 +20,10 @@ import stat as modes
 from typing import TYPE_CHECKING, Any, AnyStr
 
 from uringloop._core import pathops
+from uringloop._core.fileturns import Turns, free, joined
 from uringloop.filebase import in_thread
 from uringloop.files import open
+from uringloop.filetext import decoded, encoded, new_decoder
 from uringloop.folders import listdir, scandir, walk
 
 if TYPE_CHECKING:
@@ -333,8 +336,12 @@ async def read_text(
     """pathlib.Path.read_text, on the ring."""
     # What is wrong with these is said before the file is opened.
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
-    data = await read_bytes(path)
-    return io.TextIOWrapper(io.BytesIO(data), layer.encoding, layer.errors, newline).read()
+    turns = Turns()
+    decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
+    held = [await read_bytes(path)]
+    text = await joined(turns, await decoded(turns, decoder, held[0], True))
+    free(held)
+    return text
 
 
 async def write_bytes(path: StrOrBytesPath, data: ReadableBuffer) -> int:
@@ -354,12 +361,11 @@ async def write_text(
     """pathlib.Path.write_text, on the ring; what can not be encoded leaves the file as it was."""
     if not isinstance(data, str):
         raise TypeError(f"data must be str, not {type(data).__name__}")
-    encoded = io.BytesIO()
-    layer = io.TextIOWrapper(encoded, encoding, errors, newline)
-    layer.write(data)
-    layer.flush()
-    # Not a view of it: a thread may have that for longer, and then it can not be closed.
-    await write_bytes(path, encoded.getvalue())
+    layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
+    encoder = codecs.getincrementalencoder(layer.encoding)(layer.errors or "strict")
+    held = [await encoded(Turns(), layer.encoding, encoder, data, newline or None)]
+    await write_bytes(path, held[0])
+    free(held)
     return len(data)
 
 

@@ -16,13 +16,15 @@ from libc.string cimport strerror
 from uringloop._core.errors cimport EAGAIN
 from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, uses
 from uringloop._core.fileops cimport (
-    CALL_BYTES,
+    SLICE_BYTES,
     FileOperation,
+    is_spent,
     new_operation,
     ring_loop,
 )
+from uringloop._core.fileviews cimport shortened
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._native.filecalls cimport (
     io_uring_prep_fsync,
     uring_file_facts,
@@ -132,13 +134,12 @@ def read_now(path):
     if fd < 0:
         return None
     try:
-        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= loop.inline_bytes:
+        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
             return None
         # One byte more than there should be: whether that was all.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
         count = uring_read_cached(
             fd, PyBytes_AS_STRING(held), facts.size + 1, 0, facts.in_memory, &rest)
-        loop.inline_bytes -= CALL_BYTES + count
     finally:
         close(fd)
     if rest != 0 or count > facts.size:
@@ -146,8 +147,7 @@ def read_now(path):
     data = <PyObject*>held
     Py_INCREF(held)
     held = None
-    PyBytes_Resize(&data, count)
-    return take_bytes(data)
+    return shortened(data, count)
 
 
 async def mkdir(path, mode=0o777, dir_fd=None):
@@ -270,12 +270,9 @@ cdef object audited(object dir_fd):
     return -1 if dir_fd is None else dir_fd
 
 
-cdef bint may_look(LoopCore loop) noexcept:
+cdef bint may_look(LoopCore loop) except -1:
     """Whether the turn may still answer from the cache."""
-    if loop is None or loop.inline_bytes <= 0 or not uses(CACHED_PATHS):
-        return False
-    loop.inline_bytes -= CALL_BYTES
-    return True
+    return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
 
 
 cdef int taken(int res, object path, object second=None) except -1:
