@@ -119,7 +119,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "watching",
         ),
     ),
-    ("running; text files", ("running", "filetext")),
+    ("running; text files", ("running", "filetext", "atomic")),
     ("class Loop, open()", ("loop", "files")),
     ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views")),
     ("the public names", ("__init__",)),
