@@ -211,9 +211,10 @@ def test_nothing_is_lost_of_a_long_line_of_a_pipe_that_is_cancelled(each_loop: L
                     task.cancel()
                     # A thread that reads can not be stopped: it needs something to read.
                     writer.write(b"\nend")
-                    writer.close()
+                    ending = asyncio.ensure_future(asyncio.to_thread(writer.close))
                     await asyncio.wait([task])
                     rest = await file.read()
+                    await ending
                     assert rest == ("x" * sent + "\nend" if mode == "r" else b"x" * sent + b"\nend")
 
     run(each_loop, main)

@@ -120,6 +120,8 @@ class AsyncFile(Lines[Line]):
 
     _turns: Turns
     _detached = False
+    # A call that goes to the end of the file, and may read ahead as much as it likes.
+    _reads_all = False
     _DETACHED = "raw stream has been detached"
 
     @property
@@ -161,6 +163,7 @@ class AsyncFile(Lines[Line]):
         limit = limit_of(hint)
         lines: list[Line] = []
         length = 0
+        self._reads_all = limit <= 0
         try:
             while line := await self._line(-1):
                 lines.append(line)
@@ -172,6 +175,8 @@ class AsyncFile(Lines[Line]):
         except BaseException:
             self._return(lines)
             raise
+        finally:
+            self._reads_all = False
         return lines
 
     async def writelines(self, lines: Iterable[Line]) -> None:

@@ -277,7 +277,8 @@ class TextFile(LineText, AsyncFile[str]):
         decoder = self._get_decoder()
         # More where a lot is unread already, so that a long line is not copied over and over.
         unread = len(self._chars) - self._used
-        wanted = max(CHUNK_BYTES, unread, int(max(self._bytes_per_char, 1.0) * chars))
+        least = PIECE if self._reads_all else CHUNK_BYTES
+        wanted = max(least, unread, int(max(self._bytes_per_char, 1.0) * chars))
         held, flags = decoder.getstate()
         data = await self.buffer._read1(min(wanted, LONG))
         try:

@@ -9,7 +9,9 @@ from uringloop._native.uring cimport io_uring_sqe
 cdef enum:
     # How long files work in a turn while somebody waits for the next one, in ns: an echo beside a
     # task that reads lines takes at most twice its time so.
-    TURN_NS = 50 * 1000
+    TURN_NS = 10 * 1000
+    # The same under other loops, whose turns are not known and cost more.
+    OTHERS_TURN_NS = 50 * 1000
     # How often it is looked whether somebody waits, once that time is over, in ns.
     LOOK_NS = 2 * 1000
     # Bytes that are copied without a look at the clock: 15 to 60 us with memory that is new.

@@ -15,7 +15,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
-from uringloop._core.fileops cimport SLICE_BYTES, TURN_NS, ring_loop
+from uringloop._core.fileops cimport OTHERS_TURN_NS, SLICE_BYTES, ring_loop
 from uringloop._core.fileops cimport is_spent as is_turn_spent
 from uringloop._core.fileviews cimport shortened
 from uringloop._core.loop cimport LoopCore
@@ -92,7 +92,7 @@ cdef class Turns:
             return is_turn_spent(loop)
         now = uring_clock_ns()
         if self.until == 0:
-            self.until = now + TURN_NS
+            self.until = now + OTHERS_TURN_NS
         return now >= self.until
 
     def spent(self):

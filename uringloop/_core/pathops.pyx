@@ -88,7 +88,7 @@ async def open_descriptor(path, int flags):
 
 
 async def open_nameless(folder):
-    """Return a descriptor to write a file of this *folder* that has no name; -1 if there are none."""
+    """Return a descriptor to write a file of *folder* that has no name; -1 if there are none."""
     if not uses(NAMELESS_FILES):
         return -1
     try:
