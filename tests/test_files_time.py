@@ -238,7 +238,7 @@ def test_a_turn_of_files_is_not_reported_as_slow(
     (tmp_path / "file").write_bytes(SHORT)
 
     async def main() -> None:
-        asyncio.get_running_loop().slow_callback_duration = 0.05
+        asyncio.get_running_loop().slow_callback_duration = 0.12
         async with uringloop.open(tmp_path / "file") as file:
             assert sum([1 async for _ in file]) == 600_000
 
