@@ -60,6 +60,10 @@ def prepare(folder: Path) -> None:
         with open(folder / name, "wb") as file:
             for _ in range(size // files_work.BIG_BLOCK):
                 file.write(os.urandom(files_work.BIG_BLOCK))
+    for size in files_work.LINE_SIZES:
+        line = b"x" * (size - 1) + b"\n"
+        for part, count in (("", files_work.LINES_BYTES // size), ("-part", 10_000)):
+            (folder / f"lines-{size}{part}").write_bytes(line * count)
     os.sync()
     for name in ("cached", "big"):
         with open(folder / name, "rb") as file:

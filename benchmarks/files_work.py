@@ -24,6 +24,9 @@ BIG_BYTES = 1024 * BIG_BLOCK
 SMALL_FILES = 1000
 SMALL_BYTES = 4096
 TIMER_S = 0.005
+# Files of lines: the size of a line, and of the file.
+LINE_SIZES = (5, 100)
+LINES_BYTES = 20 * 1000 * 1000
 # Beside an echo server: so much is read in blocks, and so much written and synced, so often. It is
 # what each contender has time for.
 BESIDE_BYTES = 64 * 1024
@@ -66,6 +69,14 @@ class Plain:
             for _ in range(count):
                 file.write(block)
 
+    async def iterate(self, path: Path, mode: str) -> int:
+        with open(path, mode) as file:
+            return sum(1 for _ in file)
+
+    async def readlines(self, path: Path, mode: str) -> int:
+        with open(path, mode) as file:
+            return len(file.readlines())
+
 
 class Ours(Plain):
     loop = "uringloop"
@@ -103,6 +114,17 @@ class Ours(Plain):
         async with self.open(path, "wb", buffering=0) as file:
             for _ in range(count):
                 await file.write(block)
+
+    async def iterate(self, path: Path, mode: str) -> int:
+        count = 0
+        async with self.open(path, mode) as file:
+            async for _ in file:
+                count += 1
+        return count
+
+    async def readlines(self, path: Path, mode: str) -> int:
+        async with self.open(path, mode) as file:
+            return len(await file.readlines())
 
 
 class Aiofiles(Plain):
@@ -142,6 +164,9 @@ class Aiofiles(Plain):
         async with self.open(path, "wb", buffering=0) as file:
             for _ in range(count):
                 await file.write(block)
+
+    iterate = Ours.iterate
+    readlines = Ours.readlines
 
 
 class Executor(Plain):
@@ -185,6 +210,22 @@ class Executor(Plain):
         for _ in range(count):
             await self._call(file.write, block)
         file.close()
+
+    async def iterate(self, path: Path, mode: str) -> int:
+        file = await self._call(lambda: open(path, mode))
+        count = 0
+        while await self._call(file.readline):
+            count += 1
+        file.close()
+        return count
+
+    async def readlines(self, path: Path, mode: str) -> int:
+        def readlines() -> int:
+            with open(path, mode) as file:
+                return len(file.readlines())
+
+        count: int = await self._call(readlines)
+        return count
 
 
 CONTENDERS: dict[str, type[Plain]] = {
@@ -251,6 +292,16 @@ async def read_big(contender: Plain, folder: Path, seconds: float) -> int:
 async def write_big(contender: Plain, folder: Path, seconds: float) -> int:
     await contender.write_blocks(folder / "out", bytes(BIG_BLOCK), BIG_BYTES // BIG_BLOCK)
     return BIG_BYTES // BIG_BLOCK
+
+
+def lines(size: int, mode: str, *, at_once: bool) -> Work:
+    async def work(contender: Plain, folder: Path, seconds: float) -> int:
+        read = contender.readlines if at_once else contender.iterate
+        # Calls of threads for each line take 50 us: a part will do.
+        part = "" if at_once or type(contender) in (Plain, Ours) else "-part"
+        return await read(folder / f"lines-{size}{part}", mode)
+
+    return work
 
 
 class Beside:
@@ -330,6 +381,12 @@ WORKS: dict[str, Work] = {
     "small-sync-64": small_files(64, write=True),
     "big-read": read_big,
     "big-write": write_big,
+    **{
+        f"{'readlines' if at_once else 'lines'}-{size}-{name}": lines(size, mode, at_once=at_once)
+        for at_once in (False, True)
+        for size in LINE_SIZES
+        for name, mode in (("bytes", "rb"), ("text", "r"))
+    },
     "echo": beside_echo,
 }
 
@@ -361,7 +418,7 @@ def main() -> None:
     name, work, folder, seconds = sys.argv[1:]
     contender = CONTENDERS[name]()
     loop = new_loop(contender.loop)
-    ticker = Ticker(loop) if work.startswith("big") else None
+    ticker = Ticker(loop) if work.startswith(("big", "lines", "readlines")) else None
     began, cpu = time.perf_counter(), time.process_time()
     count = loop.run_until_complete(WORKS[work](contender, Path(folder), float(seconds)))
     result = {

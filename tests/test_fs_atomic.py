@@ -6,22 +6,24 @@ import asyncio
 import errno
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filing import run
 
-from uringloop import fs
+from uringloop import availability, fs
 
 Loop = asyncio.AbstractEventLoop
 
-KILLS = 200
+KILLS = 60
 # A process for each line that it reads; forked, since an import takes longer than a writer lives.
 WRITERS = """
 import asyncio, os, sys, uringloop
@@ -39,6 +41,21 @@ for _ in sys.stdin:
 """
 
 
+@pytest.fixture(params=["", "nameless_files"], ids=["nameless", "named"])
+def disabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways: with files that have no name before they are whole, and without."""
+    names: str = request.param
+    with monkeypatch.context() as patch:
+        patch.setenv("URINGLOOP_DISABLE", names)
+        availability.disable_features()
+        yield names
+    availability.disable_features()
+
+
+either_way = pytest.mark.usefixtures("disabled")
+
+
+@either_way
 @pytest.mark.parametrize("size", [0, 10, 5 << 20])
 @pytest.mark.parametrize("form", [str, os.fsencode, Path], ids=["str", "bytes", "Path"])
 def test_what_is_written_is_there(each_loop: Loop, tmp_path: Path, size: int, form: Any) -> None:
@@ -49,6 +66,7 @@ def test_what_is_written_is_there(each_loop: Loop, tmp_path: Path, size: int, fo
     assert os.listdir(tmp_path) == ["file"]
 
 
+@either_way
 def test_a_new_file_has_the_mode_of_a_new_file_and_an_old_one_keeps_its_own(
     each_loop: Loop, tmp_path: Path
 ) -> None:
@@ -61,6 +79,7 @@ def test_a_new_file_has_the_mode_of_a_new_file_and_an_old_one_keeps_its_own(
     assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (0o751, b"2")
 
 
+@either_way
 def test_a_name_without_a_folder(
     each_loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +89,7 @@ def test_a_name_without_a_folder(
     assert sorted(os.listdir(tmp_path)) == ["bytes", "file"]
 
 
+@either_way
 def test_a_link_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     other.write_bytes(b"other")
@@ -78,12 +98,14 @@ def test_a_link_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
     assert (path.is_symlink(), path.read_bytes(), other.read_bytes()) == (False, b"new", b"other")
 
 
+@either_way
 def test_names_as_long_as_names_can_be(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     run(each_loop, lambda: fs.write_atomic(path, b"new"))
     assert path.read_bytes() == b"new"
 
 
+@either_way
 @pytest.mark.parametrize("name", ["missing/file", "folder", "file/below"])
 def test_errors_name_the_file_and_leave_nothing(each_loop: Loop, tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -94,6 +116,7 @@ def test_errors_name_the_file_and_leave_nothing(each_loop: Loop, tmp_path: Path,
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
+@either_way
 def test_a_full_disk_leaves_the_old_contents(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
@@ -118,6 +141,7 @@ else:
     assert os.listdir(tmp_path) == ["file"]
 
 
+@either_way
 def test_what_is_cancelled_leaves_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0" * 100_000)
@@ -141,6 +165,7 @@ def test_what_is_cancelled_leaves_one_or_the_other(each_loop: Loop, tmp_path: Pa
     run(each_loop, main)
 
 
+@either_way
 def test_readers_see_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0" * 50_000)
@@ -163,11 +188,16 @@ def test_readers_see_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
     run(each_loop, main)
 
 
-def test_a_process_that_is_killed_leaves_one_or_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+LEFT = re.compile(r"file\.[0-9a-f]{12}\.tmp")
+
+
+def test_a_process_that_is_killed_leaves_one_or_the_other(folder: Path, disabled: str) -> None:
+    path = folder / "file"
     chance = random.Random(2)
     with subprocess.Popen(
-        [sys.executable, "-c", WRITERS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITERS, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
@@ -182,3 +212,111 @@ def test_a_process_that_is_killed_leaves_one_or_the_other(tmp_path: Path) -> Non
             assert len(data) == 9 * 20_000
             assert data == data[:9] * 20_000
         parent.stdin.close()
+    for left in set(os.listdir(folder)) - {"file"}:
+        assert LEFT.fullmatch(left)
+        if not disabled:
+            # Between a link and its rename: all of it was written.
+            data = (folder / left).read_bytes()
+            assert data == data[:9] * 20_000
+
+
+# Kills itself before the call of the kernel that is told as an event for the n-th time.
+SUICIDE = """
+import asyncio, os, signal, sys, uringloop
+from uringloop import fs
+path, event, loop = sys.argv[1:]
+# Under another loop nobody has asked for them yet.
+uringloop.availability.disable_features()
+def hook(name, args):
+    if name == event and args[0] != path:
+        os.kill(os.getpid(), signal.SIGKILL)
+async def main():
+    sys.addaudithook(hook)
+    await fs.write_atomic(path, b"new" * 1_000_000)
+(uringloop.run if loop == "Loop" else asyncio.run)(main())
+"""
+
+
+def killed_at(event: str, path: Path, loop: Loop, disabled: str = "") -> list[str]:
+    """Have a writer be killed at *event*; return what it has left beside *path*."""
+    command = [sys.executable, "-c", SUICIDE, str(path), event, type(loop).__name__]
+    done = subprocess.run(command, env={**os.environ, "URINGLOOP_DISABLE": disabled}, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    return sorted(set(os.listdir(path.parent)) - {path.name})
+
+
+def test_a_process_that_is_killed_before_it_is_whole_leaves_nothing(
+    each_loop: Loop, folder: Path
+) -> None:
+    path = folder / "file"
+    assert killed_at("os.link", path, each_loop) == []
+    assert not path.exists()
+    path.write_bytes(b"old")
+    assert killed_at("os.link", path, each_loop) == []
+    assert path.read_bytes() == b"old"
+
+
+def test_what_a_killed_process_leaves_tells_by_its_name_what_it_was_for(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    (left,) = killed_at("os.rename", path, each_loop, disabled="nameless_files")
+    assert LEFT.fullmatch(left)
+    assert path.read_bytes() == b"old"
+
+
+@either_way
+def test_owner_group_and_permissions_are_kept(each_loop: Loop, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root may give files away")
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    os.chown(path, 1234, 5678)
+    path.chmod(0o6751)
+    run(each_loop, lambda: fs.write_atomic(path, b"new"))
+    facts = path.stat()
+    assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (1234, 5678, 0o6751)
+    assert path.read_bytes() == b"new"
+
+
+def test_an_owner_that_can_not_be_kept_does_not_keep_the_file_from_being_written(
+    tmp_path: Path,
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root has files of others")
+    path = tmp_path / "folder" / "file"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    os.chown(path, 1234, 5678)
+    os.chown(path.parent, 4321, 4321)
+    script = """
+import asyncio, concurrent.futures.thread, os, sys
+from uringloop import fs
+os.chdir(sys.argv[1])
+groups = [int(sys.argv[2])]
+os.setgroups(groups)
+os.setresgid(4321, 4321, 4321)
+os.setresuid(4321, 4321, 4321)
+asyncio.run(fs.write_atomic("file", b"new"))
+"""
+    for group, expected in (("5678", 5678), ("4321", 4321)):
+        os.chown(path, 1234, 5678)
+        command = [sys.executable, "-c", script, str(path.parent), group]
+        subprocess.run(command, check=True, timeout=60)
+        facts = path.stat()
+        assert (facts.st_uid, facts.st_gid) == (4321, expected)
+        assert stat.S_IMODE(facts.st_mode) == 0o640
+
+
+@either_way
+def test_a_file_that_is_made_meanwhile_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    async def main() -> None:
+        await asyncio.gather(*(fs.write_atomic(path, b"%d" % number) for number in range(20)))
+
+    run(each_loop, main)
+    assert path.read_bytes() in {b"%d" % number for number in range(20)}
+    assert os.listdir(tmp_path) == ["file"]

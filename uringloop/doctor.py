@@ -32,6 +32,7 @@ BRINGS = {
     "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
     "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
     "epoll_wait": "what is watched is told by a completion, not by a call more (6.15)",
+    "nameless_files": "a file that `write_atomic` writes has no name before it is whole",
 }
 
 Report = dict[str, object]

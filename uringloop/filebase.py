@@ -6,11 +6,12 @@ import asyncio
 import functools
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from operator import index
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
+
+from uringloop._core.fileturns import Turns
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 T = TypeVar("T")
@@ -31,52 +32,35 @@ def limit_of(size: SupportsIndex | None) -> int:
     return index(size)
 
 
-class Turns:
-    """Who comes first goes first: a lock that belongs to no loop."""
-
-    def __init__(self) -> None:
-        self.taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self) -> None:
-        """Wait until nobody before us needs the file."""
-        if not self.taken:
-            self.taken = True
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        except BaseException:
-            if waiter.done() and not waiter.cancelled():
-                # It had become our turn already.
-                self.give()
-            raise
-
-    def give(self) -> None:
-        """Let the next one have its turn."""
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done() and not waiter.get_loop().is_closed():
-                waiter.set_result(None)
-                return
-        self.taken = False
-
-
 def in_turn(method: M) -> M:
-    """Have calls of one file wait for each other, in the order in which they were begun."""
+    """Have calls of one file wait for each other, in the order in which they were begun.
+
+    They also wait for the next turn when this one has no time left for files.
+    """
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
         turns = self._turns
-        if turns.taken:
+        if not turns.start():
             await turns.take()
-        else:
-            turns.taken = True
         try:
             return await method(self, *args, **kwargs)
         finally:
             turns.give()
+
+    return call  # type: ignore[return-value]
+
+
+def in_order(method: M) -> M:
+    """The same, whatever the time: a close must be begun even if its caller is cancelled."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
+        await self._turns.wait()
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            self._turns.give()
 
     return call  # type: ignore[return-value]
 
@@ -121,7 +105,10 @@ class Lines(Closing, Generic[Line]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Line:
+    def __anext__(self) -> Awaitable[Line]:
+        return self._next_line()
+
+    async def _next_line(self) -> Line:
         line = await self.readline()
         if not line:
             raise StopAsyncIteration
@@ -133,6 +120,8 @@ class AsyncFile(Lines[Line]):
 
     _turns: Turns
     _detached = False
+    # A call that goes to the end of the file, and may read ahead as much as it likes.
+    _reads_all = False
     _DETACHED = "raw stream has been detached"
 
     @property
@@ -157,16 +146,37 @@ class AsyncFile(Lines[Line]):
         self._check_open()
         return self
 
+    async def _line(self, limit: int) -> Line:
+        """Read a line, which may have to be read ahead, of at most *limit* unless that is -1."""
+        raise NotImplementedError
+
+    def _cut_lines(self, lines: list[Line], length: int, limit: int) -> int:
+        """Append whole lines that are there; return the *length* of all."""
+        return length
+
+    def _return(self, lines: list[Line]) -> None:
+        """Have the lines that a cancelled call has read be read again, if that can be."""
+
+    @in_turn
     async def readlines(self, hint: int | None = -1) -> list[Line]:
         """Read to the end, or until the lines have more than *hint* characters."""
         limit = limit_of(hint)
-        lines = []
+        lines: list[Line] = []
         length = 0
-        while line := await self.readline():
-            lines.append(line)
-            length += len(line)
-            if 0 < limit < length:
-                break
+        self._reads_all = limit <= 0
+        try:
+            while line := await self._line(-1):
+                lines.append(line)
+                length = self._cut_lines(lines, length + len(line), limit)
+                if 0 < limit < length:
+                    break
+                if self._turns.spent():
+                    await self._turns.pause()
+        except BaseException:
+            self._return(lines)
+            raise
+        finally:
+            self._reads_all = False
         return lines
 
     async def writelines(self, lines: Iterable[Line]) -> None:

@@ -13,13 +13,17 @@ from operator import index
 from typing import IO, TYPE_CHECKING
 
 from uringloop._core.filerequests import REQUEST_MAX
+from uringloop._core.fileturns import Turns, joined
 from uringloop._core.fileviews import bytes_of, room_in
+from uringloop._core.lines import LineFile
 from uringloop._core.openfile import OpenFile
-from uringloop.filebase import AsyncFile, Fact, Turns, in_turn, limit_of, warn_unclosed
+from uringloop.filebase import AsyncFile, Fact, in_order, in_turn, limit_of, warn_unclosed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# As much as is read at once of what has no known size; what is joined later is freed in such parts.
+CHUNK_BYTES = 1024 * 1024
 # What a readline without a buffer reads, to put back what is behind the line.
 LINE_BYTES = 1024
 
@@ -81,15 +85,18 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
     async def _read_to_end(self, parts: list[bytes]) -> bytes:
         """Read what there is, behind *parts*, which have it all if that is cancelled."""
         size = io.DEFAULT_BUFFER_SIZE
-        if self._seekable:
+        if self._regular:
+            ahead = b"".join(parts)
             # One byte more than there should be: the answer then tells whether that was all.
-            size = min(max(self._size() - self._tell(), 0) + 1, REQUEST_MAX)
+            wanted = min(max(self._size() - self._tell(), 0) + 1, REQUEST_MAX)
+            parts[:] = [await self._fill_behind(ahead, wanted)]
+            if len(parts[0]) == len(ahead):
+                return ahead
+        # Not every short read is the end: /proc has files without a size.
         while chunk := await self._fill(size):
             parts.append(chunk)
-            # Not every short read is the end: /proc has files without a size.
-            size = min(2 * size, REQUEST_MAX) if len(chunk) == size else 0
-            size = max(size, io.DEFAULT_BUFFER_SIZE)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            size = min(2 * size, CHUNK_BYTES) if len(chunk) == size else io.DEFAULT_BUFFER_SIZE
+        return await joined(self._turns, parts) if parts else b""
 
 
 class RawFile(BinaryFile):
@@ -113,7 +120,10 @@ class RawFile(BinaryFile):
     @in_turn
     async def readline(self, size: int | None = -1) -> bytes:
         self._check_readable()
-        limit = limit_of(size)
+        return await self._line(limit_of(size))
+
+    async def _line(self, limit: int) -> bytes:
+        self._check_readable()
         line = b""
         while limit < 0 or len(line) < limit:
             wanted = LINE_BYTES if self._seekable else 1
@@ -163,12 +173,12 @@ class RawFile(BinaryFile):
         if not self.closed:
             await self._close()
 
-    @in_turn
+    @in_order
     async def _close(self) -> None:
         await self._close_descriptor()
 
 
-class BufferedFile(BinaryFile):
+class BufferedFile(LineFile, BinaryFile):
     """A file that reads ahead, and collects what is written."""
 
     _NOT_READABLE = "read"
@@ -187,9 +197,6 @@ class BufferedFile(BinaryFile):
         if buffer_size < 0:
             buffer_size = max(io.DEFAULT_BUFFER_SIZE, self._block_size)
         self._buffer_size = buffer_size
-        self._ahead = b""
-        self._start = 0
-        self._pending = bytearray()
 
     def _abandon(self) -> None:
         """Write what is left, as plain files do; there is nobody to tell if that fails."""
@@ -238,6 +245,8 @@ class BufferedFile(BinaryFile):
             if size < 0:
                 return await self._read_to_end(parts)
             missing = size - have
+            if missing >= self._buffer_size and self._regular:
+                return await self._fill_behind(b"".join(parts), missing)
             while missing:
                 if missing >= self._buffer_size:
                     chunk = await self._fill(missing)
@@ -248,10 +257,10 @@ class BufferedFile(BinaryFile):
                     break
                 parts.append(chunk)
                 missing -= len(chunk)
+            return await joined(self._turns, parts) if parts else b""
         except BaseException:
             self._put_back(parts)
             raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @in_turn
     async def read1(self, size: int = -1) -> bytes:
@@ -306,9 +315,12 @@ class BufferedFile(BinaryFile):
         return self._ahead[self._start :]
 
     @in_turn
-    async def readline(self, size: int | None = -1) -> bytes:
+    async def _readline(self, size: int | None) -> bytes:
         await self._prepare_to_read()
-        limit = limit_of(size)
+        return await self._line(limit_of(size))
+
+    async def _line(self, limit: int) -> bytes:
+        await self._prepare_to_read()
         parts: list[bytes] = []
         try:
             while limit:
@@ -327,16 +339,18 @@ class BufferedFile(BinaryFile):
                     limit -= len(part) if limit > 0 else 0
                 if end or not limit or not await self._fetch():
                     break
+            return await joined(self._turns, parts) if parts else b""
         except BaseException:
             self._put_back(parts)
             raise
-        return b"".join(parts)
+
+    def _return(self, lines: list[bytes]) -> None:
+        self._put_back(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     @in_turn
-    async def write(self, data: Buffer) -> int:
-        """Write *data*, or keep it; what is not kept must not change meanwhile."""
+    async def _write_now(self, data: Buffer) -> int:
         return await self._write(data)
 
     async def _write(self, data: Buffer) -> int:
@@ -461,7 +475,7 @@ class BufferedFile(BinaryFile):
         if not self.closed:
             await self._close()
 
-    @in_turn
+    @in_order
     async def _close(self) -> None:
         if self.closed:
             return

@@ -13,6 +13,8 @@ import os
 from operator import index
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from uringloop._core.fileturns import Turns, free, joined
+from uringloop._core.lines import LineText
 from uringloop.filebase import AsyncFile, Fact, in_turn, limit_of
 from uringloop.filebinary import BufferedFile
 
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
 
 # As much as plain text files decode at once: in a file that is read and written it shows.
 CHUNK_BYTES = 8192
+# Characters or bytes that are decoded, encoded or taken at once, however slow their codec is: 30 to
+# 300 us.
+PIECE = 64 * 1024
+# Encodings in which text that is encoded in pieces becomes other bytes.
+WHOLE = frozenset(("utf-7", "punycode", "idna"))
+# Of what is unread for a line or a read that is longer a part is put aside.
+LONG = 256 * 1024
 # Where the parts of a position are, as in a plain file's: the byte to begin at, the flags of the
 # decoder, bytes to feed it with, characters to skip, and whether the file ends there.
 SHIFTS = (0, 64, 96, 128, 160)
@@ -41,9 +50,105 @@ class Chunk(NamedTuple):
     chars: int
 
 
-class TextFile(AsyncFile[str]):
+def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
+    """Return a decoder that makes of line ends what open() does with this *newline*."""
+    decoder: Any = codecs.getincrementaldecoder(encoding)(errors)
+    if newline is None or newline == "":
+        # Both find all of them; only for None they are translated.
+        decoder = io.IncrementalNewlineDecoder(decoder, newline is None)
+    return decoder
+
+
+async def decoded(turns: Turns, decoder: Any, data: bytes, final: bool) -> list[str]:
+    """Decode *data* in as many turns as that takes. If it fails the decoder is as it was before."""
+    if len(data) <= PIECE:
+        return [decoder.decode(data, final)]
+    state = decoder.getstate()
+    texts = []
+    try:
+        for at in range(0, len(data), PIECE):
+            piece = data[at : at + PIECE]
+            texts.append(decoder.decode(piece, final and at + PIECE >= len(data)))
+            if turns.spent():
+                await turns.pause()
+    except BaseException as exc:
+        decoder.setstate(state)
+        if isinstance(exc, UnicodeDecodeError):
+            # As if it had been one piece, with what the decoder held back before.
+            move(exc, state[0] + data, len(state[0]) + at + len(piece) - len(exc.object))
+        raise
+    return texts
+
+
+def move(exc: Any, whole: bytes | str, skipped: int) -> None:
+    """Have *exc* tell of *whole*, of which it was told without what was *skipped*."""
+    exc.object = whole
+    exc.start += skipped
+    exc.end += skipped
+    exc.args = (exc.encoding, exc.object, exc.start, exc.end, exc.reason)
+
+
+def with_line_ends(text: str, newline: str | None) -> str:
+    return text if newline is None else text.replace("\n", newline)
+
+
+async def encoded(
+    turns: Turns, encoding: str, encoder: Any, text: str, newline: str | None
+) -> bytes:
+    """Encode *text* in as many turns as that takes, with *newline* in place of its line ends.
+
+    If it fails the encoder is as it was before.
+    """
+    size = PIECE
+    if len(text) <= PIECE or codecs.lookup(encoding).name in WHOLE:
+        size = len(text) or 1
+    state = encoder.getstate()
+    parts: list[bytes] = []
+    try:
+        for at in range(0, len(text) or 1, size):
+            parts.append(encoder.encode(with_line_ends(text[at : at + size], newline)))
+            if turns.spent():
+                await turns.pause()
+        return await joined(turns, parts)
+    except BaseException as exc:
+        encoder.setstate(state)
+        if isinstance(exc, UnicodeEncodeError):
+            skipped = len(with_line_ends(text[:at], newline))
+            move(exc, with_line_ends(text, newline), skipped)
+        raise
+
+
+class Aside:
+    """What a long line, or a large read, has taken of a text file before it is all there."""
+
+    def __init__(self, file: TextFile) -> None:
+        self.parts: list[str] = []
+        self._file = file
+        self._start = 0
+
+    async def put(self, end: int) -> None:
+        """Take the characters that are unread, up to *end*."""
+        file = self._file
+        if not self.parts and file.buffer._seekable:
+            self._start = await file._position()
+        self.parts.append(file._take(end))
+
+    async def put_back(self) -> None:
+        """Have the file stand where it stood, if something was taken: the call was cancelled."""
+        if not self.parts:
+            return
+        file = self._file
+        if file.buffer._seekable:
+            await file._restore(self._start)
+        else:
+            file._chars = "".join(self.parts) + file._chars[file._used :]
+            file._used = 0
+
+
+class TextFile(LineText, AsyncFile[str]):
     """A text file over a binary one, in `buffer`."""
 
+    buffer: BufferedFile
     _DETACHED = "underlying buffer has been detached"
 
     def __init__(
@@ -56,20 +161,15 @@ class TextFile(AsyncFile[str]):
         newline: str | None,
         line_buffering: bool,
     ) -> None:
-        self.buffer = buffer
+        super().__init__(buffer, newline)
         self.mode = mode
         self.encoding = encoding
         self.errors = errors
         self.line_buffering = line_buffering
-        self._turns = buffer._turns
         self._newline = newline
-        # Both universal newlines and their translation for None, no translation for "".
-        self._line_end = None if newline is None or newline == "" else newline
         self._written_newline = newline if newline not in (None, "", "\n") else None
         self._decoder: Any = None
         self._encoder: Any = None
-        self._chars = ""
-        self._used = 0
         self._chunks: list[Chunk] = []
         self._bytes_per_char = 0.0
         # A mark of the byte order belongs to the beginning of a file.
@@ -160,10 +260,7 @@ class TextFile(AsyncFile[str]):
 
     def _get_decoder(self) -> Any:
         if self._decoder is None:
-            decoder: Any = codecs.getincrementaldecoder(self.encoding)(self.errors)
-            if self._line_end is None:
-                decoder = io.IncrementalNewlineDecoder(decoder, self._newline is None)
-            self._decoder = decoder
+            self._decoder = new_decoder(self.encoding, self.errors, self._newline)
         return self._decoder
 
     def _forget_chars(self) -> None:
@@ -175,13 +272,22 @@ class TextFile(AsyncFile[str]):
 
         As plain files do, it asks for as many bytes as *chars* may need.
         """
+        if self._turns.spent():
+            await self._turns.pause()
         decoder = self._get_decoder()
         # More where a lot is unread already, so that a long line is not copied over and over.
         unread = len(self._chars) - self._used
-        wanted = max(CHUNK_BYTES, unread, int(max(self._bytes_per_char, 1.0) * chars))
+        least = PIECE if self._reads_all else CHUNK_BYTES
+        wanted = max(least, unread, int(max(self._bytes_per_char, 1.0) * chars))
         held, flags = decoder.getstate()
-        data = await self.buffer._read1(wanted)
-        text = decoder.decode(data, not data)
+        data = await self.buffer._read1(min(wanted, LONG))
+        try:
+            text = "".join(await decoded(self._turns, decoder, data, not data))
+        except UnicodeError:
+            raise
+        except BaseException:
+            self.buffer._put_back([data])
+            raise
         while self._chunks and self._used >= self._chunks[0].chars:
             self._drop(self._chunks.pop(0).chars)
         if not self.buffer._seekable:
@@ -205,84 +311,123 @@ class TextFile(AsyncFile[str]):
     async def read(self, size: int | None = -1) -> str:
         self._check_readable()
         limit = limit_of(size)
-        if limit < 0:
-            decoder = self._get_decoder()
-            data = await self.buffer._read(-1)
-            text: str = self._chars[self._used :] + decoder.decode(data, True)
-            self._forget_chars()
-            return text
-        more = True
+        return await (self._read_to_end() if limit < 0 else self._read(limit))
+
+    async def _read_to_end(self) -> str:
+        decoder = self._get_decoder()
+        state = decoder.getstate()
+        data = await self.buffer._read(-1)
         try:
-            while more and (missing := limit - len(self._chars) + self._used) > 0:
-                more = await self._fetch(missing)
+            texts = await decoded(self._turns, decoder, data, True)
+            text = await joined(self._turns, [self._chars[self._used :], *texts])
+        except UnicodeError:
+            raise
+        except BaseException:
+            decoder.setstate(state)
+            self.buffer._put_back([data])
+            raise
+        self._forget_chars()
+        held = [data]
+        del data
+        free(held)
+        return text
+
+    async def _read(self, missing: int) -> str:
+        more = True
+        aside = Aside(self)
+        try:
+            while more and missing > (unread := len(self._chars) - self._used):
+                if unread >= LONG:
+                    await aside.put(len(self._chars))
+                    missing -= unread
+                    unread = 0
+                more = await self._fetch(missing - unread)
+            aside.parts.append(self._take(self._used + missing))
+            return await joined(self._turns, aside.parts)
         except UnicodeError:
             # What could be decoded counts as read, as of plain files.
             self._used = len(self._chars)
             raise
-        return self._take(self._used + limit)
+        except BaseException:
+            await aside.put_back()
+            raise
 
     @in_turn
-    async def readline(self, size: int | None = -1) -> str:
+    async def _readline(self, size: int | None) -> str:
         self._check_readable()
-        limit = -1 if size is None else max(index(size), -1)
+        return await self._line(-1 if size is None else max(index(size), -1))
+
+    async def _line(self, limit: int) -> str:
+        self._check_readable()
         searched = 0
         more = True
-        while True:
-            unread = len(self._chars) - self._used
-            end = self._end_of_line(self._chars, self._used + searched)
-            if not end and not more:
-                # At the end of the file a plain one knows where it is by the bytes alone.
-                line = self._chars[self._used :]
-                self._forget_chars()
-                return line
-            if limit >= 0 and (unread >= limit or end):
-                end = min(end or self._used + limit, self._used + limit)
-            if end or not limit:
-                return self._take(end)
-            try:
+        aside = Aside(self)
+        try:
+            while True:
+                unread = len(self._chars) - self._used
+                end = self._end_of_line(self._used + searched)
+                if not end and not more:
+                    # At the end of the file a plain one knows where it is by the bytes alone.
+                    aside.parts.append(self._chars[self._used :])
+                    self._forget_chars()
+                    break
+                if limit >= 0 and (unread >= limit or end):
+                    end = min(end or self._used + limit, self._used + limit)
+                if end or not limit:
+                    aside.parts.append(self._take(end))
+                    break
+                if unread >= LONG:
+                    # A line end of two characters may have been split.
+                    await aside.put(len(self._chars) - 1)
+                    limit -= unread - 1 if limit > 0 else 0
+                    unread = 1
                 more = await self._fetch()
-            except UnicodeError:
-                # Plain files forget the line, and stand where they last began to decode.
-                last = self._chunks[-1:]
-                self._forget_chars()
-                self._chunks += [chunk._replace(chars=0) for chunk in last]
-                raise
-            # A line end of two characters may have been split.
-            searched = max(unread - 1, 0)
-
-    def _end_of_line(self, text: str, start: int) -> int:
-        """Return the index behind the first line end, 0 if there is none."""
-        if self._newline is None:
-            return text.find("\n", start) + 1
-        if self._line_end is not None:
-            at = text.find(self._line_end, start)
-            return at + len(self._line_end) if at >= 0 else 0
-        lf = text.find("\n", start)
-        cr = text.find("\r", start, lf if lf >= 0 else len(text))
-        if cr >= 0:
-            return cr + (2 if text.startswith("\n", cr + 1) else 1)
-        return lf + 1
+                searched = max(unread - 1, 0)
+            return await joined(self._turns, aside.parts)
+        except UnicodeError:
+            # Plain files forget the line, and stand where they last began to decode.
+            last = self._chunks[-1:]
+            self._forget_chars()
+            self._chunks += [chunk._replace(chars=0) for chunk in last]
+            raise
+        except BaseException:
+            await aside.put_back()
+            raise
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
-    @in_turn
     async def write(self, data: str) -> int:
-        self._check_open()
-        if not isinstance(data, str):
-            raise TypeError(f"write() argument must be str, not {type(data).__name__}")
-        if not self.buffer._writable:
-            raise io.UnsupportedOperation("not writable")
-        text = data
-        ends = "\n" in text
-        if ends and self._written_newline is not None:
-            text = text.replace("\n", self._written_newline)
-        await self.buffer._write(self._get_encoder().encode(text))
-        if self.line_buffering and (ends or "\r" in text):
+        # As `in_turn` does it, without a coroutine more: this is called for each piece of a line.
+        turns = self._turns
+        if not turns.start():
+            await turns.take()
+        try:
+            self._check_open()
+            if not isinstance(data, str):
+                raise TypeError(f"write() argument must be str, not {type(data).__name__}")
+            if not self.buffer._writable:
+                raise io.UnsupportedOperation("not writable")
+            await self._write(data)
+            self._forget_chars()
+            if self._decoder is not None:
+                self._decoder.reset()
+            return len(data)
+        finally:
+            turns.give()
+
+    async def _write(self, data: str) -> None:
+        encoder = self._get_encoder()
+        newline = self._written_newline
+        if len(data) <= PIECE:
+            raw = encoder.encode(data if newline is None else data.replace("\n", newline))
+            if not self.buffer._keep(raw):
+                await self.buffer._write(raw)
+        else:
+            held = [await encoded(self._turns, self.encoding, encoder, data, newline)]
+            await self.buffer._write(held[0])
+            free(held)
+        if self.line_buffering and ("\n" in data or "\r" in data):
             await self.buffer._flush()
-        self._forget_chars()
-        if self._decoder is not None:
-            self._decoder.reset()
-        return len(data)
 
     def _get_encoder(self) -> Any:
         if self._encoder is None:

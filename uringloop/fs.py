@@ -8,19 +8,21 @@ loop's executor, and the docstring says so. Under another loop than this package
 
 from __future__ import annotations
 
-import asyncio
+import codecs
 import contextlib
-import errno
 import io
 import mmap
 import os
 import shutil
 import stat as modes
-from typing import TYPE_CHECKING, Any, AnyStr
+from typing import TYPE_CHECKING, Any
 
 from uringloop._core import pathops
+from uringloop._core.fileturns import Turns, free, joined
+from uringloop.atomic import write_atomic
 from uringloop.filebase import in_thread
 from uringloop.files import open
+from uringloop.filetext import decoded, encoded, new_decoder
 from uringloop.folders import listdir, scandir, walk
 
 if TYPE_CHECKING:
@@ -80,9 +82,6 @@ __all__ = [
 # os.link follows a link in its first argument since Python 3.14, as it always said.
 LINK_FOLLOWS = "follow_symlinks=True" not in str(getattr(os.link, "__text_signature__", ""))
 COPY_BYTES = 1024 * 1024
-# What the temporary file of write_atomic adds to the name, and how often a name is tried.
-SUFFIX = ".tmp"
-TRIES = 100
 
 
 # ── what is there ────────────────────────────────────────────────────────────────────────────
@@ -333,8 +332,12 @@ async def read_text(
     """pathlib.Path.read_text, on the ring."""
     # What is wrong with these is said before the file is opened.
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
-    data = await read_bytes(path)
-    return io.TextIOWrapper(io.BytesIO(data), layer.encoding, layer.errors, newline).read()
+    turns = Turns()
+    decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
+    held = [await read_bytes(path)]
+    text = await joined(turns, await decoded(turns, decoder, held[0], True))
+    free(held)
+    return text
 
 
 async def write_bytes(path: StrOrBytesPath, data: ReadableBuffer) -> int:
@@ -354,73 +357,12 @@ async def write_text(
     """pathlib.Path.write_text, on the ring; what can not be encoded leaves the file as it was."""
     if not isinstance(data, str):
         raise TypeError(f"data must be str, not {type(data).__name__}")
-    encoded = io.BytesIO()
-    layer = io.TextIOWrapper(encoded, encoding, errors, newline)
-    layer.write(data)
-    layer.flush()
-    # Not a view of it: a thread may have that for longer, and then it can not be closed.
-    await write_bytes(path, encoded.getvalue())
+    layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
+    encoder = codecs.getincrementalencoder(layer.encoding)(layer.errors or "strict")
+    held = [await encoded(Turns(), layer.encoding, encoder, data, newline or None)]
+    await write_bytes(path, held[0])
+    free(held)
     return len(data)
-
-
-async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
-    """Have *path* hold *data*, durably, or what it held before: whatever happens meanwhile.
-
-    A temporary file beside it is written, synced to the disk and renamed, and then the folder is
-    synced. A file that is there keeps its permissions; a link is replaced, not followed. Raises
-    OSError, and leaves nothing behind, unless the machine itself stops.
-    """
-    name: Any = os.fspath(path)
-    temporary, file = await _temporary_beside(name)
-    try:
-        async with file:
-            await file.write(data)
-            before = await _mode(name, follow_symlinks=False)
-            if modes.S_ISREG(before):
-                await in_thread(os.fchmod, file.fileno(), modes.S_IMODE(before))
-            await file.fsync()
-        await replace(temporary, name)
-    except BaseException:
-        # The rename may have been done; then there is nothing to remove.
-        await _discard(temporary)
-        raise
-    await _sync_folder(os.path.dirname(name) or os.curdir)
-
-
-async def _temporary_beside(name: AnyStr) -> tuple[AnyStr, Any]:
-    folder, last = os.path.split(name)
-    for _ in range(TRIES):
-        unique = _like(last, f".{os.urandom(8).hex()}{SUFFIX}")
-        # The name may be as long as names can be.
-        temporary = os.path.join(folder, unique)
-        try:
-            return temporary, await open(temporary, "xb", buffering=0)
-        except FileExistsError:
-            continue
-        except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, name) from None
-        except BaseException:
-            # It may have been made all the same.
-            await _discard(temporary)
-            raise
-    raise FileExistsError(errno.EEXIST, "no name for a temporary file is free", name)
-
-
-async def _discard(path: StrOrBytesPath) -> None:
-    with contextlib.suppress(OSError):
-        await asyncio.shield(unlink(path))
-
-
-def _like(name: AnyStr, text: str) -> AnyStr:
-    return os.fsencode(text) if isinstance(name, bytes) else text
-
-
-async def _sync_folder(folder: StrOrBytesPath) -> None:
-    fd = await pathops.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        await pathops.sync(fd, folder)
-    finally:
-        os.close(fd)
 
 
 # ── past the page cache ──────────────────────────────────────────────────────────────────────

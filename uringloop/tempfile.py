@@ -7,6 +7,7 @@ loop's executor; what is read and written is done as `uringloop.open` does it.
 from __future__ import annotations
 
 import builtins
+import codecs
 import contextlib
 import io
 import os
@@ -15,9 +16,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from uringloop.filebase import Lines, Turns, in_thread, in_turn
+from uringloop._core.fileturns import Turns, joined
+from uringloop.filebase import Lines, in_thread, in_turn, limit_of
 from uringloop.files import Opening, layered, open
-from uringloop.filetext import POSITION_MASK, TextFile
+from uringloop.filetext import PIECE, POSITION_MASK, TextFile, encoded
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
 
@@ -256,9 +258,25 @@ class SpooledFile(Lines[Any]):
         result = getattr(self._file, method)(*args)
         return await result if self._rolled else result
 
+    async def _in_pieces(self, read: Callable[[int], Any], add: Callable[[Any], None]) -> None:
+        """Have *add* take all that *read* gives of what is in memory, in many turns."""
+        start = self._memory.tell()
+        try:
+            while piece := read(PIECE):
+                add(piece)
+                if self._turns.spent():
+                    await self._turns.pause()
+        except BaseException:
+            self._memory.seek(start)
+            raise
+
     @in_turn
     async def read(self, *args: Any) -> Any:
-        return await self._do("read", *args)
+        if self._rolled or limit_of(*args or (-1,)) >= 0:
+            return await self._do("read", *args)
+        pieces: list[Any] = []
+        await self._in_pieces(self._memory.read, pieces.append)
+        return await joined(self._turns, pieces) if pieces else self._memory.read()
 
     @in_turn
     async def read1(self, *args: Any) -> Any:
@@ -270,7 +288,11 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def readlines(self, *args: Any) -> Any:
-        return await self._do("readlines", *args)
+        if self._rolled or limit_of(*args or (-1,)) > 0:
+            return await self._do("readlines", *args)
+        lines: list[Any] = []
+        await self._in_pieces(self._memory.readlines, lines.extend)
+        return lines
 
     @in_turn
     async def readinto(self, buffer: Any) -> Any:
@@ -299,7 +321,24 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def write(self, data: Any) -> Any:
-        return await self._changed(self._do("write", data))
+        # What is too large for memory is not put there first.
+        known = self._max_size > 0 and isinstance(data, (str, bytes, bytearray))
+        return await self._changed(self._write(data), len(data) if known else -1)
+
+    async def _write(self, data: Any) -> Any:
+        large = isinstance(data, (str, bytes, bytearray)) and len(data) > PIECE
+        if self._rolled or not large:
+            return await self._do("write", data)
+        memory = self._memory
+        if isinstance(data, str):
+            # What can not be encoded leaves the file as it was.
+            encoder = codecs.getincrementalencoder(memory.encoding)(memory.errors)
+            await encoded(self._turns, memory.encoding, encoder, data, None)
+        for at in range(0, len(data), PIECE):
+            memory.write(data[at : at + PIECE])
+            if self._turns.spent():
+                await self._turns.pause()
+        return len(data)
 
     @in_turn
     async def writelines(self, lines: Iterable[Any]) -> None:

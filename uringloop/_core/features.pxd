@@ -11,6 +11,7 @@ cdef enum:
     CACHED_PATHS = 64       # what the kernel knows of a path is told, and opened, without one
     TRUNCATE = 128          # the size of a file is changed by a submission
     EPOLL_WAIT = 256        # what is watched is told by the completion of a request
+    NAMELESS_FILES = 512    # a file that is replaced as a whole has no name before it is written
 
 
 cdef bint uses(unsigned int feature, bint soft=*) noexcept

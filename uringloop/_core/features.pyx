@@ -26,13 +26,15 @@ FEATURES = {
     "cached_paths": CACHED_PATHS,
     "truncate": TRUNCATE,
     "epoll_wait": EPOLL_WAIT,
+    "nameless_files": NAMELESS_FILES,
 }
 
 # The kernel's ring does not serve without these, or, the last, they are none of a ring's.
-cdef unsigned int present = SHARED_ACCEPT | MULTISHOT_RECV | CACHED_FILES
+cdef unsigned int present = SHARED_ACCEPT | MULTISHOT_RECV | CACHED_FILES | NAMELESS_FILES
 # What the software ring has; it sleeps as no ring does.
 cdef unsigned int soft_present = (
-    SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE)
+    SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
+    | NAMELESS_FILES)
 cdef unsigned int disabled = 0
 cdef bint kernel_tried = False
 cdef bint paths_tried = False

@@ -20,7 +20,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._core.errors cimport ECANCELED, EINTR
-from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
+from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.timers cimport NO_DEADLINE
@@ -34,7 +34,7 @@ from uringloop._native.filecalls cimport (
     uring_perform_here,
     uring_unlink,
 )
-from uringloop._native.uring cimport close, io_uring_sqe
+from uringloop._native.uring cimport close, io_uring_sqe, uring_clock_ns
 
 
 cdef class InFlight:
@@ -216,21 +216,28 @@ cdef LoopCore ring_loop():
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
 
 
-cdef Py_ssize_t share_of(LoopCore loop, Py_ssize_t size) except? -1:
-    """Return how many of *size* bytes may be copied at once: what a turn has left for that.
+cdef bint is_spent(LoopCore loop) except -1:
+    """Whether files have used up their time in this turn, and somebody waits for the next one.
 
-    When nobody waits for the next turn its share is taken without it; not in debug mode, which
-    would report a callback that takes so long.
+    While nobody waits they go on. In debug mode they do not: a callback that takes so long would be
+    reported.
     """
-    if loop.inline_bytes < size and not loop.debug and nobody_waits(loop):
-        loop.inline_bytes = INLINE_BYTES_MAX
-    return min(size, loop.inline_bytes)
+    cdef int64_t now = uring_clock_ns()
+    if now < loop.files_until:
+        return False
+    if loop.files_until == 0:
+        loop.files_until = now + TURN_NS
+        return False
+    if loop.debug or not nobody_waits(loop):
+        return True
+    loop.files_until = now + LOOK_NS
+    return False
 
 
 cdef bint nobody_waits(LoopCore loop) except -1:
     """Whether a turn would find nothing to do now: known without a call of the kernel."""
     cdef int64_t deadline
-    # A ring of ours would have to look.
+    # The software ring would have to ask the kernel.
     if loop.ring.u.soft != NULL or not loop.is_idle():
         return False
     if PyList_GET_SIZE(loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:

@@ -19,7 +19,8 @@ cdef class FileRequests(InFlight):
     cdef unsigned int writes        # that have been begun
 
     cdef int check_open(self) except -1
-    cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset)
+    cdef FileOperation reading(
+        self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset)
     cdef int take_cached(self, FileOperation operation) except -1
     cdef bint has_to_wait(self, Py_ssize_t size) except -1
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)

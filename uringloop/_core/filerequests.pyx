@@ -1,13 +1,12 @@
 """The requests of an open file: what is cached is moved at once, the rest is asked for.
 
 A read first takes what is in the page cache, without waiting and without a ring, as long as the
-turn may still copy that much or nobody waits for the next; the rest goes to the ring. Where the
-file system can write without waiting the same holds for writes.
+turn has time for files or nobody waits for the next one; the rest goes to the ring. Where the file
+system can write without waiting the same holds for small writes.
 """
 
 import asyncio
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
@@ -15,16 +14,16 @@ from libc.string cimport strerror
 
 from uringloop._core.errors cimport EAGAIN, ENOSPC, errno
 from uringloop._core.fileops cimport (
-    CALL_BYTES,
+    SLICE_BYTES,
     FileOperation,
     InFlight,
+    is_spent,
     new_operation,
     ring_loop,
-    share_of,
 )
-from uringloop._core.fileviews cimport start_of, view_data
-from uringloop._core.loop cimport INLINE_BYTES_MAX, LoopCore
-from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._core.fileviews cimport shortened, start_of
+from uringloop._core.loop cimport LoopCore
+from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._native.filecalls cimport (
     SEEK_CUR,
     SEEK_SET,
@@ -59,16 +58,18 @@ cdef class FileRequests(InFlight):
 
     # ── reading and writing ───────────────────────────────────────────────────────────────────────
 
-    cdef FileOperation reading(self, object target, Py_ssize_t size, int64_t offset):
-        """Take what is cached into *target*, or into new bytes; ask for the rest of it."""
+    cdef FileOperation reading(
+            self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset):
+        """Take what is cached into *target* behind its first *skip* bytes; ask for the rest of it.
+
+        *target* is a view, bytes that nobody else has yet, or None for new bytes.
+        """
         cdef FileOperation operation = new_operation(self, target)
         cdef char *data
         size = min(size, REQUEST)
         if target is None:
             operation.held = take_bytes(PyBytes_New(NULL, size))
-            data = PyBytes_AS_STRING(operation.held)
-        else:
-            data = view_data(target)
+        data = <char*>start_of(operation.held) + skip
         if size == 0:
             operation.has_ended = True
             return operation
@@ -81,7 +82,7 @@ cdef class FileRequests(InFlight):
         return operation
 
     cdef int take_cached(self, FileOperation operation) except -1:
-        """Read what is in the page cache, as far as the turn may copy; the rest stays asked for."""
+        """Read what is in the page cache while the turn has time; the rest stays asked for."""
         cdef LoopCore loop
         cdef Py_ssize_t share
         cdef ssize_t count
@@ -90,10 +91,9 @@ cdef class FileRequests(InFlight):
         loop = ring_loop() if self.reads_cached else None
         if loop is None:
             return 0
-        share = share_of(loop, operation.request.len)
-        if share > 0:
+        while rest == 0 and not operation.has_ended and not is_spent(loop):
+            share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
             count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
-            loop.inline_bytes -= CALL_BYTES + count
             operation.filled += count
             if rest == 0 and (count < share or operation.request.len == 0):
                 operation.has_ended = True
@@ -124,12 +124,12 @@ cdef class FileRequests(InFlight):
             self.ended()
 
     cdef bint has_to_wait(self, Py_ssize_t size) except -1:
-        """Whether this turn has no share for a write that the next one may have."""
+        """Whether this turn has no time for a write that the next one may have time for."""
         cdef LoopCore loop
-        if not self.writes_cached or size > INLINE_BYTES_MAX:
+        if not self.writes_cached or size > SLICE_BYTES:
             return False
         loop = ring_loop()
-        return loop is not None and share_of(loop, size) < size
+        return loop is not None and is_spent(loop)
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or ask for all to be written."""
@@ -138,14 +138,14 @@ cdef class FileRequests(InFlight):
         cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
         cdef int res
         if self.writes_cached:
-            loop = ring_loop()
-            if loop is not None and share_of(loop, size) == size:
+            # More at once is left to a worker: in slices it would not be one write to others.
+            loop = ring_loop() if size <= SLICE_BYTES else None
+            if loop is not None and not is_spent(loop):
                 res = uring_write_cached(
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)
                 if res > 0:
                     self.writes += 1
-                    loop.inline_bytes -= CALL_BYTES + res
                     operation = new_operation(self, None)
                     operation.res = res
                     operation.has_ended = True
@@ -191,12 +191,9 @@ cdef class FileRequests(InFlight):
         """Return the bytes that a read has brought, without the room that they left."""
         cdef Py_ssize_t count = self.count_of(operation)
         cdef PyObject *data = <PyObject*>operation.held
-        if count == PyBytes_GET_SIZE(operation.held):
-            return operation.held
         Py_INCREF(operation.held)
         operation.held = None
-        PyBytes_Resize(&data, count)
-        return take_bytes(data)
+        return shortened(data, count)
 
     cdef Py_ssize_t count_of(self, FileOperation operation) except -1:
         """Return how many bytes were moved; an error is raised unless some were."""

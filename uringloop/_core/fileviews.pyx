@@ -1,9 +1,10 @@
 """The memory that a file is read into or written from: bytes, or views of what the caller has."""
 
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.object cimport PyObject
 
-from uringloop._core.pyapi cimport PyBytes_New, take_bytes
+from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
 from uringloop._native.uring cimport iovec
 
 
@@ -33,6 +34,13 @@ def bytes_of(data):
     if isinstance(data, str):
         raise TypeError("a bytes-like object is required, not 'str'")
     return memoryview(data).cast("B")
+
+
+cdef bytes shortened(PyObject *data, Py_ssize_t size):
+    """Return the first *size* of the bytes *data*, a reference that is taken over."""
+    if size != PyBytes_GET_SIZE(<object>data):
+        PyBytes_Resize(&data, size)
+    return take_bytes(data)
 
 
 cdef bytes vectors_of(list views, Py_ssize_t skip):

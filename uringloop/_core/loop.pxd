@@ -17,9 +17,6 @@ cdef enum:
     # Bytes written in one turn before they are submitted early: dozens of live 100 KB messages
     # make the allocator trim and refault its heap, 45 % of the time at 100 KB.
     QUEUED_BYTES_MAX = 256 * 1024
-    # What files copy from the page cache in one turn before a task has to wait for its bytes: some
-    # 100 us, which a timer may be late.
-    INLINE_BYTES_MAX = 1024 * 1024
 
 
 cdef class Flushable:
@@ -59,8 +56,8 @@ cdef class LoopCore:
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
-    cdef Py_ssize_t inline_bytes    # that files may still copy in this turn
     cdef Flushable shared_listeners     # accepts, whenever the loop is awake; None if there are none
+    cdef int64_t files_until    # until when files may work in this turn; 0 before they have begun
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     cdef bint sleeping          # in a wait: others must wake the loop

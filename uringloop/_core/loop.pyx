@@ -243,7 +243,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
-        self.inline_bytes = INLINE_BYTES_MAX
+        self.files_until = 0
         self.counters.turns += 1
         if self.timers.count:
             self.expire_timers()

@@ -11,14 +11,16 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
-from libc.string cimport strerror
+from libc.string cimport memcpy, strerror
 
 from uringloop._core.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
 from uringloop._core.fileops cimport FileOperation, begin_linked, new_operation, ring_loop
 from uringloop._core.filerequests cimport FileRequests
-from uringloop._core.fileviews cimport vectors_of
+from uringloop._core.fileviews cimport shortened, vectors_of
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._native.filecalls cimport (
@@ -117,7 +119,7 @@ cdef class OpenFile(FileRequests):
         start = self.start_at(offset, self.reads_at)
         if n < 0:
             raise ValueError("negative size")
-        operation = self.reading(None, n, start)
+        operation = self.reading(None, 0, n, start)
         operation.detachable = self._regular
         if not operation.has_ended:
             await self._ask(operation)
@@ -134,7 +136,7 @@ cdef class OpenFile(FileRequests):
         self.check(self._readable, "not readable")
         start = self.start_at(offset, self.reads_at)
         view = room_in(buffer)
-        operation = self.reading(view, len(view), start)
+        operation = self.reading(view, 0, len(view), start)
         if not operation.has_ended:
             await self._ask(operation)
         return self.count_of(operation)
@@ -223,7 +225,7 @@ cdef class OpenFile(FileRequests):
                 return data
             buffer[:len(data)] = data
             return len(data)
-        operation = self.reading(buffer, n, -1)
+        operation = self.reading(buffer, 0, n, -1)
         operation.detachable = self._regular and buffer is None
         if not operation.has_ended:
             try:
@@ -244,6 +246,42 @@ cdef class OpenFile(FileRequests):
             # What was cached has moved it already.
             self.move_to(operation.request.off + operation.res)
         return data
+
+    async def _fill_behind(self, bytes ahead, Py_ssize_t n):
+        """Return *ahead* and up to *n* bytes behind it, less only at the end of a regular file."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(ahead)
+        cdef Py_ssize_t before = size
+        cdef Py_ssize_t count
+        cdef FileOperation operation = None
+        cdef PyObject *data
+        self.check_open()
+        n += size
+        held = take_bytes(PyBytes_New(NULL, n))
+        memcpy(PyBytes_AS_STRING(held), PyBytes_AS_STRING(ahead), size)
+        try:
+            while size < n:
+                operation = self.reading(held, size, n - size, -1)
+                operation.detachable = True
+                if not operation.has_ended:
+                    await self._ask(operation)
+                count = self.count_of(operation)
+                if self.reads_at and operation.res > 0:
+                    # What was cached has moved it already.
+                    self.move_to(operation.request.off + operation.res)
+                operation.held = operation = None
+                if count == 0:
+                    break
+                size += count
+        except BaseException:
+            if operation is not None:
+                before -= operation.filled
+            if before != size and self.fd >= 0:
+                lseek(self.fd, before - size, SEEK_CUR)
+            raise
+        data = <PyObject*>held
+        Py_INCREF(held)
+        held = None
+        return shortened(data, size)
 
     async def _drain(self, view):
         """Write all of *view*, bytes or a memoryview; `_moved` has gone, also after errors."""

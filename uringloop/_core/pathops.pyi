@@ -1,8 +1,11 @@
 """What takes a path, as an operation of the ring: open, stat, mkdir, rename, unlink, link."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from uringloop._core.fileops import FileOperation
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorOrPath, StrOrBytesPath
@@ -36,5 +39,11 @@ async def link(
     dst_dir_fd: int | None = None,
     follow_symlinks: bool = True,
 ) -> None: ...
+async def open_nameless(folder: StrOrBytesPath) -> int: ...
+async def link_and_rename(
+    src: StrOrBytesPath, temporary: StrOrBytesPath, dst: StrOrBytesPath
+) -> None: ...
+def perform_both(first: FileOperation, second: FileOperation) -> None: ...
+async def to_its_end(future: asyncio.Future[object]) -> None: ...
 async def symlink(src: StrOrBytesPath, dst: StrOrBytesPath, dir_fd: int | None = None) -> None: ...
 async def sync(fd: int, path: StrOrBytesPath) -> None: ...

@@ -6,6 +6,7 @@ in its cache of a local file system is answered without the ring, up to a share 
 
 import os
 import sys
+from asyncio import CancelledError, get_running_loop, wait
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.number cimport PyNumber_Index
@@ -13,16 +14,19 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.string cimport strerror
 
-from uringloop._core.errors cimport EAGAIN
-from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, uses
+from uringloop._core.errors cimport EAGAIN, ECANCELED
+from uringloop._core.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
 from uringloop._core.fileops cimport (
-    CALL_BYTES,
+    SLICE_BYTES,
     FileOperation,
+    begin_linked,
+    is_spent,
     new_operation,
     ring_loop,
 )
+from uringloop._core.fileviews cimport shortened
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._core.pyapi cimport PyBytes_New, take_bytes
 from uringloop._native.filecalls cimport (
     io_uring_prep_fsync,
     uring_file_facts,
@@ -83,6 +87,17 @@ async def open_descriptor(path, int flags):
     return fd
 
 
+async def open_nameless(folder):
+    """Return a descriptor to write a file of *folder* that has no name; -1 if there are none."""
+    if not uses(NAMELESS_FILES):
+        return -1
+    try:
+        return await open_descriptor(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        # The file system has none, or nothing can be made there: a file with a name will tell why.
+        return -1
+
+
 async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
     """os.stat: on the ring, or from the kernel's cache; *judge* says what is wrong with a path."""
     cdef int folder, flags
@@ -132,13 +147,12 @@ def read_now(path):
     if fd < 0:
         return None
     try:
-        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= loop.inline_bytes:
+        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
             return None
         # One byte more than there should be: whether that was all.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
         count = uring_read_cached(
             fd, PyBytes_AS_STRING(held), facts.size + 1, 0, facts.in_memory, &rest)
-        loop.inline_bytes -= CALL_BYTES + count
     finally:
         close(fd)
     if rest != 0 or count > facts.size:
@@ -146,8 +160,7 @@ def read_now(path):
     data = <PyObject*>held
     Py_INCREF(held)
     held = None
-    PyBytes_Resize(&data, count)
-    return take_bytes(data)
+    return shortened(data, count)
 
 
 async def mkdir(path, mode=0o777, dir_fd=None):
@@ -226,6 +239,54 @@ async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=
     taken(operation.res, src, dst)
 
 
+async def link_and_rename(src, temporary, dst):
+    """Link *src* to *temporary*, and rename that to *dst*: in one submission, one after the other.
+
+    An OSError of the link has *temporary* as its second path, one of the rename has *dst*.
+    """
+    cdef FileOperation linking, renaming
+    cdef bytes source = name_of(src)
+    cdef bytes between = name_of(temporary)
+    cdef bytes target = name_of(dst)
+    sys.audit("os.link", src, temporary, -1, -1)
+    sys.audit("os.rename", temporary, dst, -1, -1)
+    linking = new_operation(None, (source, between))
+    io_uring_prep_linkat(
+        &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
+    renaming = new_operation(None, (between, target))
+    io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
+    if ring_loop() is None:
+        await to_its_end(
+            get_running_loop().run_in_executor(None, perform_both, linking, renaming))
+    else:
+        begin_linked(linking, renaming)
+        await renaming.end()
+    taken(linking.res, src, temporary)
+    if renaming.res == -ECANCELED:
+        # The ring was lost between the two.
+        return await rename(temporary, dst, judge=os.replace)
+    taken(renaming.res, temporary, dst)
+
+
+def perform_both(FileOperation first, FileOperation second):
+    """Do the first and, if that succeeds, the second; a thread calls this."""
+    if first._perform() >= 0:
+        second._perform()
+
+
+async def to_its_end(future):
+    """Wait for the end of what can not be cancelled; a cancel is raised after that."""
+    cancelled = None
+    while not future.done():
+        try:
+            await wait([future])
+        except CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+    future.result()
+
+
 async def symlink(src, dst, dir_fd=None):
     """os.symlink, on the ring."""
     cdef FileOperation operation
@@ -270,12 +331,9 @@ cdef object audited(object dir_fd):
     return -1 if dir_fd is None else dir_fd
 
 
-cdef bint may_look(LoopCore loop) noexcept:
+cdef bint may_look(LoopCore loop) except -1:
     """Whether the turn may still answer from the cache."""
-    if loop is None or loop.inline_bytes <= 0 or not uses(CACHED_PATHS):
-        return False
-    loop.inline_bytes -= CALL_BYTES
-    return True
+    return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
 
 
 cdef int taken(int res, object path, object second=None) except -1:

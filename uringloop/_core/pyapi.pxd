@@ -29,6 +29,15 @@ cdef extern from "Python.h":
     PyObject *PyBytes_New "PyBytes_FromStringAndSize" (
         const char *bytes, Py_ssize_t size) except NULL
     int PyBytes_Resize "_PyBytes_Resize" (PyObject **bytes, Py_ssize_t size) except -1
+    PyObject *PyUnicode_New(Py_ssize_t size, Py_UCS4 widest) except NULL
+    Py_UCS4 PyUnicode_MAX_CHAR_VALUE(object text)
+    Py_ssize_t PyUnicode_FindChar(
+        object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
+    object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
+    # Into a new text that nobody else has.
+    Py_ssize_t PyUnicode_CopyCharacters(
+        PyObject *to, Py_ssize_t to_start, object text, Py_ssize_t start, Py_ssize_t count
+    ) except -1
     PyObject *PyList_GET_ITEM_borrowed "PyList_GET_ITEM" (list items, Py_ssize_t index)
     void PyList_SET_ITEM_stolen "PyList_SET_ITEM" (list items, Py_ssize_t index, PyObject *item)
     PyObject *PyTuple_GET_ITEM_borrowed "PyTuple_GET_ITEM" (tuple items, Py_ssize_t index)
@@ -69,6 +78,12 @@ cdef extern from *:
         Py_DECREF(descriptor);
         PyType_Modified(owner);
         return res;
+    }
+
+    /* Gives a type of awaitables of ours that never suspend their step: NULL with StopIteration,
+     * and in it the result. Cython's own would make a traceback each time. */
+    static void uringloop_set_step(PyObject *type, iternextfunc step) {
+        ((PyTypeObject *)type)->tp_iternext = step;
     }
 
     /* Has the garbage collector ask this function what objects of a type of ours refer to, and of
@@ -123,6 +138,8 @@ cdef extern from *:
     int set_method "uringloop_set_method" (
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
+    void set_step "uringloop_set_step" (object type, PyObject *(*step)(PyObject *) noexcept)
+    void stop_with "PyErr_SetObject" (object StopIteration, object result)
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
     void forget_hash "uringloop_forget_hash" (PyObject *bytes)
     void prefetch "uringloop_prefetch" (PyObject *target)
@@ -135,6 +152,13 @@ cdef extern from *:
 cdef inline int raise_pending() except -1:
     """Turn a pending C-level exception into one that Cython's ``except`` can see."""
     return -1
+
+
+cdef inline str take_text(PyObject *result):
+    """Take over a new reference to a text that C gave."""
+    cdef str taken = <str>result
+    Py_DECREF_owned(result)
+    return taken
 
 
 cdef inline bytes take_bytes(PyObject *result):

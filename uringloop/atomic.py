@@ -1,0 +1,190 @@
+"""write_atomic(): the whole of the new contents or the whole of the old, whatever happens.
+
+Where the file system has nameless files (O_TMPFILE) the contents are written and synced in one, so
+that a process that is killed meanwhile leaves nothing. A new file is then linked to its name. One
+that is there can not be replaced by a link: the nameless file gets a temporary name beside it, and
+that is renamed in the same submission. A process that is killed between these two calls of the
+kernel leaves the temporary name, with all of the new contents.
+
+Elsewhere a file with a temporary name is written, and a killed process leaves it as far as it was
+written. Temporary names begin with the name of the file, and end in a random number and `.tmp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat as modes
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, AnyStr
+
+from uringloop._core import pathops
+from uringloop.filebase import in_thread
+from uringloop.filebinary import RawFile
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, StrOrBytesPath
+
+# What a temporary name adds to that of the file, and how often one is tried.
+SUFFIX = ".tmp"
+TRIES = 100
+# As long as names are on most file systems, in bytes.
+NAME_BYTES = 255
+# What has no name in a folder has one here.
+DESCRIPTORS = "/proc/self/fd"
+# The kernel's answers to an owner that the caller may not give, or that has no number here.
+FOREIGN = (errno.EPERM, errno.EINVAL)
+
+
+async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
+    """Have *path* hold *data*, durably, or what it held before: whatever happens meanwhile.
+
+    The data is written and synced beside it, takes its place, and then the folder is synced. A file
+    that is there keeps its permissions, and its owner and group as far as the caller may give them;
+    a link is replaced, not followed. Raises OSError, and leaves nothing behind. A process that is
+    killed may leave a file whose name begins with that of *path* and ends in `.tmp`: docs/files.md
+    says when.
+    """
+    name: Any = os.fspath(path)
+    folder = os.path.dirname(name) or os.curdir
+    if not await _write_nameless(name, folder, data):
+        await _write_named(name, data)
+    await _sync_folder(folder)
+
+
+async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer) -> bool:
+    """Do it with a file that has no name before it is whole; False if there are none here."""
+    fd = await pathops.open_nameless(folder)
+    if fd < 0:
+        return False
+    async with RawFile(fd, name, mode="wb") as file:
+        source = f"{DESCRIPTORS}/{fd}"
+        # Of what is in memory: nothing is waited for.
+        if not os.path.exists(source):  # noqa: ASYNC240
+            # There is no /proc: it could not be given a name.
+            return False
+        before = await _write_all(file, name, data)
+        if before is None:
+            try:
+                await pathops.link(source, name)
+            except FileExistsError:
+                # It has been made meanwhile.
+                pass
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, name) from None
+            else:
+                return True
+        await _replace(source, name)
+    return True
+
+
+async def _replace(source: str, name: Any) -> None:
+    """Give the nameless file a temporary name, and let that take the place of *name*."""
+    for temporary in _temporary_names(name):
+        try:
+            await pathops.link_and_rename(source, temporary, name)
+        except FileExistsError as exc:
+            if exc.filename2 == temporary:
+                continue
+            raise
+        except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                continue
+            await _discard(temporary)
+            raise OSError(exc.errno, exc.strerror, name) from None
+        except BaseException:
+            # The rename may have been done; then there is nothing to remove.
+            await _discard(temporary)
+            raise
+        return
+    raise FileExistsError(errno.EEXIST, "no name for a temporary file is free", name)
+
+
+async def _write_named(name: Any, data: ReadableBuffer) -> None:
+    """Do it with a file that has a temporary name."""
+    temporary, fd = await _temporary_beside(name)
+    try:
+        async with RawFile(fd, temporary, mode="wb") as file:
+            await _write_all(file, name, data)
+        await pathops.rename(temporary, name, judge=os.replace)
+    except BaseException:
+        await _discard(temporary)
+        raise
+
+
+async def _temporary_beside(name: Any) -> tuple[Any, int]:
+    for temporary in _temporary_names(name):
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return temporary, await pathops.open_descriptor(temporary, flags)
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                continue
+            raise OSError(exc.errno, exc.strerror, name) from None
+        except BaseException:
+            # It may have been made all the same.
+            await _discard(temporary)
+            raise
+    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
+
+
+def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
+    """Yield names beside *name* that begin with it, or with as much of it as there is room for."""
+    folder, last = os.path.split(os.fsdecode(name))
+    for number in range(TRIES):
+        end = f".{os.urandom(6).hex()}{SUFFIX}"
+        # Some file systems, and some paths, have room for less.
+        room = (NAME_BYTES - len(end)) >> (number // 10)
+        while len(os.fsencode(last)) > room:
+            last = last[:-1]
+        path = os.path.join(folder, last + end)
+        yield os.fsencode(path) if isinstance(name, bytes) else path
+
+
+async def _write_all(file: RawFile, name: Any, data: ReadableBuffer) -> os.stat_result | None:
+    """Write and sync *data*, in a file like that of this *name*; return the facts of that."""
+    await file.write(data)
+    try:
+        before = await pathops.stat(name, None, False)
+    except FileNotFoundError:
+        before = None
+    if before is not None and modes.S_ISREG(before.st_mode):
+        own = await pathops.stat(file.fileno())
+        if _marks(own) != _marks(before):
+            await in_thread(_resemble, file.fileno(), before)
+    await file.fsync()
+    return before
+
+
+def _marks(facts: os.stat_result) -> tuple[int, int, int]:
+    return facts.st_uid, facts.st_gid, facts.st_mode
+
+
+def _resemble(fd: int, facts: os.stat_result) -> None:
+    """Give an open file the owner, the group and the permissions of another, as far as allowed."""
+    for owner in (facts.st_uid, -1):
+        try:
+            os.fchown(fd, owner, facts.st_gid)
+            break
+        except OSError as exc:
+            if exc.errno not in FOREIGN:
+                raise
+    # After the owner, whose change takes some of them away.
+    os.fchmod(fd, modes.S_IMODE(facts.st_mode))
+
+
+async def _discard(path: StrOrBytesPath) -> None:
+    with contextlib.suppress(OSError):
+        await asyncio.shield(pathops.unlink(path))
+
+
+async def _sync_folder(folder: StrOrBytesPath) -> None:
+    fd = await pathops.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await pathops.sync(fd, folder)
+    finally:
+        os.close(fd)
