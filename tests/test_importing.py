@@ -69,6 +69,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "__init__",
         "__main__",
         "as_uvloop",
+        "atomic",
         "doctor",
         "fleet",
         "fs",
