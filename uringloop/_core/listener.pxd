@@ -47,11 +47,10 @@ cdef class Listener(Flushable):
 cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # Listener by descriptor
-    cdef bint found             # the newest look found a connection
-    cdef int64_t looked_ns      # when that was
+    cdef int batch              # connections to accept at the next look
+    cdef int64_t looked_ns      # when the newest look was
 
     cdef int add(self, Listener listener) except -2
     cdef int remove(self, Listener listener) except -1
     cdef int close_if_empty(self) except -1
-    cdef int knocked(self) noexcept
     cdef int dissolve(self) except -1
