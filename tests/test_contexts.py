@@ -1,4 +1,4 @@
-"""The context that the callbacks of a connection run in: its own, whoever writes, closes or resumes.
+"""The context of a connection's callbacks: its own, whoever writes, closes or resumes.
 
 asyncio runs some of them in the context of the caller and promises nothing; uvloop does as we do.
 What a callback changes in that context is there for the next one.
@@ -11,13 +11,16 @@ import contextvars
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
 from conftest import Collector
+from contexts import Contexts
+from piping import a_pipe
 from roles import (
     Loop,
+    narrow_pair,
     noise,
     on_loop,
     read_exactly,
@@ -25,6 +28,7 @@ from roles import (
     stream,
     until,
 )
+from secure import tls_stream
 
 import uringloop
 
@@ -38,6 +42,15 @@ PLENTY = 2 * 1024 * 1024
 def elsewhere(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call *function* in a context that knows nothing of the connection."""
     return contextvars.Context().run(function, *args, **kwargs)
+
+
+async def awaited_elsewhere(call: Callable[[], Awaitable[T]]) -> T:
+    """Await what *call* returns in a task whose context knows nothing of the connection."""
+
+    async def wait() -> T:
+        return await call()
+
+    return await asyncio.create_task(wait(), context=contextvars.Context())
 
 
 class Witness(Collector):
@@ -218,6 +231,129 @@ async def test_accepted_connections_have_the_context_of_their_server(
     assert set.union(*witness.seen.values()) == {"server"}
 
 
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("server_side", [False, True], ids=["client", "server"])
+@EITHER_PROTOCOL
+@BY_METHOD
+@on_loop
+async def test_callbacks_over_tls_run_in_the_context_of_the_connection(
+    loop: uringloop.Loop, contexts: Contexts, make: type[Witness], server_side: bool, method: str
+) -> None:
+    VAR.set("connection")
+    witness = make(loop)
+    async with tls_stream(loop, witness, contexts, server_side=server_side, buffer_size=NARROW) as (
+        transport,
+        peer,
+    ):
+        VAR.set("later")
+        # The transport below takes the first; the second waits for it.
+        elsewhere(transport.write, noise(PLENTY))
+        elsewhere(transport.write, noise(PLENTY))
+        assert "pause_writing" in witness.calls
+        await peer.read_exactly(2 * PLENTY)
+        await until(lambda: "resume_writing" in witness.calls)
+        elsewhere(transport.pause_reading)
+        await peer.send(b"paused")
+        await until(lambda: bool(transport._ssl_protocol._get_read_buffer_size()))  # type: ignore[attr-defined]
+        elsewhere(transport.resume_reading)
+        await witness.received(6)
+        elsewhere(getattr(transport, method))
+        if method == "close":
+            await peer.close()
+        await witness.lost
+    assert set(witness.seen) > {"connection_made", "pause_writing", "resume_writing"}
+    assert set.union(*witness.seen.values()) == {"connection"}
+
+
+@on_loop
+async def test_lower_limits_over_tls_pause_a_protocol_in_its_context(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    VAR.set("connection")
+    witness = Witness(loop)
+    async with tls_stream(loop, witness, contexts, buffer_size=NARROW) as (transport, _):
+        transport.set_write_buffer_limits(2 * PLENTY)
+        transport.write(noise(PLENTY))
+        transport.write(noise(PLENTY))
+        assert "pause_writing" not in witness.calls
+        elsewhere(transport.set_write_buffer_limits, 1)
+        assert witness.seen["pause_writing"] == {"connection"}
+
+
+@on_loop
+async def test_small_writes_over_tls_pause_a_protocol_in_its_context(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # They wait for the end of the turn, which runs in no context of the program's.
+    VAR.set("connection")
+    witness = Witness(loop)
+    async with tls_stream(loop, witness, contexts, buffer_size=NARROW) as (transport, _):
+        while "pause_writing" not in witness.calls:
+            elsewhere(transport.write, noise(1024))
+            await asyncio.sleep(0)
+    assert witness.seen["pause_writing"] == {"connection"}
+
+
+@on_loop
+async def test_the_peers_goodbye_is_told_in_the_context(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    VAR.set("connection")
+    witness = Witness(loop)
+    async with tls_stream(loop, witness, contexts) as (transport, peer):
+        elsewhere(transport.pause_reading)
+        await peer.send(b"last")
+        await loop.sock_sendall(peer.sock, peer.records(peer.tls.unwrap))
+        await until(lambda: transport._ssl_protocol._get_read_buffer_size() > 24)  # type: ignore[attr-defined]
+        elsewhere(transport.resume_reading)
+        await witness.lost
+    assert witness.calls[1:] == ["data_received", "eof_received", "connection_lost"]
+    assert set.union(*witness.seen.values()) == {"connection"}
+
+
+@on_loop
+async def test_a_stream_that_turns_to_tls_keeps_its_context(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    VAR.set("connection")
+    left, right = Witness(loop), Witness(loop)
+    ours, theirs = narrow_pair(NARROW)
+    client, _ = await loop.create_connection(lambda: left, sock=ours)
+    server, _ = await loop.connect_accepted_socket(lambda: right, theirs)
+
+    async def turn() -> tuple[asyncio.Transport, asyncio.Transport]:
+        inner, outer = await asyncio.gather(
+            loop.start_tls(client, left, contexts.client, server_hostname="localhost"),
+            loop.start_tls(server, right, contexts.server, server_side=True),
+        )
+        assert inner is not None
+        assert outer is not None
+        # And TLS within TLS.
+        inmost, outmost = await asyncio.gather(
+            loop.start_tls(inner, left, contexts.client, server_hostname="localhost"),
+            loop.start_tls(outer, right, contexts.server, server_side=True),
+        )
+        assert inmost is not None
+        assert outmost is not None
+        return inmost, outmost
+
+    secured, answering = await awaited_elsewhere(turn)
+    # One for each layer below, and one that waits.
+    for _ in range(3):
+        elsewhere(secured.write, noise(PLENTY))
+    await right.received(3 * PLENTY)
+    elsewhere(answering.write, b"answer")
+    await left.received(6)
+    elsewhere(secured.close)
+    await asyncio.gather(left.lost, right.lost)
+    assert {"pause_writing", "resume_writing", "data_received", "connection_lost"} < set(left.seen)
+    assert set.union(*left.seen.values(), *right.seen.values()) == {"connection"}
+    await released(client)
+    await released(server)
+
+
 # ── datagrams ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -246,7 +382,7 @@ async def test_callbacks_of_datagrams_run_in_the_context_of_the_endpoint(
         await until(lambda: bool(witness.data))
         # More than any socket takes at once: the error is the caller's.
         elsewhere(transport.sendto, bytes(64 * 1024 * 1024))
-        transport.set_write_buffer_limits(0)
+        transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         while "pause_writing" not in witness.calls:
             elsewhere(transport.sendto, b"x")
         while "resume_writing" not in witness.calls:
@@ -277,12 +413,10 @@ async def test_callbacks_of_a_written_pipe_run_in_its_context(
 ) -> None:
     VAR.set("connection")
     witness = PipeWitness(loop)
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    with open(reading, "rb", buffering=0) as reader:
-        transport, _ = await loop.connect_write_pipe(
-            lambda: witness, open(writing, "wb", buffering=0)
-        )
+    reader, writer = a_pipe()
+    os.set_blocking(reader.fileno(), False)
+    with reader:
+        transport, _ = await loop.connect_write_pipe(lambda: witness, writer)
         VAR.set("later")
         elsewhere(transport.write, noise(PLENTY))
         left = PLENTY
@@ -300,16 +434,16 @@ async def test_callbacks_of_a_written_pipe_run_in_its_context(
 async def test_callbacks_of_a_read_pipe_run_in_its_context(loop: uringloop.Loop) -> None:
     VAR.set("connection")
     witness = PipeWitness(loop)
-    reading, writing = os.pipe()
-    transport, _ = await loop.connect_read_pipe(lambda: witness, open(reading, "rb", buffering=0))
-    VAR.set("later")
-    elsewhere(transport.pause_reading)
-    os.write(writing, b"paused")
-    elsewhere(transport.resume_reading)
-    await witness.received(6)
-    elsewhere(transport.close)
-    await witness.lost
-    os.close(writing)
+    reader, writer = a_pipe()
+    with writer:
+        transport, _ = await loop.connect_read_pipe(lambda: witness, reader)
+        VAR.set("later")
+        elsewhere(transport.pause_reading)
+        writer.write(b"paused")
+        elsewhere(transport.resume_reading)
+        await witness.received(6)
+        elsewhere(transport.close)
+        await witness.lost
     assert {"data_received", "connection_lost"} < set(witness.seen)
     assert set.union(*witness.seen.values()) == {"connection"}
 
@@ -341,9 +475,7 @@ class ProcessWitness(asyncio.SubprocessProtocol):
 
 @pytest.mark.parametrize("method", ["close", "kill"])
 @on_loop
-async def test_callbacks_of_a_process_run_in_its_context(
-    loop: uringloop.Loop, method: str
-) -> None:
+async def test_callbacks_of_a_process_run_in_its_context(loop: uringloop.Loop, method: str) -> None:
     VAR.set("connection")
     witness = ProcessWitness(loop)
     transport, _ = await loop.subprocess_exec(

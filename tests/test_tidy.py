@@ -65,6 +65,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.wakeup",
             "_core.owners",
             "_core.records",
+            "_core.tlsshape",
             "_core.writequeue",
             "_core.draining",
         ),
@@ -84,7 +85,8 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pausing in; file requests", ("_core.reader", "_core.filerequests", "_core.pathops")),
     ("pausing out; open files", ("_core.flow", "_core.openfile")),
     ("bytes out", ("_core.writer",)),
-    ("TLS", ("_core.secure",)),
+    ("the bytes of TLS", ("_core.secure",)),
+    ("TLS", ("_core.tlsprotocol",)),
     ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
     ("connections in", ("_core.listener",)),
     (

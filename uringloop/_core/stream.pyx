@@ -35,8 +35,8 @@ from uringloop._core.pyapi cimport (
     take_bytes,
 )
 from uringloop._core.ring cimport Operation, Ring, operation_init
-from uringloop._core.secure cimport is_secure, receive_records
 from uringloop._core.spares cimport bytes_for, bytes_of, offer
+from uringloop._core.tlsprotocol cimport is_secure, receive_records
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
 from uringloop._native.requests cimport (
