@@ -17,6 +17,8 @@ import pytest
 from datagrams import Mailbox, drained, ended, endpoint, udp
 from roles import Loop, complaints, needs_ipv6, on_loop, run_script, until
 
+import uringloop
+
 LOCAL = ("127.0.0.1", 0)
 IN_USE = rf"\[Errno {errno.EADDRINUSE}\]"
 
@@ -288,6 +290,29 @@ async def test_arguments_that_make_no_sense_are_refused(
     with pytest.raises(error) as caught:
         await each_loop.create_datagram_endpoint(Mailbox, **options)
     assert str(caught.value) == message
+
+
+@on_loop
+async def test_reuse_address_is_refused_with_a_reason(loop: uringloop.Loop) -> None:
+    # asyncio has not had it since 3.11; uvloop has.
+    with pytest.raises(ValueError, match=r"`reuse_address=True` is no longer supported"):
+        await loop.create_datagram_endpoint(Mailbox, local_addr=LOCAL, reuse_address=True)
+
+
+@on_loop
+async def test_reuse_address_that_is_false_has_no_effect(loop: uringloop.Loop) -> None:
+    with pytest.warns(DeprecationWarning, match="has no effect") as warned:
+        transport, _ = await loop.create_datagram_endpoint(
+            Mailbox, local_addr=LOCAL, reuse_address=False
+        )
+    assert warned[0].filename == __file__
+    sock = transport.get_extra_info("socket")
+    assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    await ended(transport)
+    transport, _ = await loop.create_datagram_endpoint(
+        Mailbox, local_addr=LOCAL, reuse_address=None
+    )
+    await ended(transport)
 
 
 @on_loop

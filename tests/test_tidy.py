@@ -67,6 +67,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "_core.wakeup",
             "_core.owners",
             "_core.records",
+            "_core.tlsshape",
             "_core.writequeue",
             "_core.draining",
         ),
@@ -93,7 +94,8 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("_core.flow", "_core.openfile", "_core.nested"),
     ),
     ("bytes out; lines", ("_core.writer", "_core.lines")),
-    ("TLS", ("_core.secure",)),
+    ("the bytes of TLS", ("_core.secure",)),
+    ("TLS", ("_core.tlsprotocol",)),
     ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
     ("connections in", ("_core.listener",)),
     (

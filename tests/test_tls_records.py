@@ -16,7 +16,7 @@ from secure import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_st
 import uringloop
 from uringloop import tls
 from uringloop._core import records as native
-from uringloop._core import secure
+from uringloop._core import secure, tlsprotocol
 
 RECORD = 16 * 1024
 HELD = secure.HELD_MAX
@@ -390,7 +390,7 @@ async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: C
             loop.start_tls(client, left, contexts.client, server_hostname="localhost"),
             loop.start_tls(server, right, contexts.server, server_side=True),
         )
-        assert isinstance(inner, secure.SSLTransport)
+        assert isinstance(inner, tlsprotocol.SSLTransport)
         inner.close()
         await left.lost
 

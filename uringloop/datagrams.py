@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import warnings
 from asyncio.log import logger
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -72,6 +73,20 @@ async def create_datagram_endpoint(
         transport.close()
         raise
     return transport, protocol
+
+
+def check_reuse_address(wanted: bool | None) -> None:
+    if wanted:
+        raise ValueError(
+            "Passing `reuse_address=True` is no longer supported: with SO_REUSEADDR, processes of "
+            "other users could bind the same UDP port and receive its datagrams"
+        )
+    if wanted is not None:
+        warnings.warn(
+            "The reuse_address parameter of create_datagram_endpoint() has no effect",
+            DeprecationWarning,
+            stacklevel=3,
+        )
 
 
 def _check_given(sock: socket.socket, options: dict[str, object]) -> None:

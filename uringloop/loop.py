@@ -252,10 +252,13 @@ class Loop(RunningLoop):
         family: int = 0,
         proto: int = 0,
         flags: int = 0,
+        # uvloop's, and asyncio's until 3.10.
+        reuse_address: bool | None = None,
         reuse_port: bool | None = None,
         allow_broadcast: bool | None = None,
         sock: socket.socket | None = None,
     ) -> tuple[asyncio.DatagramTransport, D]:
+        datagrams.check_reuse_address(reuse_address)
         return await datagrams.create_datagram_endpoint(
             self,
             protocol_factory,

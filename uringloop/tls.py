@@ -12,7 +12,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from uringloop._core import secure
+from uringloop._core import secure, tlsprotocol
 
 # A newer asyncio moves what a StreamReader already holds into TLS; with an older one it stays where
 # it is, for the program to find.
@@ -66,7 +66,7 @@ def wrap(
     call_connection_made: bool = True,
 ) -> SSLProtocol:
     """Return the protocol that does TLS for *protocol*; *waiter* is told of the handshake's end."""
-    return secure.new_protocol(
+    return tlsprotocol.new_protocol(
         loop,
         protocol,
         wanted.context,  # None makes a default one

@@ -40,7 +40,7 @@ from uringloop._core.errors cimport (
 from uringloop._core.features cimport MULTISHOT_RECV, uses
 from uringloop._core.flow cimport FlowControl
 from uringloop._core.loop cimport LoopCore
-from uringloop._core.pyapi cimport Py_DECREF_owned
+from uringloop._core.pyapi cimport Py_DECREF_owned, raise_pending
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.transport cimport socket_extra
 from uringloop._native.requests cimport (
@@ -327,6 +327,14 @@ cdef class DatagramTransport(FlowControl):
         Py_DECREF_owned(result)
         return 0
 
+    cdef int tell_caller(self, object exc) except -1:
+        """Call error_received within sendto(), whose caller gets its exception, as in asyncio."""
+        cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
+        if result == NULL:
+            raise_pending()
+        Py_DECREF_owned(result)
+        return 0
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     def sendto(self, data, addr=None):
@@ -349,8 +357,7 @@ cdef class DatagramTransport(FlowControl):
                 if self.send_one(data, addr):
                     return
             except OSError as exc:
-                # In the caller's stack, as asyncio does.
-                self.protocol.error_received(exc)
+                self.tell_caller(exc)
                 return
             except (KeyboardInterrupt, SystemExit):
                 raise
@@ -472,7 +479,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int queue_sent(self) except -1:
         """Everything is sent: now what waited for that."""
         if self.closing and not self.lost:
-            self.schedule_end(None, self.context)
+            self.schedule_end(None)
         return 0
 
     cdef int warn_lost(self) except -1:
@@ -496,7 +503,7 @@ cdef class DatagramTransport(FlowControl):
         self.closing = True
         self.stop_reading()
         if not self.queue:
-            self.schedule_end(None, None)
+            self.schedule_end(None)
 
     cdef int stop_reading(self) except -1:
         if self.recv_op.in_flight and not self.cancelling:

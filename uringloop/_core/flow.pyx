@@ -14,6 +14,7 @@ from uringloop._core.reader cimport ReadTransport
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
 HIGH_WATER = 64 * 1024
 
+cdef object NAME_PAUSE_WRITING = "pause_writing"
 cdef object NAME_RESUME_WRITING = "resume_writing"
 
 
@@ -29,15 +30,14 @@ cdef class FlowControl(ReadTransport):
 
     cdef int pause_protocol(self) except -1:
         """Tell the protocol to pause if too much waits."""
+        cdef PyObject *result
         if self.writing_paused or self.unsent() <= self.high_water:
             return 0
         self.writing_paused = True
-        try:
-            self.protocol.pause_writing()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            self.report("protocol.pause_writing() failed", exc)
+        result = self.call(NAME_PAUSE_WRITING, NULL)
+        if result == NULL:
+            return self.call_failed("protocol.pause_writing() failed", False)
+        Py_DECREF_owned(result)
         return 0
 
     cdef int resume_protocol(self) except -1:

@@ -120,7 +120,7 @@ cdef class ReadPipeTransport(ReadTransport):
             logger.info("%r was closed by peer", self)
         self.closing = True
         self.loop.schedule(self.protocol.eof_received, (), self.context)
-        return self.schedule_end(None, self.context)
+        return self.schedule_end(None)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
@@ -129,7 +129,7 @@ cdef class ReadPipeTransport(ReadTransport):
         if not isinstance(exc, OSError) or exc.errno == EIO:
             return Transport.fatal_error(self, exc, message)
         self.report(message, exc)
-        return self.force_close(exc, self.context)
+        return self.force_close(exc)
 
     cdef bint busy(self) noexcept:
         return self.read_op.in_flight
@@ -156,7 +156,7 @@ cdef class ReadPipeTransport(ReadTransport):
 
     def close(self):
         if not self.closing:
-            self.force_close(None, None)
+            self.force_close(None)
 
 
 @cython.final
@@ -280,7 +280,7 @@ cdef class WritePipeTransport(WriteTransport):
             return self.send_failed(os_error(res, ""))
         if self.loop.debug:
             logger.info("%r was closed by peer", self)
-        return self.force_close(BrokenPipeError() if self.queue.count else None, self.context)
+        return self.force_close(BrokenPipeError() if self.queue.count else None)
 
     cdef int stop_watching(self) except -1:
         if self.watch_op.in_flight and not self.cancelling:
@@ -292,7 +292,7 @@ cdef class WritePipeTransport(WriteTransport):
 
     def write_eof(self):
         # A pipe has no other way to say so.
-        self.begin_close(None)
+        self.begin_close()
 
     cdef int stop_reading(self) except -1:
         # As long as something is queued it matters whether the reader is there.

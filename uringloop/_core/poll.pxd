@@ -1,13 +1,14 @@
-"""One wait for the readiness of a descriptor that belongs to the user."""
+"""Waits for the readiness of a descriptor that belongs to the user."""
 
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.ring cimport Operation
 
 
 cdef class PollOnce:
-    # One wait for readiness, for a socket operation.
+    # The waits of one call for a descriptor's readiness.
     cdef LoopCore loop
     cdef int fd                 # the user's
+    cdef object sock            # that it is of, kept open until the call has ended; or None
     cdef unsigned int mask
     cdef object future          # resolved with None when the descriptor is ready
     cdef Operation poll_op
@@ -18,6 +19,9 @@ cdef class PollOnce:
     cdef int on_poll(self, int res, unsigned int flags) except -1
     cdef int look_past_end(self) except -1
     cdef void close_epoll(self) noexcept
+    cdef int wait_again(self) except -1
+    cdef int keep_open(self, object sock) except -1
+    cdef int let_go(self) except -1
     cdef int finish(self) except -1
 
 

@@ -103,6 +103,28 @@ cdef extern from *:
         _Pragma("GCC diagnostic pop")
     }
 
+    /* Takes the place of a PyContext_Enter that has failed because the context is entered already.
+     * The current context stays as it is, and of one that is entered further out a copy is entered.
+     * Returns what uringloop_leave_nested takes, or NULL with an exception. */
+    static inline PyObject *uringloop_enter_nested(PyObject *context) {
+        PyObject *copy;
+
+        PyErr_Clear();
+        /* Only the current context can be left. */
+        if (PyContext_Exit(context) == 0)
+            return PyContext_Enter(context) < 0 ? NULL : Py_NewRef(Py_None);
+        PyErr_Clear();
+        copy = PyContext_Copy(context);
+        if (copy != NULL && PyContext_Enter(copy) < 0)
+            Py_CLEAR(copy);
+        return copy;
+    }
+    static inline void uringloop_leave_nested(PyObject *entered) {
+        if (entered != Py_None)
+            PyContext_Exit(entered);
+        Py_DECREF(entered);
+    }
+
     /* Asks for the memory of an object that is wanted soon. */
     #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
 
@@ -145,6 +167,8 @@ cdef extern from *:
     void prefetch "uringloop_prefetch" (PyObject *target)
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)
     PyObject *get_attribute "uringloop_get_attribute" (object descriptor, object target)
+    PyObject *enter_nested "uringloop_enter_nested" (object context)
+    void leave_nested "uringloop_leave_nested" (PyObject *entered)
     PyObject *take_pending "uringloop_take_pending" ()
     void set_pending "uringloop_set_pending" (PyObject *exception)
 
@@ -159,6 +183,23 @@ cdef inline str take_text(PyObject *result):
     cdef str taken = <str>result
     Py_DECREF_owned(result)
     return taken
+
+
+cdef inline PyObject *enter(object context) except NULL:
+    """Enter *context*, whoever has entered it before; `leave` takes what this returns."""
+    cdef PyObject *entered = <PyObject*>context
+    if PyContext_TryEnter(context) < 0:
+        entered = enter_nested(context)
+        if entered == NULL:
+            raise_pending()
+    return entered
+
+
+cdef inline int leave(object context, PyObject *entered) except -1:
+    if entered == <PyObject*>context:
+        return PyContext_Exit(context)
+    leave_nested(entered)
+    return 0
 
 
 cdef inline bytes take_bytes(PyObject *result):

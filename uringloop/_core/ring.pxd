@@ -39,7 +39,7 @@ cdef struct Operation:
     unsigned int sequence      # of its submission, if it is quiet
     bint lends                 # memory that a worker may use even if the ring is closed
     bint lingers               # the same, and the end of a run waits for it
-    bint opens                 # its result is a descriptor: told even as the ring is closed
+    bint opens                 # it has something to close: told even as the ring is closed
     bint closes                # a descriptor, which would else be lost: never cancelled
     unsigned char opcode       # of its submission, if there is a trace
     unsigned int number        # its name there

@@ -1,4 +1,4 @@
-"""TLS: asyncio's SSLProtocol, with what happens for every message compiled."""
+"""TLS: the way of the bytes."""
 
 from uringloop._core.records cimport Records, Scratch
 from uringloop._core.writer cimport WriteSource, WriteTransport
@@ -10,6 +10,7 @@ cdef class TLSCore(WriteSource):
     cdef object sslobj                      # SSLObject
     cdef object state                       # SSLProtocolState
     cdef object transport                   # below; None before and after the connection
+    cdef object context                     # of the connection; None before it
     cdef object incoming_high_water         # any number
     cdef object outgoing_high_water         # any number
     cdef public object _app_protocol
@@ -26,6 +27,8 @@ cdef class TLSCore(WriteSource):
     cdef Records records                    # _incoming and _outgoing, and the way through
     cdef WriteTransport writer              # transport, if it is one of ours
     cdef bint is_open                       # the state is WRAPPED, and nothing is unusual
+    cdef bint opening                       # it is, and the first bytes wait for their callback
+    cdef bint first_read_scheduled          # that callback
     cdef double reading_stops               # incoming_high_water
     cdef double writing_stops               # outgoing_high_water
     cdef list held                          # small writes of this turn, to share a record
@@ -34,6 +37,10 @@ cdef class TLSCore(WriteSource):
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
     cdef int fail_reading(self, object exc) except -1
+    cdef object within(self, method)
+    cdef int wait_for_program(self) except -1
+    cdef int end_opening(self) except -1
+    cdef bint is_closed_by_program(self) except -1
     cdef int leave_run(self) except -1
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
@@ -56,7 +63,3 @@ cdef class TLSCore(WriteSource):
         self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1
     cdef int send_records(self) except -1
     cdef int control_writing(self) except -1
-
-
-cdef bint is_secure(object protocol) except -1
-cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1

@@ -1,12 +1,11 @@
-"""TLS: asyncio's SSLProtocol, with what happens for every message compiled.
+"""TLS: the way of the bytes, from the receive buffer into OpenSSL, from OpenSSL into the object or
+the buffer that the program gets, and from `write` into records.
 
-The state machine (handshake, shutdown, flow control, every error) is the standard library's. What
-is replaced is the way of the bytes: from the receive buffer into OpenSSL, from OpenSSL into the
-object or the buffer that the program gets, and from `write` into records.
+`TLSCore` is what `tlsprotocol.pyx` puts in front of asyncio's SSLProtocol.
 
 The fields that both sides use are C's, under the names that the standard library's methods know
-them by. So it works only as long as those use the names that they used when this was written, which
-is looked at when this module is imported. Otherwise, and for whatever is unusual, they run alone.
+them by. So it works only as long as those use the names that they used when this was written
+(`tlsshape.pyx`). For whatever is unusual they run alone.
 """
 
 import ssl
@@ -16,56 +15,14 @@ from asyncio import sslproto
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 
 from uringloop._core.feeding cimport feed, is_fed
+from uringloop._core.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._core.records cimport Records, Scratch, give_scratch, take_scratch
+from uringloop._core.transport cimport Transport
 from uringloop._core.writer cimport WriteSource, WriteTransport
 
-
-# The names that each method uses, from 3.11 on. Those that differ are of no consequence.
-SHAPE = {
-    sslproto.SSLProtocol.buffer_updated: {
-        "_incoming", "write", "_ssl_buffer_view", "_state", "SSLProtocolState", "DO_HANDSHAKE",
-        "_do_handshake", "WRAPPED", "_do_read", "FLUSHING", "_do_flush", "SHUTDOWN",
-        "_do_shutdown",
-    },
-    sslproto.SSLProtocol._do_read: {
-        "_state", "SSLProtocolState", "WRAPPED", "FLUSHING", "_app_reading_paused",
-        "_app_protocol_is_buffer", "_do_read__buffered", "_do_read__copied", "_write_backlog",
-        "_do_write", "_process_outgoing", "_control_ssl_reading", "Exception", "_fatal_error",
-    },
-    sslproto.SSLProtocol._do_read__buffered: {
-        "_app_protocol_get_buffer", "_get_read_buffer_size", "len", "_sslobj", "read", "_loop",
-        "call_soon", "SSLAgainErrors", "_app_protocol_buffer_updated", "_call_eof_received",
-        "_start_shutdown",
-    },
-    sslproto.SSLProtocol._do_read__copied: {
-        "_sslobj", "read", "max_size", "append", "SSLAgainErrors", "_app_protocol",
-        "data_received", "join", "_call_eof_received", "_start_shutdown",
-    },
-    sslproto.SSLProtocol._do_write: {
-        "_write_backlog", "_sslobj", "write", "len", "_write_buffer_size", "SSLAgainErrors",
-        "_process_outgoing",
-    },
-    sslproto.SSLProtocol._process_outgoing: {
-        "_ssl_writing_paused", "_outgoing", "read", "len", "_transport", "write",
-        "_control_app_writing",
-    },
-    sslproto.SSLProtocol._get_write_buffer_size: {"_outgoing", "pending", "_write_buffer_size"},
-    sslproto.SSLProtocol._get_read_buffer_size: {"_incoming", "pending"},
-    sslproto.SSLProtocol._get_app_transport: {
-        "_app_transport", "_app_transport_created", "RuntimeError", "_SSLProtocolTransport",
-        "_loop",
-    },
-    sslproto._SSLProtocolTransport.write: {
-        "isinstance", "bytes", "bytearray", "memoryview", "TypeError", "type", "__name__",
-        "_ssl_protocol", "_write_appdata",
-    },
-    ssl.SSLObject.read: {"_sslobj", "read"},
-    ssl.SSLObject.write: {"_sslobj", "write"},
-}
-# In a nested function before 3.13; from 3.16 on, for the alert that is sent when reading fails.
-OTHER_NAMES = {"_do_read", "ssl", "SSLError"}
 
 # The plaintext of a record, of which OpenSSL encrypts one at a time.
 RECORD_MAX = 16 * 1024
@@ -84,16 +41,8 @@ cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
 cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
 cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
 cdef str FAILED = "Fatal error on SSL protocol"
-cdef bint known = all(
-    set(function.__code__.co_names) - OTHER_NAMES == names - OTHER_NAMES
-    for function, names in SHAPE.items())
 # Whether the peer is told why its records are refused (gh-98078, Python 3.16).
 cdef bint sends_alerts = "SSLError" in sslproto.SSLProtocol._do_read.__code__.co_names
-
-
-def shape_is_known():
-    """Return whether the standard library's methods are those that this module knows."""
-    return known
 
 
 cdef class TLSCore(WriteSource):
@@ -108,7 +57,7 @@ cdef class TLSCore(WriteSource):
     cdef int settle(self) except -1:
         """Find out whether the compiled way may be gone."""
         self.records.look(self.sslobj)
-        self.is_open = self.state is WRAPPED and self.records.usual
+        self.is_open = self.state is WRAPPED and self.records.usual and not self.opening
         return 0
 
     @property
@@ -147,6 +96,7 @@ cdef class TLSCore(WriteSource):
         if self.is_open and state is not WRAPPED:
             # Before the end of the connection.
             self.release()
+        self.opening = state is WRAPPED
         self.state = state
         self.settle()
 
@@ -157,6 +107,8 @@ cdef class TLSCore(WriteSource):
     @_transport.setter
     def _transport(self, transport):
         self.transport = transport
+        if transport is not None:
+            self.context = context_of(transport)
         self.writer = None
         if isinstance(transport, WriteTransport) and hasattr(transport, "_start_tls_compatible"):
             self.writer = transport
@@ -188,6 +140,10 @@ cdef class TLSCore(WriteSource):
         try:
             if self.is_open:
                 self.read_pending()
+            elif self.opening:
+                self.wait_for_program()
+            elif self.state is FLUSHING and self.is_closed_by_program():
+                self._do_write()
             else:
                 sslproto.SSLProtocol._do_read(self)
         except (KeyboardInterrupt, SystemExit):
@@ -195,6 +151,17 @@ cdef class TLSCore(WriteSource):
             raise
         except Exception as exc:
             self.fail_reading(exc)
+
+    def eof_received(self):
+        if self.opening:
+            # In order with the first bytes.
+            self._loop.call_soon(self._end_received)
+            return True
+        return sslproto.SSLProtocol.eof_received(self)
+
+    def _end_received(self):
+        if self.transport is not None and not self.within(sslproto.SSLProtocol.eof_received):
+            self.transport.close()
 
     def connection_lost(self, exc):
         self.take_held()
@@ -234,6 +201,36 @@ cdef class TLSCore(WriteSource):
             self._process_outgoing()
         self._fatal_error(exc, FAILED)
         return 0
+
+    # ── callbacks ────────────────────────────────────────────────────────────────────────────
+
+    cdef object within(self, method):
+        """Call a method of SSLProtocol in the context of the connection, as any callback of it."""
+        cdef PyObject *entered
+        if self.context is None:
+            return method(self)
+        entered = enter(self.context)
+        try:
+            return method(self)
+        finally:
+            leave(self.context, entered)
+
+    cdef int wait_for_program(self) except -1:
+        """Let whoever waits for the handshake have the connection before its first byte."""
+        self.send_records()
+        if not self.first_read_scheduled:
+            self.first_read_scheduled = True
+            self._loop.call_soon(self._go_on)
+        return 0
+
+    cdef int end_opening(self) except -1:
+        if self.opening:
+            self.opening = False
+            self.settle()
+        return 0
+
+    cdef bint is_closed_by_program(self) except -1:
+        return self._app_transport is None or self._app_transport._closed
 
     cdef int leave_run(self) except -1:
         """The program leaves the run out of a method of its protocol: the next run goes on."""
@@ -325,7 +322,7 @@ cdef class TLSCore(WriteSource):
         # Released, so that the protocol may resize it now.
         del buffer
         if records.unsure:
-            self._loop.call_soon(self._do_read)
+            self._loop.call_soon(self._go_on)
         if filled:
             self._app_protocol_buffer_updated(filled)
         if records.peer_closed:
@@ -513,88 +510,11 @@ cdef class TLSCore(WriteSource):
         return 0
 
 
-class TLSProtocol(TLSCore, sslproto.SSLProtocol):
-    """SSLProtocol for this loop's transports, which feed it by `receive_records`."""
-
-    # No more is read from OpenSSL at a time: a record. asyncio's 256 KiB are touched by each
-    # connection, and none of them is needed here.
-    max_size = 16 * 1024
-
-    def _get_app_transport(self):
-        if self._app_transport is None and not self._app_transport_created:
-            self._app_transport = SSLTransport(self._loop, self)
-            self._app_transport_created = True
-        return sslproto.SSLProtocol._get_app_transport(self)
-
-    def _start_shutdown(self):
-        if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
-            # The end came while reading was paused. asyncio waits for reading to be resumed, and
-            # who has closed does not do that. Not at once: this may be called in a flush.
-            self._loop.call_soon(self._flush_unread)
-        else:
-            sslproto.SSLProtocol._start_shutdown(self)
-
-    def _flush_unread(self):
-        if self._state is FLUSHING:
-            self._do_flush()
-
-    def _do_read__buffered(self):
-        # As the connection ends; asyncio loses bytes if the buffer is a bytearray.
-        (<TLSCore>self).fill_app_buffer()
-
-    def _do_flush(self):
-        # asyncio fills the buffer of a BufferedProtocol once, and drops the rest.
-        if self._eof_received and self._app_protocol_is_buffer:
-            if not (<TLSCore>self).fill_until_paused():
-                # Reading is resumed, and then this is called again.
-                return
-        sslproto.SSLProtocol._do_flush(self)
-
-
-cdef object PROTOCOL = TLSProtocol
-
-
-def new_protocol(*args, **options):
-    """Make the protocol that does TLS, with the arguments of asyncio's SSLProtocol."""
-    return (PROTOCOL if known else sslproto.SSLProtocol)(*args, **options)
-
-
-cdef bint is_secure(object protocol) except -1:
-    """Return whether *protocol* is one for `receive_records`."""
-    return type(protocol) is PROTOCOL
-
-
-cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1:
-    """Give *protocol* bytes of its connection."""
-    return (<TLSCore>protocol).receive(data, size)
-
-
-# ── what the program writes to ───────────────────────────────────────────────────────────────
-
-
-cdef class TransportCore:
-    """What SSLTransport adds to asyncio's."""
-
-    def write(self, data):
-        """As asyncio's; what is mutable may change as soon as this returns."""
-        cdef object protocol = self._ssl_protocol
-        cdef TLSCore core
-        if type(data) is bytes and type(protocol) is PROTOCOL:
-            core = <TLSCore>protocol
-            if core.is_open and not core._write_backlog:
-                if PyBytes_GET_SIZE(<bytes>data):
-                    core.write(<bytes>data)
-                return
-        sslproto._SSLProtocolTransport.write(self, data)
-
-    def writelines(self, list_of_data):
-        """As asyncio's; the pieces leave in as few records as they fill."""
-        cdef list pieces = list(list_of_data)
-        if all([type(piece) is bytes for piece in pieces]):
-            self.write(b"".join(pieces))
-        else:
-            sslproto._SSLProtocolTransport.writelines(self, pieces)
-
-
-class SSLTransport(TransportCore, sslproto._SSLProtocolTransport):
-    """What the program writes to."""
+cdef object context_of(object transport):
+    """Return the context that the callbacks of *transport*'s protocol run in."""
+    if isinstance(transport, Transport):
+        return (<Transport>transport).context
+    protocol = getattr(transport, "_ssl_protocol", None)
+    if isinstance(protocol, TLSCore) and (<TLSCore>protocol).context is not None:
+        return (<TLSCore>protocol).context
+    return PyContext_CopyCurrent()

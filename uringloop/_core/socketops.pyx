@@ -2,7 +2,8 @@
 
 Each one tries the system call first; when the socket is not ready it waits for a one-shot poll
 and tries again. No buffer of the user's is ever lent to the kernel, and cancelling a call
-cancels a poll: no byte is lost. The sockets stay the user's: nothing here closes one.
+cancels a poll: no byte is lost. The sockets stay the user's: nothing here closes one, and one that
+is closed while a call waits stays open until that has ended.
 
 A receive that brought less than it asked for has emptied its socket: the next one does not try in
 vain, and asks for a poll at once. `sock_recv`, `sock_recv_into` and `sock_sendall` become methods
@@ -49,47 +50,49 @@ cdef object PLAIN = socket.socket
 @cython.binding(True)
 async def sock_recv(LoopCore self not None, sock, n):
     """Receive up to *n* bytes."""
-    cdef PollOnce waiter
+    cdef PollOnce waiter = None
     cdef int fd
     if type(sock) is not PLAIN or self.debug:
         self._check_sock(sock)
-    while True:
-        fd = sock.fileno() if type(sock) is PLAIN else -1
-        if not was_emptied(fd):
-            data = try_recv(sock, fd, n)
-            if data is not None:
-                return data
-        waiter = wait_for(self, sock, POLLIN)
-        try:
+    try:
+        while True:
+            fd = sock.fileno() if type(sock) is PLAIN else -1
+            if not was_emptied(fd):
+                data = try_recv(sock, fd, n)
+                if data is not None:
+                    return data
+            waiter = wait_for(self, sock, POLLIN, waiter)
             await waiter.future
-        finally:
+    finally:
+        if waiter is not None:
             waiter.finish()
 
 
 @cython.binding(True)
 async def sock_recv_into(LoopCore self not None, sock, buf):
     """Receive into *buf*; return how many bytes came."""
-    cdef PollOnce waiter
+    cdef PollOnce waiter = None
     cdef int fd
     if type(sock) is not PLAIN or self.debug:
         self._check_sock(sock)
-    while True:
-        fd = sock.fileno() if type(sock) is PLAIN else -1
-        if not was_emptied(fd):
-            count = try_recv_into(sock, fd, buf)
-            if count is not None:
-                return count
-        waiter = wait_for(self, sock, POLLIN)
-        try:
+    try:
+        while True:
+            fd = sock.fileno() if type(sock) is PLAIN else -1
+            if not was_emptied(fd):
+                count = try_recv_into(sock, fd, buf)
+                if count is not None:
+                    return count
+            waiter = wait_for(self, sock, POLLIN, waiter)
             await waiter.future
-        finally:
+    finally:
+        if waiter is not None:
             waiter.finish()
 
 
 @cython.binding(True)
 async def sock_sendall(LoopCore self not None, sock, data):
     """Send all of *data*, which must not change meanwhile."""
-    cdef PollOnce waiter
+    cdef PollOnce waiter = None
     cdef Py_ssize_t sent = 0
     cdef Py_ssize_t size
     if type(sock) is not PLAIN or self.debug:
@@ -106,17 +109,18 @@ async def sock_sendall(LoopCore self not None, sock, data):
             raise
         size = len(view)
     # An empty message is sent too: asyncio's first try is unconditional.
-    while True:
-        count = try_send(sock, view, sent)
-        if count is not None:
-            sent += count
-            if sent >= size:
-                return
-            continue
-        waiter = wait_for(self, sock, POLLOUT)
-        try:
+    try:
+        while True:
+            count = try_send(sock, view, sent)
+            if count is not None:
+                sent += count
+                if sent >= size:
+                    return
+                continue
+            waiter = wait_for(self, sock, POLLOUT, waiter)
             await waiter.future
-        finally:
+    finally:
+        if waiter is not None:
             waiter.finish()
 
 
@@ -221,16 +225,17 @@ def when_writable(LoopCore loop not None, sock, method, *args):
 
 
 async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
-    cdef PollOnce waiter
-    while True:
-        try:
-            # Looked up for each try, as asyncio does.
-            return getattr(sock, method)(*args)
-        except (BlockingIOError, InterruptedError):
-            waiter = wait_for(loop, sock, mask)
-        try:
+    cdef PollOnce waiter = None
+    try:
+        while True:
+            try:
+                # Looked up for each try, as asyncio does.
+                return getattr(sock, method)(*args)
+            except (BlockingIOError, InterruptedError):
+                waiter = wait_for(loop, sock, mask, waiter)
             await waiter.future
-        finally:
+    finally:
+        if waiter is not None:
             waiter.finish()
 
 
@@ -248,12 +253,12 @@ async def sock_connect(LoopCore loop not None, sock, address):
         return
     except (BlockingIOError, InterruptedError):
         # In both cases the kernel goes on connecting.
-        waiter = wait_for(loop, sock, POLLOUT)
+        waiter = wait_for(loop, sock, POLLOUT, None)
     try:
         await waiter.future
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     finally:
         waiter.finish()
-    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
         raise OSError(error, f"Connect call failed {address}")
 
@@ -267,9 +272,14 @@ async def writable(LoopCore loop not None, int fd):
         waiter.finish()
 
 
-cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask):
-    """Begin to wait for a socket, unless a transport owns it."""
+cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask, PollOnce waiter):
+    """Begin to wait for a socket, unless a transport owns it, with the *waiter* of this call."""
     cdef int fd = sock.fileno()
     if loop.owners.has(fd):
         loop._check_no_transport(fd)
-    return poll_once(loop, fd, mask)
+    if waiter is not None:
+        waiter.wait_again()
+        return waiter
+    waiter = poll_once(loop, fd, mask)
+    waiter.keep_open(sock)
+    return waiter

@@ -29,14 +29,14 @@ from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
 from uringloop._core.pyapi cimport (
     PyBytes_Resize,
-    PyContext_Enter,
-    PyContext_Exit,
     Py_DECREF_owned,
+    enter,
+    leave,
     take_bytes,
 )
 from uringloop._core.ring cimport Operation, Ring, operation_init
-from uringloop._core.secure cimport is_secure, receive_records
 from uringloop._core.spares cimport bytes_for, bytes_of, offer
+from uringloop._core.tlsprotocol cimport is_secure, receive_records
 from uringloop._core.transport cimport own, socket_extra
 from uringloop._core.writer cimport WriteTransport
 from uringloop._native.requests cimport (
@@ -268,18 +268,17 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int deliver_records(self, const char *data, Py_ssize_t size) except -1:
         """Give TLS its bytes, without the buffer in between."""
-        cdef bint entered = False
+        cdef PyObject *entered = NULL
         try:
-            PyContext_Enter(self.context)
-            entered = True
+            entered = enter(self.context)
             receive_records(self.protocol, data, size)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
             self.fatal_error(exc, BUFFER_UPDATED_FAILED)
         finally:
-            if entered:
-                PyContext_Exit(self.context)
+            if entered != NULL:
+                leave(self.context, entered)
         return 0
 
     cdef int deliver_buffered(self, const char *data, Py_ssize_t size) except -1:
@@ -447,7 +446,7 @@ cdef class StreamTransport(WriteTransport):
         if result == NULL:
             return self.call_failed("Fatal error: protocol.eof_received() call failed.", True)
         if not own(result):
-            self.begin_close(self.context)
+            self.begin_close()
         return 0
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────

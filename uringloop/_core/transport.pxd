@@ -38,12 +38,14 @@ cdef class Transport(Flushable):
     cdef int begin(self, object waiter) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
     cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
+    cdef PyObject *call_nested(
+        self, object method, PyObject *const *arguments, size_t count) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept
     cdef int call_failed(self, str message, bint fatal) except -1
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
-    cdef int force_close(self, object exc, object context) except -1
-    cdef int schedule_end(self, object exc, object context) except -1
+    cdef int force_close(self, object exc) except -1
+    cdef int schedule_end(self, object exc) except -1
     cdef int release(self) except -1
     cdef int take_ends(self) except -1
     cdef bint busy(self) noexcept

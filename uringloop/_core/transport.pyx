@@ -22,6 +22,10 @@ from uringloop._core.pyapi cimport (
     PyObject_CallMethodNoArgs,
     PyObject_CallMethodOneArg,
     PyObject_VectorcallMethod,
+    enter,
+    enter_nested,
+    leave,
+    leave_nested,
     raise_pending,
     set_pending,
     take_pending,
@@ -106,13 +110,17 @@ cdef class Transport(Flushable):
         cdef object protocol = self.protocol
         cdef object context = self.context
         cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef PyObject *arguments[2]
         if PyContext_TryEnter(context) < 0:
-            return NULL
-        if argument == NULL:
-            result = PyObject_CallMethodNoArgs(protocol, method)
+            arguments[0] = <PyObject*>protocol
+            arguments[1] = argument
+            result = self.call_nested(method, arguments, 1 if argument == NULL else 2)
         else:
-            result = PyObject_CallMethodOneArg(protocol, method, <object>argument)
-        PyContext_Exit(context)
+            if argument == NULL:
+                result = PyObject_CallMethodNoArgs(protocol, method)
+            else:
+                result = PyObject_CallMethodOneArg(protocol, method, <object>argument)
+            PyContext_Exit(context)
         if began:
             self.warn_slow(began, method)
         return result
@@ -128,11 +136,26 @@ cdef class Transport(Flushable):
         arguments[1] = first
         arguments[2] = second
         if PyContext_TryEnter(context) < 0:
-            return NULL
-        result = PyObject_VectorcallMethod(method, arguments, 3, NULL)
-        PyContext_Exit(context)
+            result = self.call_nested(method, arguments, 3)
+        else:
+            result = PyObject_VectorcallMethod(method, arguments, 3, NULL)
+            PyContext_Exit(context)
         if began:
             self.warn_slow(began, method)
+        return result
+
+    cdef PyObject *call_nested(
+            self, object method, PyObject *const *arguments, size_t count) noexcept:
+        """Call *method* while another call of this protocol is on the stack.
+
+        A protocol that writes may be told to pause, and the loop may run within a callback.
+        """
+        cdef PyObject *result
+        cdef PyObject *entered = enter_nested(self.context)
+        if entered == NULL:
+            return NULL
+        result = PyObject_VectorcallMethod(method, arguments, count, NULL)
+        leave_nested(entered)
         return result
 
     cdef int warn_slow(self, int64_t began, object method) noexcept:
@@ -178,28 +201,30 @@ cdef class Transport(Flushable):
                 logger.debug("%r: %s", self, message, exc_info=exc)
         else:
             self.report(message, exc)
-        return self.force_close(exc, self.context)
+        return self.force_close(exc)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int force_close(self, object exc, object context) except -1:
+    cdef int force_close(self, object exc) except -1:
         if self.lost:
             return 0
         self.closing = True
         self.stop_operations()
-        return self.schedule_end(exc, context)
+        return self.schedule_end(exc)
 
-    cdef int schedule_end(self, object exc, object context) except -1:
-        """Have connection_lost called in *context*; None is a copy of the caller's."""
+    cdef int schedule_end(self, object exc) except -1:
         self.lost += 1
         self.loop.check_closed()
-        self.loop.schedule(self._call_connection_lost, (exc,), context)
+        # The transport's context is entered within: it may be the one that the loop is run in.
+        self.loop.schedule(self._call_connection_lost, (exc,), None)
         return 0
 
     def _call_connection_lost(self, exc):
+        cdef PyObject *entered = enter(self.context)
         try:
             lose(self.protocol, exc)
         finally:
+            leave(self.context, entered)
             self.ended = True
             if self.busy():
                 # The ends of what was cancelled in the turn before are there, undispatched.
@@ -308,11 +333,11 @@ cdef class Transport(Flushable):
         self.protocol = protocol
 
     def abort(self):
-        self.force_close(None, None)
+        self.force_close(None)
 
     def _force_close(self, exc):
         """What asyncio's SSLProtocol calls to end a connection."""
-        self.force_close(exc, None)
+        self.force_close(exc)
 
 
 cdef dict socket_extra(object sock, object peername):

@@ -42,4 +42,4 @@ cdef class WriteTransport(FlowControl):
     cdef int write_failed(self, object exc) except -1
     cdef int end_output(self) except -1
     cdef int stop_reading(self) except -1
-    cdef int begin_close(self, object context) except -1
+    cdef int begin_close(self) except -1

@@ -144,7 +144,7 @@ cdef class WriteTransport(FlowControl):
         return True
 
     def close(self):
-        self.begin_close(None)
+        self.begin_close()
 
     cdef int check_eof(self) except -1:
         if self.eof_written:
@@ -288,7 +288,7 @@ cdef class WriteTransport(FlowControl):
                 self.empty_waiter.set_result(None)
         if self.closing:
             if not self.lost:
-                self.schedule_end(None, self.context)
+                self.schedule_end(None)
         elif self.eof_written and not self.eof_sent:
             self.eof_sent = True
             try:
@@ -400,7 +400,7 @@ cdef class WriteTransport(FlowControl):
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int begin_close(self, object context) except -1:
+    cdef int begin_close(self) except -1:
         """Stop reading; the end comes when everything written has been sent."""
         if self.closing:
             return 0
@@ -410,7 +410,7 @@ cdef class WriteTransport(FlowControl):
         self.closing = True
         self.stop_reading()
         if not self.queue.count:
-            self.schedule_end(None, context)
+            self.schedule_end(None)
         return 0
 
     cdef bint busy(self) noexcept:
