@@ -59,6 +59,7 @@ DELIBERATE = {
     "plain: call_at(when=1j)": NOT_A_TIME,
     "plain: call_at(when='1')": NOT_A_TIME,
     "plain: call_at(when=10**400)": NOT_A_TIME,
+    "plain: create_datagram_endpoint(reuse_address=True)": "refused with the reason, as before 3.11",
     "plain: call_soon()": ARITY,
     "plain: call_later(0)": ARITY,
     "plain: stop(1)": ARITY,

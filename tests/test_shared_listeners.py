@@ -351,6 +351,40 @@ async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
         await writer.wait_closed()
 
 
+@pytest.mark.slow
+@on_loop
+async def test_no_wake_up_is_late_beside_a_shared_socket(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    # io_uring does not write to a ring's eventfd from within a write to another one.
+    other = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    told = asyncio.Event()
+
+    def tell() -> None:
+        os.eventfd_read(other)
+        told.set()
+
+    def write_later() -> None:
+        time.sleep(0.002)
+        os.eventfd_write(other, 1)
+
+    async with shared(each_loop, listener):
+        each_loop.add_reader(other, tell)
+        slowest = 0.0
+        for _ in range(50):
+            began = time.monotonic()
+            await each_loop.run_in_executor(None, time.sleep, 0.002)
+            writer = threading.Thread(target=write_later)
+            writer.start()
+            await told.wait()
+            told.clear()
+            slowest = max(slowest, time.monotonic() - began)
+            writer.join()
+        assert each_loop.remove_reader(other)
+        os.close(other)
+    assert slowest < 0.5
+
+
 @on_loop
 async def test_a_sleep_beside_a_shared_socket_is_a_sleep(
     each_loop: Loop, listener: socket.socket

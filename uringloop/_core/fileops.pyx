@@ -226,7 +226,7 @@ cdef bint is_spent(LoopCore loop) except -1:
     if now < loop.files_until:
         return False
     if loop.files_until == 0:
-        loop.files_until = now + TURN_NS
+        loop.files_until = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
         return False
     if loop.debug or not nobody_waits(loop):
         return True

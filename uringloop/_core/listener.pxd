@@ -51,6 +51,7 @@ cdef class SharedListeners(Flushable):
     cdef int64_t looked_ns      # when the newest look was
 
     cdef int add(self, Listener listener) except -2
+    cdef int open_doors(self) except -2
     cdef int remove(self, Listener listener) except -1
     cdef int close_if_empty(self) except -1
     cdef int dissolve(self) except -1

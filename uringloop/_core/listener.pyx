@@ -36,8 +36,10 @@ from uringloop._core.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyCon
 from uringloop._core.ring cimport Operation, operation_init
 from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
 from uringloop._core.transport cimport Connections
+from uringloop._core.watchers cimport Watchers
 from uringloop._native.doors cimport (
     uring_add_door,
+    uring_add_waker,
     uring_close_doors,
     uring_listen_at_doors,
     uring_open_doors,
@@ -335,17 +337,30 @@ cdef class SharedListeners(Flushable):
     cdef int add(self, Listener listener) except -2:
         """Wait for *listener*; -1 where the kernel does not allow it."""
         cdef uring *u = &self.loop.ring.u
+        self.loop.ring.check_inherited()
         if listener.fd in self.listeners:
             return 0
         if not uses(SHARED_ACCEPT, u.soft != NULL):
             return -1
-        if u.doors_fd < 0 and uring_open_doors(u) < 0:
+        if u.doors_fd < 0 and self.open_doors() < 0:
             return -1
         self.listeners[listener.fd] = listener
         if uring_add_door(u, listener.fd) < 0:
             self.remove(listener)
             return -1
         return 0
+
+    cdef int open_doors(self) except -2:
+        cdef uring *u = &self.loop.ring.u
+        cdef Watchers watchers = self.loop._watchers
+        cdef int res = uring_open_doors(u)
+        if res >= 0:
+            res = uring_add_waker(u, self.loop.waker.fd)
+        if res >= 0:
+            res = uring_add_waker(u, watchers.epoll_fd)
+        if res < 0:
+            uring_close_doors(u)
+        return res
 
     cdef int remove(self, Listener listener) except -1:
         if self.listeners.pop(listener.fd, None) is not None:

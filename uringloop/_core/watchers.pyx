@@ -17,6 +17,7 @@ from uringloop._core.features cimport EPOLL_WAIT, uses
 from uringloop._core.handles cimport Handle
 from uringloop._core.loop cimport Flushable, LoopCore
 from uringloop._core.ring cimport Operation, operation_init
+from uringloop._native.doors cimport uring_add_waker
 from uringloop._native.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -246,6 +247,7 @@ cdef class Watchers(Flushable):
         if not lost:
             close(self.epoll_fd)
         self.epoll_fd = fresh
+        uring_add_waker(&self.loop.ring.u, fresh)
         for watched in self.watched.values():
             # One that is closed is not ready any more.
             self.control(EPOLL_CTL_ADD, watched, (<Watched>watched).events)

@@ -10,6 +10,10 @@
  * The doors are an epoll instance that has the listening sockets and a bell, by which the ring ends
  * the sleep: of the kernel's ring an eventfd that it writes to, of a software ring its own epoll.
  * They belong to one uring and its thread.
+ *
+ * The kernel's ring does not write to its eventfd from within a write to another one (seen on 6.18:
+ * once, and never again). So whatever may be waiting for an eventfd is at the doors itself: what other
+ * threads wake the loop by, and the epoll of what the program watches.
  */
 #ifndef URINGLOOP_DOORS_H
 #define URINGLOOP_DOORS_H
@@ -22,11 +26,15 @@
 #define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */
 #endif
 
-/* Events that a look takes: the bell, and a socket behind it. */
-#define URING_DOOR_EVENTS 2
+/* Events that a look takes: the bell, what wakes, and a socket behind them. */
+#define URING_DOOR_EVENTS 4
 
-/* In the event of the bell. */
+/* In the events of the bell, and of what wakes the loop without it. */
 #define URING_BELL UINT64_MAX
+#define URING_WAKE (UINT64_MAX - 1)
+
+/* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it. */
+#define URING_DOORS_SLEEP_NS 1000000000
 
 static inline int uring_hang_bell(uring *u) {
     /* Told of each write, and never read. */
@@ -97,6 +105,15 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
         uring_forget_doors(fresh);
 }
 
+/* Has *fd* end a sleep, once for each of its events. */
+static inline int uring_add_waker(uring *u, int fd) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_WAKE};
+
+    if (u->soft != NULL || u->doors_fd < 0)
+        return 0;
+    return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 && errno != EEXIST ? -errno : 0;
+}
+
 static inline int uring_add_door(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.u64 = (unsigned)fd};
 
@@ -127,22 +144,29 @@ static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     u->enters++;
     if (count < 0)
         return -errno;
-    for (i = 0; i < count; i++)
-        if (events[i].data.u64 != URING_BELL)
+    for (i = 0; i < count; i++) {
+        if (events[i].data.u64 == URING_WAKE)
+            u->woken = true;
+        else if (events[i].data.u64 != URING_BELL)
             u->knocked_fd = (int)events[i].data.u64;
+    }
     return count;
 }
 
 /* Whether anything has come that ends a sleep. */
 static inline bool uring_is_called(const uring *u) {
-    return u->knocked_fd >= 0 || uring_head(u) != uring_tail(u) || uring_has_task_work(u);
+    return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u) || uring_has_task_work(u);
 }
 
 /* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
 static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
-    int64_t end = timeout_ns == URING_FOREVER ? 0 : uring_clock_ns() + timeout_ns;
     int submitted = uring_submit(u), res = submitted;
+    int64_t end;
 
+    u->woken = false;
+    if (u->soft == NULL && (timeout_ns == URING_FOREVER || timeout_ns > URING_DOORS_SLEEP_NS))
+        timeout_ns = URING_DOORS_SLEEP_NS;
+    end = timeout_ns == URING_FOREVER ? 0 : uring_clock_ns() + timeout_ns;
     while (res >= 0 && !uring_is_called(u)) {
         int64_t left = end ? end - uring_clock_ns() : -1;
 

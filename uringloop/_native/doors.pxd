@@ -9,6 +9,7 @@ cdef extern from "doors.h" nogil:
     int uring_open_doors(uring *u)
     void uring_close_doors(uring *u)
     void uring_move_doors(uring *fresh, uring *old)
+    int uring_add_waker(uring *u, int fd)
     int uring_add_door(uring *u, int fd)
     void uring_remove_door(uring *u, int fd)
     int uring_step_back(uring *u, int fd)

@@ -68,6 +68,7 @@ typedef struct uring {
     int doors_fd;       /* doors.h: the epoll instance that it sleeps at, or -1 */
     int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
     int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
+    bool woken;         /* from a sleep there, by another thread or by what is watched */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 
