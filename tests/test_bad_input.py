@@ -37,6 +37,7 @@ STOCK_ONLY = [case for method in sorted(MISSING) for case in later.CASES[method]
 
 # Where the difference is meant, with the reason: every call here must differ.
 NOT_A_TIME = "refused at once: asyncio takes it, and from then on every turn fails"
+NO_LONGER = "refused with the reason, which asyncio gave before 3.11"
 ARITY = "Cython has its own words for a wrong number of arguments"
 ODD_REPORT = "logged all the same: asyncio trips over it, and the report is lost"
 INTERNAL = "asyncio trips over its own internals, and says so in their words"
@@ -59,7 +60,7 @@ DELIBERATE = {
     "plain: call_at(when=1j)": NOT_A_TIME,
     "plain: call_at(when='1')": NOT_A_TIME,
     "plain: call_at(when=10**400)": NOT_A_TIME,
-    "plain: create_datagram_endpoint(reuse_address=True)": "refused with the reason, as before 3.11",
+    "plain: create_datagram_endpoint(reuse_address=True)": NO_LONGER,
     "plain: call_soon()": ARITY,
     "plain: call_later(0)": ARITY,
     "plain: stop(1)": ARITY,

@@ -147,7 +147,8 @@ def test_a_reader_lets_who_waits_go_first(
                 reads += 1
             return reads
 
-    assert loop.run_until_complete(main()) <= 3
+    # The software ring looks for events every 100 us, and a read takes as long.
+    assert loop.run_until_complete(main()) <= (3 if loop.backend == "io_uring" else 6)
 
 
 def test_a_reader_does_not_keep_a_loop_from_stopping(loop: uringloop.Loop, large: Path) -> None:

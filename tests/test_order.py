@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from roles import Loop, on_loop, turns, until
 
-# So much later than "now" that asyncio's clock sees a difference, and so little that a busy callback
-# outlasts it.
+# Late enough for asyncio's clock to see a difference, and over before a busy callback is.
 SOON = 0.00001
 
 
