@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from conftest import _guarded, each_ring
@@ -298,7 +299,7 @@ def test_a_nestable_loop_nests_in_another_thread() -> None:
 
 
 @each_ring
-def test_nesting_is_off_by_default(backend: str) -> None:
+def test_nesting_is_off_by_default(backend: Literal["io_uring", "soft"]) -> None:
     loop = uringloop.Loop(backend=backend)
     assert not nesting.gives_way(loop)
     assert loop._runs is None

@@ -1,4 +1,4 @@
-"""The kernel's side of a server: one listening socket."""
+"""The kernel's side of a server: its listening sockets."""
 
 import asyncio
 import socket
@@ -10,6 +10,9 @@ from typing_extensions import disjoint_base
 from uringloop._core.loop import Flushable, LoopCore
 from uringloop._core.transport import Connections
 
+ACCEPTS_MAX: int
+LOOK_EVERY_NS: int
+
 @disjoint_base
 class Listener(Flushable):
     def __new__(
@@ -18,7 +21,12 @@ class Listener(Flushable):
         sock: socket.socket,
         factory: Callable[[], asyncio.BaseProtocol],
         connections: Connections,
+        shared: bool = False,
     ) -> Self: ...
     def start(self) -> None: ...
     def close(self) -> None: ...
     def _retry_accept(self) -> None: ...
+
+@disjoint_base
+class SharedListeners(Flushable):
+    def __new__(cls, loop: LoopCore) -> Self: ...

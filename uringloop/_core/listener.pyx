@@ -66,9 +66,9 @@ from uringloop._native.uring cimport (
 # Connections that are accepted in a row before other work has its turn.
 ACCEPTS_MAX = 32
 
-# How often a loop that does not sleep looks for connections to shared sockets: a look takes 0.2 us,
-# and a process that is woken for one needs some time to come. A burst of 40 connections to four idle
-# processes went to two of them when each took four in every turn.
+# How often a loop that does not sleep looks for connections to shared sockets: a look takes
+# 0.2 us, and a process that is woken for one needs some time to come. A burst of 40 connections to
+# four idle processes went to two of them when each took four in every turn.
 LOOK_EVERY_NS = 100_000
 
 cdef int ACCEPTS = ACCEPTS_MAX
@@ -374,7 +374,7 @@ cdef class SharedListeners(Flushable):
         return 0
 
     cdef int flush(self) except -1:
-        """Accept if a connection ended the sleep, and now and then in a loop that does not sleep."""
+        """Accept if a connection ended the sleep, and now and then without a sleep."""
         cdef Listener listener
         cdef uring *u = &self.loop.ring.u
         cdef int64_t now = uring_clock_ns()

@@ -56,7 +56,7 @@ cdef class LoopCore:
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
-    cdef Flushable shared_listeners     # accepts, whenever the loop is awake; None if there are none
+    cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
     cdef int64_t files_until    # until when files may work in this turn; 0 before they have begun
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals

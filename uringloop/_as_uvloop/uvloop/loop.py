@@ -10,10 +10,10 @@ from uringloop._core.datagram import DatagramTransport as UDPTransport
 from uringloop._core.handles import Handle, TimerHandle
 from uringloop._core.pipe import ReadPipeTransport as ReadUnixTransport
 from uringloop._core.pipe import WritePipeTransport as WriteUnixTransport
-from uringloop._core.secure import SSLTransport as _SSLProtocolTransport
-from uringloop._core.secure import TLSProtocol as SSLProtocol
 from uringloop._core.stream import StreamTransport as TCPTransport
 from uringloop._core.stream import StreamTransport as UnixTransport
+from uringloop._core.tlsprotocol import SSLTransport as _SSLProtocolTransport
+from uringloop._core.tlsprotocol import TLSProtocol as SSLProtocol
 from uringloop.serving import Server
 from uringloop.subprocesses import SubprocessTransport as UVProcessTransport
 
