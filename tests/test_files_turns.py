@@ -52,8 +52,11 @@ def test_cached_bytes_are_there_at_once(loop: uringloop.Loop, large: Path) -> No
         async with uringloop.open(large, "rb", buffering=0) as file:
             await asyncio.sleep(0)
             assert at_once(file.pread(100, SHARE)) == CONTENT[SHARE : SHARE + 100]
+            await asyncio.sleep(0)
             assert at_once(file.read(10)) == CONTENT[:10]
+            await asyncio.sleep(0)
             assert at_once(file.pread(100, len(CONTENT) - 3)) == b"end"
+            await asyncio.sleep(0)
             assert at_once(file.pread(100, len(CONTENT))) == b""
 
     loop.run_until_complete(main())
@@ -217,12 +220,18 @@ def test_a_file_in_memory_is_written_and_synced_at_once(loop: uringloop.Loop, fo
         async with uringloop.open(folder / "file", "w+b", buffering=0) as file:
             await asyncio.sleep(0)
             assert at_once(file.write(b"0123456789")) == 10
+            await asyncio.sleep(0)
             assert at_once(file.pwrite(b"x", 3)) == 1
+            await asyncio.sleep(0)
             at_once(file.fsync())
+            await asyncio.sleep(0)
             at_once(file.fdatasync())
+            await asyncio.sleep(0)
             assert at_once(file.pread(20, 0)) == b"012x456789"
         async with uringloop.open(folder / "file", "ab") as file:
+            await asyncio.sleep(0)
             at_once(file.write(b"end"))
+            await asyncio.sleep(0)
             at_once(file.fsync())
             assert (folder / "file").read_bytes() == b"012x456789end"
 
