@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -31,9 +32,13 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # The make that runs this test passes its own variables on.
+    inherited = ("MAKE", "MFLAGS", "VENV")
+    own = {name: each for name, each in os.environ.items() if not name.startswith(inherited)}
     return subprocess.run(
         ["make", "--no-print-directory", f"PYTHON={sys.executable}", *arguments],
         cwd=folder,
+        env=own,
         capture_output=True,
         text=True,
         timeout=60,
