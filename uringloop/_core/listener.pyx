@@ -377,10 +377,11 @@ cdef class SharedListeners(Flushable):
         """Accept if a connection ended the sleep, and now and then without a sleep."""
         cdef Listener listener
         cdef uring *u = &self.loop.ring.u
-        cdef int64_t now = uring_clock_ns()
+        cdef int64_t now
         cdef int accepted = 0
         if u.doors_fd < 0:
             return self.dissolve()
+        now = uring_clock_ns()
         if u.knocked_fd >= 0:
             # The other connections that wait have woken other processes, if those were free.
             self.batch = 1

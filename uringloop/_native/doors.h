@@ -52,14 +52,6 @@ static inline int uring_hang_bell(uring *u) {
     return res < 0 ? res : 0;
 }
 
-static inline void uring_forget_doors(uring *u) {
-    if (u->doors_fd >= 0)
-        close(u->doors_fd);
-    if (u->bell_fd >= 0)
-        close(u->bell_fd);
-    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
-}
-
 /* From now on the ring sleeps as it did without. */
 static inline void uring_close_doors(uring *u) {
     /* The fork handler has closed those of a parent. */

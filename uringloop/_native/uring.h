@@ -79,6 +79,15 @@ static inline void uring_clear(uring *u) {
     u->doors_fd = u->bell_fd = u->knocked_fd = -1;
 }
 
+/* Closes what doors.h has opened. */
+static inline void uring_forget_doors(uring *u) {
+    if (u->doors_fd >= 0)
+        close(u->doors_fd);
+    if (u->bell_fd >= 0)
+        close(u->bell_fd);
+    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+}
+
 static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
     struct io_uring_params params;
 
@@ -199,11 +208,7 @@ static inline void uring_close(uring *u) {
             softring_close(u->soft);
         else
             io_uring_queue_exit(&u->ring);
-        if (u->doors_fd >= 0)
-            close(u->doors_fd);
-        if (u->bell_fd >= 0)
-            close(u->bell_fd);
-        u->doors_fd = u->bell_fd = -1;
+        uring_forget_doors(u);
     }
     u->open = false;
 }
@@ -241,10 +246,7 @@ static inline void uring_leave_to_parent(uring *u) {
             softring_leave_to_parent(u->soft);
         else
             close(u->ring.ring_fd);
-        if (u->doors_fd >= 0)
-            close(u->doors_fd);
-        if (u->bell_fd >= 0)
-            close(u->bell_fd);
+        uring_forget_doors(u);
     }
     u->inherited = true;
 }
