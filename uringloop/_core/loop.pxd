@@ -100,6 +100,7 @@ cdef class LoopCore:
         return not (self.ready.count or self.stopping or self.ring.has_completions()
                     or self.has_starved() or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1
+    cdef bint has_held_back(self) except -1
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1
     cdef int flush_early(self) except -1

@@ -273,6 +273,9 @@ cdef class LoopCore:
             # What this round's protocols wrote goes along: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
+            if not self.ring.has_completions():
+                # The kernel says so for nothing (uring_has_task_work).
+                break
             self.ring.mark()
             self.dispatch()
         if self.ring.completions != before:
@@ -397,7 +400,7 @@ cdef class LoopCore:
         # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
         # from here to the wait no other thread may schedule without seeing that we sleep.
         deadline = self.timers.next_deadline_ns()
-        if self.is_idle() and not self.ring.has_task_work():
+        if self.is_idle() and not self.has_held_back():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -411,6 +414,13 @@ cdef class LoopCore:
                 PyErr_CheckSignals()
                 return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
+
+    cdef bint has_held_back(self) except -1:
+        """Take what the kernel has held back, if anything: a sleep would bring one of it."""
+        if not self.ring.has_task_work():
+            return False
+        self.ring.submit()
+        return self.ring.has_completions()
 
     @cython.final
     cdef int submit(self) except -1:

@@ -276,7 +276,9 @@ cdef class Ring:
             with nogil:
                 found = uring_spin(&self.u, self.spin_ns)
             if found:
-                return self.submit()
+                self.submit()
+                if self.has_completions():
+                    return 0
             if timeout_ns != URING_FOREVER:
                 timeout_ns -= self.spin_ns
         if self.batch_ns:

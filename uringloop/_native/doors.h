@@ -147,7 +147,7 @@ static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
 
 /* Whether anything has come that ends a sleep. */
 static inline bool uring_is_called(const uring *u) {
-    return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u) || uring_has_task_work(u);
+    return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u);
 }
 
 /* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
@@ -167,11 +167,11 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
         if (u->soft != NULL && !softring_fall_asleep(u->soft))
             left = 0;
         res = uring_listen_at_doors(u, left);
-        if (u->soft != NULL) {
+        if (u->soft != NULL)
             softring_wake_up(u->soft);
-            if (res >= 0)
-                res = uring_submit(u);
-        }
+        /* The bell says that there is something to enter for. */
+        if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
+            res = uring_submit(u);
     }
     return submitted > 0 ? submitted : res;
 }

@@ -283,7 +283,10 @@ static inline unsigned uring_pending(const uring *u) {
     return u->ring.sq.sqe_tail - *u->ring.sq.khead;
 }
 
-/* Deferred completions that only an enter with GETEVENTS can bring into the queue. */
+/* Deferred completions that only an enter with GETEVENTS can bring into the queue. It may be said for
+ * nothing: another processor sets the flag after it has put the work in, and an enter may have run
+ * the work in between. The flag then stays until there is work again (seen on 6.18). So whoever would
+ * not sleep because of it enters once, and sleeps if that brings nothing. */
 static inline bool uring_has_task_work(const uring *u) {
     return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) &
             (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
