@@ -46,7 +46,11 @@ from uringloop._native.doors cimport (
     uring_remove_door,
     uring_step_back,
 )
-from uringloop._native.requests cimport io_uring_prep_poll_multishot, uring_accept
+from uringloop._native.requests cimport (
+    io_uring_prep_poll_multishot,
+    uring_accept,
+    uring_may_accept,
+)
 from uringloop._native.uring cimport (
     IORING_CQE_F_MORE,
     IPPROTO_TCP,
@@ -194,6 +198,9 @@ cdef class Listener(Flushable):
                 if res >= 0:
                     most -= 1
                     self.accepted(res, &peer, size)
+                    if most == before - 1 and most > 0:
+                        # Seldom: the rest of a burst is accepted until there is none.
+                        more = uring_may_accept(self.fd)
                 else:
                     more = self.accept_failed(res)
         finally:

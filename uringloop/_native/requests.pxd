@@ -16,6 +16,7 @@ cdef extern from "requests.h" nogil:
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
     int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
+    bint uring_may_accept(int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
     void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)
