@@ -34,6 +34,9 @@ import uringloop
 
 LOCALHOST = "127.0.0.1"
 
+# After so many rounds of a conversation a process is busy, and sleeps in its ring.
+BUSY_ROUNDS = 100
+
 # A worker: tells each client its number, then echoes. argv: number, descriptor, what else it does.
 WORKER = """
 import asyncio, os, socket, sys, time
@@ -122,6 +125,13 @@ def asked_by_threads(address: tuple[str, int]) -> collections.Counter[int]:
     return collections.Counter(answers)
 
 
+def converse(client: socket.socket, rounds: int) -> None:
+    """Have a server be busy: it sleeps for a moment in each round."""
+    for _ in range(rounds):
+        client.sendall(b"x")
+        assert client.recv(1) == b"x"
+
+
 def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
     """The same; the connection stays open."""
     client = socket.create_connection(address, PATIENCE)
@@ -154,8 +164,13 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
     listener: socket.socket, habit: str
 ) -> None:
     with contextlib.closing(Workers(listener, 4, habit)) as workers:
-        shares = asked_by_threads(workers.address)
-    assert min(shares[number] for number in range(4)) >= 60, shares
+        for _ in range(3):
+            shares = asked_by_threads(workers.address)
+            if min(shares[number] for number in range(4)) >= 60:
+                break
+            # Something else had the processors.
+        else:
+            pytest.fail(f"unfair: {shares}")
 
 
 @pytest.mark.slow
@@ -167,10 +182,12 @@ def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_computes_takes_no_connections(listener: socket.socket) -> None:
+@pytest.mark.parametrize("rounds", [0, BUSY_ROUNDS])
+def test_a_process_that_computes_takes_no_connections(listener: socket.socket, rounds: int) -> None:
     with contextlib.closing(Workers(listener, 2)) as workers:
         busy, client = held(workers.address)
         with client:
+            converse(client, rounds)
             began = time.monotonic()
             client.send(b"block")
             time.sleep(0.1)  # Until it has received that.
@@ -351,6 +368,70 @@ async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
         await writer.wait_closed()
 
 
+@on_loop
+async def test_a_busy_process_sleeps_as_without_shared_sockets(
+    loop: uringloop.Loop, listener: socket.socket
+) -> None:
+    async with shared(loop, listener):
+        with connected(listener.getsockname()) as client:
+            for _ in range(5):
+                await loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+                before = loop.stats()["kernel_entries"]
+                await loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+                entries = loop.stats()["kernel_entries"] - before
+                if entries < 1.5 * BUSY_ROUNDS:
+                    break
+                # The machine was so busy that each sleep was a long one.
+            else:
+                pytest.fail(f"{entries} system calls")
+
+
+@on_loop
+async def test_a_busy_process_hears_of_each_connection(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    def another() -> float:
+        began = time.monotonic()
+        with connected(listener.getsockname()) as client:
+            converse(client, 1)
+        return time.monotonic() - began
+
+    async with shared(each_loop, listener):
+        with connected(listener.getsockname()) as client:
+            for _ in range(5):
+                await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+                for _ in range(3):
+                    assert await each_loop.run_in_executor(None, another) < 0.5
+
+
+@on_loop
+async def test_a_busy_process_gets_and_loses_shared_sockets(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    def another(sock: socket.socket) -> None:
+        with connected(sock.getsockname()) as client:
+            converse(client, 1)
+
+    with (
+        socket.create_server((LOCALHOST, 0)) as second,
+        connected(listener.getsockname()) as client,
+    ):
+        async with shared(each_loop, listener):
+            await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+            async with shared(each_loop, second):
+                for sock in (second, listener, second):
+                    await each_loop.run_in_executor(None, another, sock)
+                await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+            await each_loop.run_in_executor(None, another, listener)
+            await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+        # Nobody accepts: the kernel keeps it waiting.
+        with connected(listener.getsockname()) as late:
+            await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
+            late.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                late.recv(1)
+
+
 @pytest.mark.slow
 @on_loop
 async def test_no_wake_up_is_late_beside_a_shared_socket(
@@ -408,7 +489,9 @@ def test_a_run_in_another_thread_goes_on_accepting(backend: str, listener: socke
     loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type, unused-ignore]
     server = loop.run_until_complete(loop.create_server(Echo, sock=listener.dup()))
 
-    async def converse() -> None:
+    async def converse_in_loop() -> None:
+        with connected(listener.getsockname()) as client:
+            await loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
         for _ in range(10):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(b"x")
@@ -417,8 +500,8 @@ def test_a_run_in_another_thread_goes_on_accepting(backend: str, listener: socke
             await writer.wait_closed()
 
     for _ in range(3):
-        in_thread(lambda: loop.run_until_complete(converse()))
-    loop.run_until_complete(converse())
+        in_thread(lambda: loop.run_until_complete(converse_in_loop()))
+    loop.run_until_complete(converse_in_loop())
     server.close()
     loop.run_until_complete(server.wait_closed())
     loop.close()

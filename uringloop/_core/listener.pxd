@@ -47,11 +47,14 @@ cdef class Listener(Flushable):
 cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # Listener by descriptor
-    cdef int batch              # connections to accept at the next look
-    cdef int64_t looked_ns      # when the newest look was
+    cdef int full               # looks in a row that found as many connections as they may take
+    cdef int64_t looked_ns      # when the newest look without a knock was
 
     cdef int add(self, Listener listener) except -2
     cdef int open_doors(self) except -2
     cdef int remove(self, Listener listener) except -1
     cdef int close_if_empty(self) except -1
+    cdef int accept_knocked(self) except -1
+    cdef int go_away(self) except -1
+    cdef int come_back(self) except -1
     cdef int dissolve(self) except -1

@@ -12,6 +12,8 @@ from uringloop._core.transport import Connections
 
 ACCEPTS_MAX: int
 LOOK_EVERY_NS: int
+NAPS_MAX: int
+SINGLES_MAX: int
 
 @disjoint_base
 class Listener(Flushable):

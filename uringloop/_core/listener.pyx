@@ -9,7 +9,8 @@ immediate bind of the same port works.
 A socket that other processes accept from, too (it was passed in, or the process has forked since),
 belongs to SharedListeners: the loop sleeps at an epoll instance (doors.h), where a connection wakes
 one process that is free, and the processes take turns. The poll alone would do: it would wake all
-of them for each connection, and the fastest would take most.
+of them for each connection, and the fastest would take most. While a process is busy with the
+connections it has, it polls all the same, for a sleep in the ring costs less.
 """
 
 import errno as errors
@@ -41,6 +42,7 @@ from uringloop._native.doors cimport (
     uring_add_door,
     uring_add_waker,
     uring_close_doors,
+    uring_leave_doors,
     uring_listen_at_doors,
     uring_open_doors,
     uring_remove_door,
@@ -70,13 +72,24 @@ from uringloop._native.uring cimport (
 # Connections that are accepted in a row before other work has its turn.
 ACCEPTS_MAX = 32
 
-# How often a loop that does not sleep looks for connections to shared sockets: a look takes
-# 0.2 us, and a process that is woken for one needs some time to come. A burst of 40 connections to
-# four idle processes went to two of them when each took four in every turn.
+# How often a loop that does not sleep looks for connections to shared sockets: a look takes 0.2 us.
 LOOK_EVERY_NS = 100_000
+
+# So many turns in a row take one connection each: a process that is woken for the next one needs
+# some time to come. A burst of 40 connections to four idle processes went to two of them when each
+# took four in every turn.
+SINGLES_MAX = 4
+
+# After so many short sleeps in a row that no connection has ended, a process is busy with those it
+# has.
+NAPS_MAX = 16
 
 cdef int ACCEPTS = ACCEPTS_MAX
 cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
+cdef unsigned int NAPS = NAPS_MAX
+cdef int SINGLES = SINGLES_MAX
+# After so many full turns one accepts ACCEPTS_MAX.
+cdef int FULL = SINGLES_MAX + 5
 # What accept4(2) tells of the connection that it has dropped, not of the listening socket.
 cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(errors, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
@@ -119,7 +132,7 @@ cdef class Listener(Flushable):
 
     def start(self):
         """Begin to accept."""
-        if self.closing or self.stopped or self.poll_op.in_flight:
+        if not self.accepts() or self.poll_op.in_flight:
             return
         if not self.shared or not self.share():
             self.submit_poll()
@@ -154,14 +167,17 @@ cdef class Listener(Flushable):
         return self.shared
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
-        if self.forks != self.loop.ring.forks() and not self.closing:
+        if self.shared:
+            (<SharedListeners>self.loop.shared_listeners).come_back()
+        elif self.forks != self.loop.ring.forks() and not self.closing:
             # A child may accept from this socket as well.
             self.forks = self.loop.ring.forks()
             if self.share():
                 self.loop.ring.cancel(&self.poll_op)
         try:
-            if res > 0:
-                self.accept_waiting(ACCEPTS)
+            # The poll of a shared socket has told the other processes, too.
+            if res > 0 and (not self.shared or uring_may_accept(self.fd)):
+                self.accept_waiting(1 if self.shared else ACCEPTS)
         finally:
             # A KeyboardInterrupt of the factory leaves the run, and the next run accepts on.
             if not flags & IORING_CQE_F_MORE:
@@ -172,6 +188,8 @@ cdef class Listener(Flushable):
         if self.closing:
             self.sock.close()
             return 0
+        if self.shared:
+            (<SharedListeners>self.loop.shared_listeners).come_back()
         # ECONNABORTED: of a ring that was replaced nobody knows what it has done.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
@@ -233,7 +251,7 @@ cdef class Listener(Flushable):
         self.stopped = True
         if self.shared:
             (<SharedListeners>self.loop.shared_listeners).remove(self)
-        elif self.poll_op.in_flight:
+        if self.poll_op.in_flight:
             self.loop.ring.cancel(&self.poll_op)
         return 0
 
@@ -339,7 +357,6 @@ cdef class SharedListeners(Flushable):
     def __cinit__(self, LoopCore loop not None):
         self.loop = loop
         self.listeners = {}
-        self.batch = 1
 
     cdef int add(self, Listener listener) except -2:
         """Wait for *listener*; -1 where the kernel does not allow it."""
@@ -347,6 +364,8 @@ cdef class SharedListeners(Flushable):
         self.loop.ring.check_inherited()
         if listener.fd in self.listeners:
             return 0
+        # The others poll: this one would not.
+        self.come_back()
         if not uses(SHARED_ACCEPT, u.soft != NULL):
             return -1
         if u.doors_fd < 0 and self.open_doors() < 0:
@@ -382,27 +401,51 @@ cdef class SharedListeners(Flushable):
 
     cdef int flush(self) except -1:
         """Accept if a connection ended the sleep, and now and then without a sleep."""
-        cdef Listener listener
         cdef uring *u = &self.loop.ring.u
         cdef int64_t now
-        cdef int accepted = 0
         if u.doors_fd < 0:
             return self.dissolve()
-        now = uring_clock_ns()
-        if u.knocked_fd >= 0:
-            # The other connections that wait have woken other processes, if those were free.
-            self.batch = 1
-        elif now - self.looked_ns < LOOK_EVERY:
+        if u.away:
             return 0
-        else:
+        if u.naps >= NAPS:
+            return self.go_away()
+        if u.knocked_fd < 0:
+            now = uring_clock_ns()
+            if now - self.looked_ns < LOOK_EVERY:
+                return 0
+            self.looked_ns = now
             uring_listen_at_doors(u, 0)
-        self.looked_ns = now
-        listener = self.listeners.get(u.knocked_fd)
+        return self.accept_knocked()
+
+    cdef int accept_knocked(self) except -1:
+        """Accept one connection, and more if nobody else has come to take those that wait."""
+        cdef uring *u = &self.loop.ring.u
+        cdef int most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
+        cdef Listener listener = self.listeners.get(u.knocked_fd)
         u.knocked_fd = -1
-        if listener is not None:
-            accepted = listener.accept_waiting(self.batch)
-        # More at a time as long as nobody else is free to take them.
-        self.batch = min(2 * self.batch, ACCEPTS) if accepted == self.batch else 1
+        if listener is not None and listener.accept_waiting(most) == most:
+            self.full = min(self.full + 1, FULL)
+        else:
+            self.full = 0
+        return 0
+
+    cdef int go_away(self) except -1:
+        """Sleep in the ring, where polls tell of connections: this process is busy."""
+        cdef Listener listener
+        uring_leave_doors(&self.loop.ring.u, True)
+        for listener in list(self.listeners.values()):
+            if not listener.poll_op.in_flight:
+                listener.submit_poll()
+        return 0
+
+    cdef int come_back(self) except -1:
+        """Sleep at the doors again."""
+        cdef Listener listener
+        if self.loop.ring.u.away:
+            uring_leave_doors(&self.loop.ring.u, False)
+            for listener in list(self.listeners.values()):
+                if listener.poll_op.in_flight:
+                    self.loop.ring.cancel(&listener.poll_op)
         return 0
 
     cdef int dissolve(self) except -1:
@@ -412,7 +455,7 @@ cdef class SharedListeners(Flushable):
         self.listeners = {}
         for listener in listeners.values():
             listener.shared = False
-            listener.submit_poll()
+            listener.start()
         return 0
 
 

@@ -14,6 +14,11 @@
  * The kernel's ring does not write to its eventfd from within a write to another one (seen on 6.18:
  * once, and never again). So whatever may be waiting for an eventfd is at the doors itself: what other
  * threads wake the loop by, and the epoll of what the program watches.
+ *
+ * A sleep there costs 2 us more than one in the ring: a second system call, and the bell. So a process
+ * that is busy with the connections it has goes away from the doors: it sleeps in the ring, where
+ * polls of the sockets tell it of new connections. They take no wake-up from anybody. The first
+ * connection brings it back.
  */
 #ifndef URINGLOOP_DOORS_H
 #define URINGLOOP_DOORS_H
@@ -32,6 +37,9 @@
 /* In the events of the bell, and of what wakes the loop without it. */
 #define URING_BELL UINT64_MAX
 #define URING_WAKE (UINT64_MAX - 1)
+
+/* A sleep that is shorter is a nap: the process is busy. */
+#define URING_NAP_NS 1000000
 
 /* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it. */
 #define URING_DOORS_SLEEP_NS 1000000000
@@ -89,6 +97,7 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
     fresh->bell_fd = old->bell_fd;
     fresh->knocked_fd = old->knocked_fd;
     old->doors_fd = old->bell_fd = old->knocked_fd = -1;
+    old->away = false;
     if (fresh->doors_fd >= 0 && fresh->soft != NULL)
         res = softring_hang_bell(fresh->soft, fresh->doors_fd, URING_BELL);
     else if (fresh->doors_fd >= 0)
@@ -150,15 +159,31 @@ static inline bool uring_is_called(const uring *u) {
     return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u);
 }
 
+/* Leaves the doors for the ring, or comes back. Meanwhile the kernel writes to no bell. */
+static inline void uring_leave_doors(uring *u, bool away) {
+    u->away = away;
+    u->naps = 0;
+    if (u->soft != NULL || u->ring.cq.kflags == NULL)
+        return;
+    __atomic_store_n(u->ring.cq.kflags, away ? IORING_CQ_EVENTFD_DISABLED : 0, __ATOMIC_SEQ_CST);
+    /* The kernel notes what it has to do and then looks at the flag; we do it the other way round. */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* Counts the naps in a row; *slept_ns* was the newest sleep. */
+static inline void uring_count_nap(uring *u, int64_t slept_ns) {
+    u->naps = u->knocked_fd < 0 && slept_ns < URING_NAP_NS ? u->naps + 1 : 0;
+}
+
 /* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
 static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
-    int submitted = uring_submit(u), res = submitted;
-    int64_t end;
+    int submitted = uring_needs_enter(u) ? uring_submit(u) : 0, res = submitted;
+    int64_t began = uring_clock_ns(), end;
 
     u->woken = false;
     if (u->soft == NULL && (timeout_ns == URING_FOREVER || timeout_ns > URING_DOORS_SLEEP_NS))
         timeout_ns = URING_DOORS_SLEEP_NS;
-    end = timeout_ns == URING_FOREVER ? 0 : uring_clock_ns() + timeout_ns;
+    end = timeout_ns == URING_FOREVER ? 0 : began + timeout_ns;
     while (res >= 0 && !uring_is_called(u)) {
         int64_t left = end ? end - uring_clock_ns() : -1;
 
@@ -173,6 +198,7 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
         if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
             res = uring_submit(u);
     }
+    uring_count_nap(u, uring_clock_ns() - began);
     return submitted > 0 ? submitted : res;
 }
 
@@ -181,7 +207,7 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
 static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
     int res;
 
-    if (u->doors_fd < 0)
+    if (u->doors_fd < 0 || u->away)
         return uring_wait_batch(u, wanted, least_ns, timeout_ns);
     res = uring_wait_at_doors(u, timeout_ns);
     if (least_ns && wanted > 1 && uring_is_called(u) && u->knocked_fd < 0)

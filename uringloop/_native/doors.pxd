@@ -14,4 +14,5 @@ cdef extern from "doors.h" nogil:
     void uring_remove_door(uring *u, int fd)
     int uring_step_back(uring *u, int fd)
     int uring_listen_at_doors(uring *u, int64_t timeout_ns)
+    void uring_leave_doors(uring *u, bint away)
     int uring_sleep(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)

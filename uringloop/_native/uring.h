@@ -69,6 +69,8 @@ typedef struct uring {
     int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
     int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
     bool woken;         /* from a sleep there, by another thread or by what is watched */
+    bool away;          /* from the doors: it sleeps in the ring, although it has some */
+    unsigned naps;      /* short sleeps there in a row that no connection has ended */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 
@@ -86,6 +88,8 @@ static inline void uring_forget_doors(uring *u) {
     if (u->bell_fd >= 0)
         close(u->bell_fd);
     u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+    u->away = false;
+    u->naps = 0;
 }
 
 static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {

@@ -108,6 +108,8 @@ cdef extern from "uring.h" nogil:
         bint inherited
         int doors_fd
         int knocked_fd
+        bint away
+        unsigned int naps
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
