@@ -81,10 +81,6 @@ async def app(scope, receive, send):
 
 # What must be there before a program begins, by page and heading.
 BEFOREHAND = {
-    ("README.md", "Files"): """
-        from pathlib import Path
-        Path("names.txt").write_text("one\\ntwo\\n")
-        """,
     ("docs/integrations.md", "aiohttp"): """
         from aiohttp import web
         app = web.Application()
@@ -261,6 +257,7 @@ def answers(client: socket.socket) -> None:
 
 # What programs that do not end of themselves are asked, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
+    ("README.md", "Use"): echoes,
     ("docs/guide.md", "A first server"): echoes,
     ("docs/integrations.md", "aiohttp"): answers,
     ("docs/integrations.md", "granian"): answers,
