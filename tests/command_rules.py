@@ -7,6 +7,7 @@ without a rule is an error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -43,17 +44,25 @@ NOT_RUN = {
     "echo": "changes nothing, and tells nothing",
     "docker": "needs an engine, and an image with the package",
     "git": "needs the network",
+    "journalctl": "needs systemd as the first process",
     "socat": "asks a program that another command begins",
+    "systemctl": "needs systemd as the first process",
+    "useradd": "changes the machine",
 }
 
 # Variables of the environment that are others' than uringloop's.
-ENVIRONMENT = {"MINUTES", "PYTHON"}
+ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP", "MINUTES", "PYTHON"}
 
 # What a user's own program is called in documents.
-PLACEHOLDERS = {"app.py", "program.py", "server.py"}
+PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 
 # The servers of others: whether they know the options, where they are installed.
-PROGRAMS = {"granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"}
+PROGRAMS = {
+    *("dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"),
+}
+
+# What prints all of a program's options, if that is not `--help`.
+HELP = {"ipython": ["--help-all"], "sanic": ["help", "--full"]}
 
 # What is compared of what the doctor shows: the rest of a line is the machine's.
 DOCTOR_NAMES = {"backend", "reason"}
@@ -86,10 +95,9 @@ def options(words: Words) -> list[str]:
 
 
 def check_options(words: Words, *program: str) -> None:
-    """Demand that a program's `--help` tells of each option."""
-    # IPython tells of its classes only when it is asked for all.
-    asked = "--help-all" if program[0].endswith("ipython") else "--help"
-    help_text = output_of(*program, asked) if options(words) else ""
+    """Demand that a program's help tells of each option."""
+    asked = HELP.get(Path(program[0]).name, ["--help"])
+    help_text = output_of(*program, *asked) if options(words) else ""
     for option in options(words):
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), option
 
@@ -118,6 +126,22 @@ def check_pytest(words: Words) -> None:
         path = word.partition("::")[0]
         assert "/" not in path or word.startswith("-") or (ROOT / path).exists(), word
     check_options(words, sys.executable, "-m", "pytest")
+
+
+def check_find(words: Words, shown: str) -> None:
+    """Demand that the command finds the ring of a loop that this process makes."""
+    assert words[0] == "/proc/[0-9]*/fd"
+    command = ["find", f"/proc/{os.getpid()}/fd", *words[1:]]
+
+    def found() -> int:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True
+        )
+        return len(done.stdout.splitlines())
+
+    before = found()
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        assert found() - before == (loop.backend == "io_uring")
 
 
 def check_make(words: Words, shown: str) -> None:
@@ -187,6 +211,9 @@ def check_pip(words: Words, shown: str) -> None:
             if re.search(rf"{word} <", help_text):
                 next(packages)
             continue
+        # A folder or wheels in an image.
+        if word.startswith("/"):
+            continue
         # Neither distribution by its name: an index may have somebody else's.
         name, _, extras = word.rstrip("]").partition("[")
         assert name == "." or name in known - {"asyncio-uringloop"}, word
@@ -197,7 +224,8 @@ def check_apt_get(words: Words, shown: str) -> None:
     # What setup.py and the Makefile name when it is missing; two by the version of Python.
     named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()}"
     named += " python3-dev python3-venv"
-    assert words[0] == "install"
+    named += " -y --no-install-recommends"
+    assert words[0] == "install" or words == ["update"]
     assert set(words[1:]) <= set(re.split(r"[\s;|()]+", named))
 
 
@@ -220,6 +248,14 @@ def check_systemd_analyze(words: Words, shown: str) -> None:
         assert matches(shown, output_of("systemd-analyze", *words))
 
 
+def check_socket_activate(words: Words, shown: str) -> None:
+    """Check the options, and the command that gets the socket."""
+    assert words[0] == "-l"
+    if shutil.which("systemd-socket-activate"):
+        check_options(words[:1], "systemd-socket-activate")
+    check_program(words[2], words[3:], shown)
+
+
 def check_ulimit(words: Words, shown: str) -> None:
     kind, number = words
     assert kind == "-n"
@@ -235,6 +271,7 @@ def check_venv(words: Words, shown: str) -> None:
 CHECKS: dict[str, Callable[[Words, str], None]] = {
     "apt-get": check_apt_get,
     "bash": check_bash,
+    "find": check_find,
     "make": check_make,
     "pip": check_pip,
     "pytest": lambda words, shown: check_pytest(words),
@@ -242,6 +279,7 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
     "python3": check_python,
     "sysctl": check_sysctl,
     "systemd-analyze": check_systemd_analyze,
+    "systemd-socket-activate": check_socket_activate,
     "ulimit": check_ulimit,
     "venv": check_venv,
 }
@@ -272,16 +310,20 @@ def check_command(command: Command) -> None:
         if words[:1] == ["sudo"]:
             words.pop(0)
         if words:
-            check_program(words[0].removeprefix(".venv/bin/"), words[1:], command.shown)
+            check_program(words[0], words[1:], command.shown)
 
 
 def check_program(program: str, arguments: Words, shown: str) -> None:
+    # A user's own environment, here or elsewhere.
+    program = re.sub(r"^(/\S+/)?\.venv/bin/", "", program)
     if program in CHECKS:
         CHECKS[program](arguments, shown)
     elif program in PROGRAMS:
         path = Path(sys.executable).parent / program
+        # Each command of this one has options of its own.
+        subcommand = arguments[:1] if program == "dask" else []
         if path.exists():
-            check_options(arguments, str(path))
+            check_options(arguments, str(path), *subcommand)
     else:
         assert program in NOT_RUN, f"no rule tells how to test `{program}`"
 

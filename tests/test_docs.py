@@ -14,10 +14,13 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
@@ -78,10 +81,6 @@ async def app(scope, receive, send):
 
 # What must be there before a program begins, by page and heading.
 BEFOREHAND = {
-    ("README.md", "Files"): """
-        from pathlib import Path
-        Path("names.txt").write_text("one\\ntwo\\n")
-        """,
     ("docs/integrations.md", "aiohttp"): """
         from aiohttp import web
         app = web.Application()
@@ -145,8 +144,8 @@ BEFOREHAND = {
 
 # Packages that a test environment may lack; each is in an extra of pyproject.toml.
 OPTIONAL = {
-    *("aiofiles", "aiohttp", "anyio", "fastapi", "granian", "httpx", "hypercorn"),
-    *("nest_asyncio", "pytest_asyncio", "starlette", "uvicorn", "uvloop", "websockets"),
+    *("aiofiles", "aiohttp", "anyio", "dask", "fastapi", "granian", "httpx", "hypercorn"),
+    *("nest_asyncio", "pytest_asyncio", "sanic", "starlette", "uvicorn", "uvloop", "websockets"),
 }
 
 # What a module of ours needs to be imported.
@@ -157,6 +156,9 @@ BEHIND = {
 
 # Servers that say at standard error what they do.
 TALKATIVE = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
+
+# Programs that another test runs, with what they need around them.
+ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
 
 # What older Pythons have not got.
 NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
@@ -255,6 +257,7 @@ def answers(client: socket.socket) -> None:
 
 # What programs that do not end of themselves are asked, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
+    ("README.md", "Use"): echoes,
     ("docs/guide.md", "A first server"): echoes,
     ("docs/integrations.md", "aiohttp"): answers,
     ("docs/integrations.md", "granian"): answers,
@@ -306,6 +309,8 @@ def ask(process: subprocess.Popen[str], address: tuple[str, int], question: Ask)
 @each("python")
 def test_program(block: Block, tmp_path: Path) -> None:
     check_can_be_run(block)
+    if block.place in ELSEWHERE:
+        pytest.skip(f"{ELSEWHERE[block.place]} runs it")
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = found.getsockname()
     path = tmp_path / "program.py"
@@ -343,24 +348,66 @@ def test_command(block: Block) -> None:
 
 
 def read_ini(text: str) -> None:
+    """Read a unit of systemd's, and have systemd look for what it does not know."""
     parser = configparser.ConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
     assert parser.sections()
+    for section in (parser[name] for name in parser if "ExecStart" in parser[name]):
+        check_command(Command(section["ExecStart"]))
+    if shutil.which("systemd-analyze") is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        # It wants the program to be there.
+        here = re.sub(r"^(ExecStart)=\S+", f"\\1={sys.executable}", text, flags=re.MULTILINE)
+        units = {"orders.service": f"[Service]\nExecStart={sys.executable}\n"}
+        units["orders.socket" if "Socket" in parser else "orders.service"] = here
+        for name, unit in units.items():
+            Path(folder, name).write_text(unit)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", *(f"{folder}/{name}" for name in units)],
+            env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def read_dockerfile(text: str) -> None:
+    """Read the instructions that a recipe needs; check what is installed, and the stages."""
+    stages = set()
+    for command in commands(Block("", 0, "", "sh", text)):
+        instruction, words = command.text.split(maxsplit=1)
+        if instruction == "FROM":
+            stages |= {words.partition(" AS ")[2]} - {""}
+        elif instruction == "RUN":
+            if option := re.match(r"--mount=from=(\w+),\S+ ", words):
+                assert option[1] in stages
+                words = words[option.end() :]
+            check_command(Command(words))
+        elif instruction == "CMD":
+            check_command(Command(shlex.join(json.loads(words))))
+        else:
+            assert instruction in ("COPY", "USER", "WORKDIR"), instruction
+
+
+def read_yaml(text: str) -> None:
+    assert pytest.importorskip("yaml").safe_load(text)
 
 
 # Languages that are only read, by what reads them.
 READERS: dict[str, Callable[[str], object]] = {
+    "dockerfile": read_dockerfile,
     "ini": read_ini,
     "json": json.loads,
     "toml": tomllib.loads,
+    "yaml": read_yaml,
 }
 
 # Languages that nothing here reads, with the reason.
 UNREAD = {
-    "dockerfile": "only an engine reads it",
     "text": "figures and tables, for people",
-    "yaml": "the standard library does not read it",
 }
 
 
@@ -384,7 +431,9 @@ def test_the_api_page_has_every_public_name() -> None:
 
 def test_tables_have_no_line_for_what_is_gone() -> None:
     places = {block.place for block in BLOCKS}
-    assert {*BEFOREHAND, *ASKED, *TALKATIVE} <= places
+    assert {*BEFOREHAND, *ASKED, *ELSEWHERE, *TALKATIVE} <= places
+    for place, name in ELSEWHERE.items():
+        assert f'"{place[1]}"' in (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -454,6 +503,9 @@ def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     "text",
     [
         "frobnicate --now",
+        "/srv/a/.venv/bin/frobnicate",
+        "find /etc",
+        "systemd-socket-activate -l 127.0.0.1:8000 frobnicate",
         "make nothing",
         "make test NOTHING=1",
         'make bench ARGS="--frobnicate"',
