@@ -95,6 +95,8 @@ class Server(asyncio.Server):
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
+        # What they called was a method of ours: a closed server is part of no reference cycle.
+        self._connections.end()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
