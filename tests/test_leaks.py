@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import sys
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 from conftest import Collector, Echo, LoopFactory, open_fds, tcp_pair
@@ -408,3 +409,62 @@ async def test_large_messages_leave_memory_flat(loop: uringloop.Loop) -> None:
             await echo_once(address)
         gc.collect()
         assert resident_bytes() - before < 8 * PLENTY
+
+
+# ── without the collector ─────────────────────────────────────────────────────────────────
+
+
+async def wait_for_nothing() -> None:
+    await asyncio.sleep(0)
+
+
+async def serve_one_connection() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+
+
+async def use_the_executor() -> None:
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, int)
+    await loop.shutdown_default_executor()
+
+
+async def watch_a_descriptor() -> None:
+    loop = asyncio.get_running_loop()
+    left, right = socket.socketpair()
+    with left, right:
+        loop.add_reader(left, int)
+        await asyncio.sleep(0)
+        loop.remove_reader(left)
+
+
+@pytest.mark.parametrize(
+    "use", [wait_for_nothing, serve_one_connection, use_the_executor, watch_a_descriptor]
+)
+def test_a_closed_loop_is_freed_without_the_collector(
+    loop_factory: LoopFactory, use: Callable[[], Coroutine[object, object, None]]
+) -> None:
+    # Modules that are imported at first use leave garbage of their own.
+    with contextlib.closing(loop_factory()) as first:
+        first.run_until_complete(use())
+    loop = loop_factory()
+    watch = weakref.ref(loop)
+    gc.collect()
+    gc.disable()
+    try:
+        loop.run_until_complete(use())
+        loop.close()
+        # A future of a closed loop is made, as by programs that clean up late.
+        loop.create_future()
+        del loop
+        assert watch() is None
+    finally:
+        gc.enable()

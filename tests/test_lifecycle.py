@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import weakref
@@ -60,6 +62,30 @@ def test_running_loop_cannot_be_closed(each_loop: AbstractEventLoop) -> None:
         return await asyncio.sleep(0.001, "goes on")
 
     assert each_loop.run_until_complete(main()) == "goes on"
+
+
+def test_a_loop_that_refuses_to_be_closed_goes_on_with_all_it_does(
+    each_loop: AbstractEventLoop,
+) -> None:
+    async def main() -> tuple[bytes, int]:
+        child = await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE)
+        left, right = socket.socketpair()
+        left.setblocking(False)
+        with left, right:
+            readable = asyncio.Event()
+            each_loop.add_reader(left, readable.set)
+            with pytest.raises(RuntimeError, match=r"^Cannot close a running event loop$"):
+                each_loop.close()
+            right.send(b"x")
+            assert child.stdin is not None
+            child.stdin.close()
+            async with asyncio.timeout(10):
+                await readable.wait()
+                code = await child.wait()
+            assert each_loop.remove_reader(left)
+            return left.recv(1), code
+
+    assert each_loop.run_until_complete(main()) == (b"x", 0)
 
 
 def test_repr_tells_the_state(each_loop: AbstractEventLoop) -> None:

@@ -8,9 +8,11 @@ import signal
 import threading
 from asyncio import base_events
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from conftest import run_turns
+from contexts import Contexts
 
 import uringloop
 
@@ -168,3 +170,31 @@ def test_what_else_is_read_has_the_values_of_asyncio(each_loop: asyncio.Abstract
     assert each_loop._closed is True
     with pytest.raises(RuntimeError, match="Event loop is closed"):
         each_loop._check_closed()
+
+
+def test_a_server_tells_what_it_was_made_with(
+    each_loop: asyncio.AbstractEventLoop, contexts: Contexts
+) -> None:
+    async def look() -> None:
+        plain: Any = await each_loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        secure: Any = await each_loop.create_server(
+            asyncio.Protocol,
+            "127.0.0.1",
+            0,
+            ssl=contexts.server,
+            ssl_handshake_timeout=3.0,
+            ssl_shutdown_timeout=4.0,
+        )
+        for server, context, handshake, shutdown in (
+            (plain, None, None, None),
+            (secure, contexts.server, 3.0, 4.0),
+        ):
+            assert server._protocol_factory is asyncio.Protocol
+            assert server._backlog == 100
+            assert server._ssl_context is context
+            assert server._ssl_handshake_timeout == handshake
+            assert server._ssl_shutdown_timeout == shutdown
+            server.close()
+            await server.wait_closed()
+
+    each_loop.run_until_complete(look())

@@ -116,8 +116,10 @@ class Loop(RunningLoop):
         try:
             super().close()
         finally:
-            self._watchers.close()
-            subprocesses.close(self)
+            # A loop that runs is not closed: RuntimeError, and it goes on.
+            if self.is_closed():
+                self._watchers.close()
+                subprocesses.close(self)
 
     def _run_nested(self) -> None:
         self._watchers.resume()

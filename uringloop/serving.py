@@ -22,6 +22,8 @@ from uringloop.checks import bind_failure, check_socket
 from uringloop.resolver import AddressInfo, ensure_resolved
 
 if TYPE_CHECKING:
+    import ssl
+
     from uringloop.loop import Loop
 
 # Bound here, before a tool that looks for blocking calls replaces them: such tools let asyncio's
@@ -49,14 +51,26 @@ class Server(asyncio.Server):
         sockets: list[socket.socket],
         protocol_factory: ProtocolFactory,
         backlog: int,
+        tls_options: tls.Options | None,
         *,
         shared: bool,
     ) -> None:
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
         self._listeners: list[Listener] = []
+        # Under the names that asyncio's server has them by: programs read them.
         self._protocol_factory = protocol_factory
         self._backlog = backlog
+        self._ssl_context: ssl.SSLContext | None = None
+        self._ssl_handshake_timeout: float | None = None
+        self._ssl_shutdown_timeout: float | None = None
+        # Makes what an accepted connection calls: the program's protocol, or TLS's before it.
+        self._accepted_factory = protocol_factory
+        if tls_options is not None:
+            self._ssl_context = tls_options.context
+            self._ssl_handshake_timeout = tls_options.handshake_timeout
+            self._ssl_shutdown_timeout = tls_options.shutdown_timeout
+            self._accepted_factory = tls.server_factory(loop, protocol_factory, tls_options)
         # Sockets that were passed in: other processes may accept from them, too.
         self._shared = shared
         # Our own connections; an abandoned one is noticed by its own finalizer.
@@ -95,6 +109,8 @@ class Server(asyncio.Server):
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
+        # What they called was a method of ours: a closed server is part of no reference cycle.
+        self._connections.end()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -135,7 +151,7 @@ class Server(asyncio.Server):
         for sock in self._sockets:
             # First, for it sets what connections inherit from a socket that listens not yet.
             listener = Listener(
-                self._loop, sock, self._protocol_factory, self._connections, self._shared
+                self._loop, sock, self._accepted_factory, self._connections, self._shared
             )
             sock.listen(self._backlog)
             self._listeners.append(listener)
@@ -260,9 +276,7 @@ async def _serve(
 ) -> Server:
     for sock in sockets:
         sock.setblocking(False)
-    if tls_options is not None:
-        protocol_factory = tls.server_factory(loop, protocol_factory, tls_options)
-    server = Server(loop, sockets, protocol_factory, backlog, shared=shared)
+    server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
     if start_serving:
         await server.start_serving()
     if loop.get_debug():

@@ -68,7 +68,7 @@ cdef class LoopCore:
     cdef bint clock_replaced    # a subclass, or a test, has a time() or call_at() of its own
     cdef bint debug
     cdef unsigned long thread_id    # that runs the loop, 0 when none does
-    cdef dict future_options    # the arguments of every Future; None while there was none
+    cdef dict future_options    # of every Future; None before the first, and when closed
     cdef Handle current_handle  # in debug mode, the one that runs; else None
     cdef Owners owners          # the transports, by descriptor
     cdef Counters counters

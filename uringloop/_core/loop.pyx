@@ -234,9 +234,12 @@ cdef class LoopCore:
         return 0
 
     def create_future(self):
-        if self.future_options is None:
-            self.future_options = {"loop": self}
-        return PyObject_Call(FUTURE, NO_ARGS, self.future_options)
+        cdef dict options = self.future_options
+        if options is None:
+            options = {"loop": self}
+            if not self.closed:
+                self.future_options = options
+        return PyObject_Call(FUTURE, NO_ARGS, options)
 
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
@@ -503,6 +506,7 @@ cdef class LoopCore:
             self.timers.clear()
             drain(self.ring)
         finally:
+            self.future_options = None
             self.flush_list = []
             self.rearm_list = []
             self.pool.starved = []

@@ -10,7 +10,7 @@ from uringloop._core.loop cimport Flushable, LoopCore
 cdef class Connections:
     cdef LoopCore loop
     cdef readonly Py_ssize_t count  # of the transports that belong to it
-    cdef object when_none       # called when the last one has ended
+    cdef object when_none       # called when the last one has ended; None once the server has
 
     cdef int attach(self, Transport transport) except -1
     cdef int detach(self) except -1

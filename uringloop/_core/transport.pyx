@@ -53,9 +53,13 @@ cdef class Connections:
 
     cdef int detach(self) except -1:
         self.count -= 1
-        if self.count == 0:
+        if self.count == 0 and self.when_none is not None:
             self.when_none()
         return 0
+
+    def end(self):
+        """Call nothing any more: the server is closed, and nobody waits for its end."""
+        self.when_none = None
 
     def transports(self):
         """Return the transports, without a registry of their own: few servers are ever asked."""

@@ -27,7 +27,7 @@ cdef class Watched:
 
 
 cdef class Watchers(Flushable):
-    cdef LoopCore loop
+    cdef LoopCore loop          # None once it is closed
     cdef int epoll_fd           # ours; -1 once the loop is closed
     cdef dict watched           # a Watched by its descriptor
     cdef unsigned int asked     # how often something was asked for

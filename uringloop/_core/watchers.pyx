@@ -85,6 +85,8 @@ cdef class Watchers(Flushable):
         """
         cdef Watched watched = self.watched.get(fd)
         cdef Handle handle
+        if self.loop is None:
+            raise RuntimeError("Event loop is closed")
         self.loop.ring.check_inherited()
         self.asked += 1
         if watched is not None:
@@ -135,6 +137,8 @@ cdef class Watchers(Flushable):
 
         Of the other handles that on_events() has found ready epoll tells again.
         """
+        if self.loop is None:
+            raise RuntimeError("Event loop is closed")
         self.resumed += 1
         if not self.wait_op.in_flight and self not in self.loop.rearm_list:
             # A flush that waits for this run may have taken it from the list already.
@@ -142,8 +146,9 @@ cdef class Watchers(Flushable):
             self.loop.rearm_list.append(self)
 
     def close(self):
-        """Forget everything. The loop is closed."""
+        """Forget everything, the loop as well: a closed loop is part of no reference cycle."""
         self.watched = {}
+        self.loop = None
         if self.epoll_fd >= 0:
             close(self.epoll_fd)
             self.epoll_fd = -1
