@@ -51,7 +51,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files faults soak test test-soft test-dev test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +93,9 @@ bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of thr
 	@mkdir -p build
 	$(RUN) benchmarks/files.py --folder build --json build/files.json \
 	  --markdown build/files.md --plot build/files.png $(ARGS)
+
+bench-servers: $(VENV)/frameworks  ## Compare web servers with four workers on uvloop and this loop; ARGS="--reload"
+	$(RUN) benchmarks/servers.py $(ARGS)
 
 faults: $(VENV)/installed  ## Try what befalls a server, on every loop; ARGS="--only reset"
 	@mkdir -p build

@@ -112,6 +112,7 @@ ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "bench": check_bench,
     "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files.py"),
     "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
+    "bench-servers": lambda words: check_options(words, sys.executable, "benchmarks/servers.py"),
     "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
     "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults.py"),
     "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),

@@ -199,6 +199,47 @@ def test_a_process_that_computes_takes_no_connections(listener: socket.socket, r
 
 
 @pytest.mark.slow
+def test_a_crowd_is_shared(listener: socket.socket) -> None:
+    # On uvloop and asyncio the first process that runs takes most of it.
+    with contextlib.closing(Workers(listener, 4)) as workers:
+        for _ in range(10):
+            clients = [connected(workers.address) for _ in range(40)]
+            shares = collections.Counter(client.recv(1)[0] for client in clients)
+            for client in clients:
+                client.close()
+            assert shares.total() == 40
+            if len(shares) >= 3 and max(shares.values()) <= 30:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail(f"unfair: {shares}")
+
+
+@on_loop
+async def test_connections_that_waited_before_the_server_have_no_delay_either(
+    each_loop: Loop, listener: socket.socket
+) -> None:
+    told: list[int] = []
+
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            sock = transport.get_extra_info("socket")
+            told.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connected(listener.getsockname()))
+        server = await each_loop.create_server(Tell, sock=listener.dup())
+        await until(lambda: len(told) == 5)
+        for _ in range(5):
+            stack.enter_context(connected(listener.getsockname()))
+        await until(lambda: len(told) == 10)
+        await gone(server)
+    assert all(told)
+
+
+@pytest.mark.slow
 def test_a_single_process_accepts_a_crowd_at_once(listener: socket.socket) -> None:
     with contextlib.closing(Workers(listener, 1)) as workers:
         clients = [connected(workers.address) for _ in range(500)]

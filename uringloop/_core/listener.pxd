@@ -18,7 +18,7 @@ cdef class Listener(Flushable):
     cdef Connections connections
     cdef NearEnd near           # of the connection accepted last; None for a UNIX socket
     cdef bint one_name          # all connections have the name that `near` has
-    cdef bint nodelay           # each connection is told TCP_NODELAY: it inherits none
+    cdef bint nodelay           # each connection is told TCP_NODELAY: it may have inherited none
     cdef object context         # that the server was started in; the factory runs in it
     cdef Operation poll_op      # multishot
     cdef bint closing
@@ -48,6 +48,7 @@ cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # Listener by descriptor
     cdef int full               # looks in a row that found as many connections as they may take
+    cdef bint company           # others accept from the socket, too: seen in the newest burst
     cdef int64_t looked_ns      # when the newest look without a knock was
 
     cdef int add(self, Listener listener) except -2

@@ -39,13 +39,16 @@ from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, w
 from uringloop._core.transport cimport Connections
 from uringloop._core.watchers cimport Watchers
 from uringloop._native.doors cimport (
+    sched_yield,
     uring_add_door,
     uring_add_waker,
     uring_close_doors,
+    uring_has_company,
     uring_leave_doors,
     uring_listen_at_doors,
     uring_open_doors,
     uring_remove_door,
+    uring_sign,
     uring_step_back,
 )
 from uringloop._native.requests cimport (
@@ -75,10 +78,11 @@ ACCEPTS_MAX = 32
 # How often a loop that does not sleep looks for connections to shared sockets: a look takes 0.2 us.
 LOOK_EVERY_NS = 100_000
 
-# So many turns in a row take one connection each: a process that is woken for the next one needs
-# some time to come. A burst of 40 connections to four idle processes went to two of them when each
-# took four in every turn.
-SINGLES_MAX = 4
+# Beside other processes so many turns in a row take one connection each, and let others have the
+# processor first: those who have been woken for the next connections need some time to come.
+# Without that, a burst of 40 connections to four idle processes on two processors often went to
+# one of them.
+SINGLES_MAX = 8
 
 # After so many short sleeps in a row that no connection has ended, a process is busy with those it
 # has.
@@ -116,10 +120,10 @@ cdef class Listener(Flushable):
         self.shared = shared
         self.forks = loop.ring.forks()
         self.nodelay = wants_nodelay(sock)
-        if self.nodelay and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            # Connections inherit it, which saves a system call for each.
+        if self.nodelay:
+            # Connections that are made from now on inherit it, which saves a system call for each.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.nodelay = False
+            self.nodelay = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if sock.family in NAMED_FAMILIES:
             self.near = NearEnd(sock.family, sock.type, sock.proto)
             if is_bound_to_one_address(sock):
@@ -236,6 +240,8 @@ cdef class Listener(Flushable):
     cdef bint accept_failed(self, int res) except -1:
         """Deal with an error of accept4(2); return whether to try again at once."""
         if res == -EAGAIN:
+            # Those that have waited since before `TCP_NODELAY` was set have been accepted.
+            self.nodelay = False
             return False
         if res in CONNECTION_ERRORS:
             return True
@@ -371,6 +377,7 @@ cdef class SharedListeners(Flushable):
         if u.doors_fd < 0 and self.open_doors() < 0:
             return -1
         self.listeners[listener.fd] = listener
+        uring_sign(listener.fd)
         if uring_add_door(u, listener.fd) < 0:
             self.remove(listener)
             return -1
@@ -420,13 +427,25 @@ cdef class SharedListeners(Flushable):
     cdef int accept_knocked(self) except -1:
         """Accept one connection, and more if nobody else has come to take those that wait."""
         cdef uring *u = &self.loop.ring.u
-        cdef int most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
         cdef Listener listener = self.listeners.get(u.knocked_fd)
+        cdef int most
         u.knocked_fd = -1
-        if listener is not None and listener.accept_waiting(most) == most:
-            self.full = min(self.full + 1, FULL)
-        else:
+        if listener is None:
+            return 0
+        if u.rested:
+            u.rested = False
             self.full = 0
+        elif self.full == 1:
+            # Of a burst, and not of one connection.
+            self.company = uring_has_company(listener.fd)
+        if not self.company:
+            most = min(1 << self.full, ACCEPTS)
+        else:
+            most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
+            if 0 < self.full < SINGLES:
+                with nogil:
+                    sched_yield()
+        self.full = min(self.full + 1, FULL) if listener.accept_waiting(most) == most else 0
         return 0
 
     cdef int go_away(self) except -1:

@@ -23,6 +23,8 @@
 #ifndef URINGLOOP_DOORS_H
 #define URINGLOOP_DOORS_H
 
+#include <fcntl.h>
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include "uring.h"
@@ -40,6 +42,9 @@
 
 /* A sleep that is shorter is a nap: the process is busy. */
 #define URING_NAP_NS 1000000
+
+/* Of one that is shorter nobody knows whether what ended it was there before. */
+#define URING_REST_NS 20000
 
 /* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it. */
 #define URING_DOORS_SLEEP_NS 1000000000
@@ -115,6 +120,14 @@ static inline int uring_add_waker(uring *u, int fd) {
     return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 && errno != EEXIST ? -errno : 0;
 }
 
+/* Tells other processes that this one accepts from the socket, by a lock on it that all of them may
+ * have: the kernel forgets it with the process. */
+static inline void uring_sign(int fd) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
+
+    fcntl(fd, F_SETLK, &lock);
+}
+
 static inline int uring_add_door(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.u64 = (unsigned)fd};
 
@@ -134,6 +147,13 @@ static inline void uring_remove_door(uring *u, int fd) {
 static inline int uring_step_back(uring *u, int fd) {
     uring_remove_door(u, fd);
     return uring_add_door(u, fd);
+}
+
+/* Whether another process has signed for the socket: 0.3 us. */
+static inline bool uring_has_company(int fd) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+
+    return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 /* Sleeps *timeout_ns* at most; the listening socket that has a connection is noted. Returns the
@@ -170,8 +190,9 @@ static inline void uring_leave_doors(uring *u, bool away) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Counts the naps in a row; *slept_ns* was the newest sleep. */
-static inline void uring_count_nap(uring *u, int64_t slept_ns) {
+/* Notes how long the newest sleep was, and counts naps in a row. */
+static inline void uring_note_sleep(uring *u, int64_t slept_ns) {
+    u->rested = slept_ns >= URING_REST_NS;
     u->naps = u->knocked_fd < 0 && slept_ns < URING_NAP_NS ? u->naps + 1 : 0;
 }
 
@@ -198,7 +219,7 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
         if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
             res = uring_submit(u);
     }
-    uring_count_nap(u, uring_clock_ns() - began);
+    uring_note_sleep(u, uring_clock_ns() - began);
     return submitted > 0 ? submitted : res;
 }
 

@@ -71,6 +71,7 @@ typedef struct uring {
     bool woken;         /* from a sleep there, by another thread or by what is watched */
     bool away;          /* from the doors: it sleeps in the ring, although it has some */
     unsigned naps;      /* short sleeps there in a row that no connection has ended */
+    bool rested;        /* the newest sleep there was one: nothing was waiting */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 

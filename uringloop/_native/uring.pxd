@@ -110,6 +110,7 @@ cdef extern from "uring.h" nogil:
         int knocked_fd
         bint away
         unsigned int naps
+        bint rested
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)

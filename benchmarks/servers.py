@@ -1,0 +1,431 @@
+"""Web servers with several workers: `python benchmarks/servers.py [--servers A,B] [--loops A,B]`.
+
+Each server is started with four workers on each loop, as its users start it, and asked in three
+ways: at rest, one connection after the other; under wrk, whose 40 connections are kept; and under
+wrk with a connection for each request. Requests a second are told, and the smallest share that a
+worker had of the answers: 1.00 is a fair one. The loops take turns in each round; a figure is the
+median of the rounds.
+
+`--reload` asks for something else: how many requests are aborted while gunicorn's two workers are
+replaced eight times (SIGHUP), under a load that opens a connection for each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+WORKERS = 4
+CLIENTS = 40
+# At rest: connections, and the time between two of them.
+CALLS = 200
+PAUSE_S = 0.003
+# Until all workers of a server serve, and until it has ended.
+START_S = 60.0
+END_S = 10.0
+RELOADS = 8
+RELOAD_EVERY_S = 1.2
+RELOAD_CLIENTS = 8
+
+LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
+
+ASGI = """
+import os
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        for _ in range(2):
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+        return
+    headers = [(b"content-length", b"5"), (b"x-pid", b"%d" % os.getpid())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"hello"})
+"""
+
+SANIC = """
+import os
+
+from sanic import Sanic, response
+
+app = Sanic("several")
+
+@app.get("/")
+async def answer(request):
+    return response.text("hello", headers={"x-pid": str(os.getpid())})
+"""
+
+FASTAPI = """
+import fastapi
+
+app = fastapi.FastAPI()
+
+@app.get("/")
+async def answer():
+    return "hello"
+"""
+
+# gunicorn's worker for uvicorn on asyncio's loop, which uvicorn takes only if uvloop is not there.
+WORKER = """
+from uvicorn_worker import UvicornWorker
+
+class Worker(UvicornWorker):
+    CONFIG_KWARGS = {"loop": "asyncio", "http": "auto"}
+"""
+
+# wrk counts the answers of each worker.
+COUNT = """
+local threads = {}
+
+function setup(thread)
+  table.insert(threads, thread)
+end
+
+function init(arguments)
+  answers = {}
+end
+
+function response(status, headers, body)
+  local pid = headers["x-pid"] or headers["X-Pid"]
+  answers[pid] = (answers[pid] or 0) + 1
+end
+
+function done(summary, latency, requests)
+  local errors = summary.errors
+  io.write(string.format(
+    "TOLD {\\"rate\\": %f, \\"errors\\": %d, \\"p99_ms\\": %f, \\"answers\\": [",
+    summary.requests / summary.duration * 1e6,
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout,
+    latency:percentile(99) / 1000))
+  local comma = ""
+  for _, thread in ipairs(threads) do
+    for _, count in pairs(thread:get("answers")) do
+      io.write(comma, count)
+      comma = ", "
+    end
+  end
+  io.write("]}\\n")
+end
+"""
+
+
+# ── servers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def program(name: str) -> str:
+    """Return the path of a program of this environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+def command(server: str, loop: str, port: int) -> list[str]:
+    """Return how a user starts *server* with four workers on *loop*."""
+    ours = loop.startswith("uringloop")
+    takeover = [sys.executable, "-m", "uringloop.as_uvloop"] if ours else []
+    bind = f"{HOST}:{port}"
+    if server == "uvicorn":
+        chosen = "uringloop:new_event_loop" if ours else loop
+        words = ["uvicorn", "app:app", "--port", str(port), "--loop", chosen]
+        return [program(words[0]), *words[1:], "--workers", str(WORKERS), "--log-level", "error"]
+    if server == "gunicorn":
+        return [program("gunicorn"), "app:app", *gunicorn_options(loop, WORKERS, bind)]
+    if server == "hypercorn":
+        words = ["app:app", "-w", str(WORKERS), "-b", bind, "--log-level", "ERROR"]
+        return [*takeover, program("hypercorn"), "-k", "uvloop" if ours else loop, *words]
+    if server == "sanic":
+        words = ["sanic_app:app", "-w", str(WORKERS), "-p", str(port), "--no-access-logs"]
+        return [*takeover, program("sanic"), *words, "--no-motd"]
+    if server == "granian":
+        granian = [program("granian"), "--loop", loop]
+        if ours:
+            granian = [sys.executable, "-m", "uringloop.workers.granian"]
+        words = ["--interface", "asgi", "--workers", str(WORKERS), "--port", str(port)]
+        return [*granian, *words, "--no-access-log", "--log-level", "error", "app:app"]
+    raise ValueError(f"unknown server: {server}")
+
+
+SERVERS = ("uvicorn", "gunicorn", "hypercorn", "sanic", "granian")
+
+
+def gunicorn_options(loop: str, workers: int, bind: str) -> list[str]:
+    kinds = {"asyncio": "asyncio_worker.Worker", "uvloop": "uvicorn_worker.UvicornWorker"}
+    kind = kinds.get(loop, "uringloop.workers.uvicorn.Worker")
+    return ["-w", str(workers), "-b", bind, "-k", kind, "--log-level", "error"]
+
+
+def environment(loop: str) -> dict[str, str]:
+    variables = {**os.environ, "URINGLOOP_WARN_FALLBACK": "0", "PYTHONPATH": os.curdir}
+    variables.pop("PYTHONSAFEPATH", None)
+    variables.pop("URINGLOOP_BACKEND", None)
+    if loop == "uringloop-soft":
+        variables["URINGLOOP_BACKEND"] = "soft"
+    elif loop == "asyncio":
+        # Sanic takes uvloop wherever it is installed.
+        variables["SANIC_USE_UVLOOP"] = "false"
+    return variables
+
+
+def unused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+def ask(port: int) -> str:
+    """Return the process that answers a request on a connection of its own."""
+    client = http.client.HTTPConnection(HOST, port, timeout=10)
+    with contextlib.closing(client):
+        client.request("GET", "/", headers={"Connection": "close"})
+        response = client.getresponse()
+        response.read()
+        return str(response.headers["x-pid"])
+
+
+@contextlib.contextmanager
+def running(words: list[str], loop: str, port: int, folder: Path) -> Iterator[int]:
+    """Run a server in *folder* until it answers; yield its main process."""
+    with (folder / "output").open("w+") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment(loop),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            end = time.monotonic() + START_S
+            while True:
+                try:
+                    ask(port)
+                    break
+                except OSError as exc:
+                    if process.poll() is not None or time.monotonic() > end:
+                        output.seek(0)
+                        raise RuntimeError(f"{words} does not serve:\n{output.read()}") from exc
+                    time.sleep(0.05)
+            yield process.pid
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its workers."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# ── what is measured ─────────────────────────────────────────────────────────────────────────────
+
+
+def share(answers: list[int]) -> float:
+    """Return the smallest share of a worker: 1 is fair, 0 if one of them has answered none."""
+    if len(answers) < WORKERS:
+        return 0.0
+    return min(answers) * WORKERS / sum(answers)
+
+
+def at_rest(port: int) -> list[int]:
+    answers: collections.Counter[str] = collections.Counter()
+    for _ in range(CALLS):
+        answers[ask(port)] += 1
+        time.sleep(PAUSE_S)
+    return list(answers.values())
+
+
+def load(port: int, folder: Path, seconds: float, kept: bool) -> dict[str, Any]:
+    """Return what wrk tells."""
+    words = ["wrk", "-t1", f"-c{CLIENTS}", f"-d{seconds:g}s", "-s", str(folder / "count.lua")]
+    if not kept:
+        words += ["-H", "Connection: close"]
+    words.append(f"http://{HOST}:{port}/")
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    for line in said.splitlines():
+        if line.startswith("TOLD "):
+            told: dict[str, Any] = json.loads(line.removeprefix("TOLD "))
+            return told
+    raise RuntimeError(f"wrk: {said}")
+
+
+def measure(server: str, loop: str, seconds: float) -> dict[str, Any]:
+    """Return what one start of a server on a loop has shown."""
+    port = unused_port()
+    with prepared() as folder, running(command(server, loop, port), loop, port, folder):
+        # All workers, and not only the first, shall be there.
+        end = time.monotonic() + START_S
+        while len({ask(port) for _ in range(4 * WORKERS)}) < WORKERS and time.monotonic() < end:
+            time.sleep(0.05)
+        rest = at_rest(port)
+        kept = load(port, folder, seconds, kept=True)
+        fresh = load(port, folder, seconds, kept=False)
+    return {"rest": share(rest), "kept": summary(kept), "fresh": summary(fresh)}
+
+
+def summary(told: dict[str, Any]) -> dict[str, float]:
+    return {
+        "rate": told["rate"],
+        "errors": told["errors"],
+        "p99_ms": told["p99_ms"],
+        "share": share(told["answers"]),
+    }
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Path]:
+    """Yield a folder with the applications, and what wrk counts by."""
+    with tempfile.TemporaryDirectory(prefix="uringloop-servers-") as name:
+        folder = Path(name)
+        (folder / "app.py").write_text(ASGI)
+        (folder / "sanic_app.py").write_text(SANIC)
+        (folder / "fastapi_app.py").write_text(FASTAPI)
+        (folder / "asyncio_worker.py").write_text(WORKER)
+        (folder / "count.lua").write_text(COUNT)
+        yield folder
+
+
+# ── reload ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Clients:
+    """Threads that open a connection for each request, and count what becomes of it."""
+
+    def __init__(self, port: int) -> None:
+        self.address = (HOST, port)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.lock = threading.Lock()
+        self.stopping = False
+        self.threads = [threading.Thread(target=self._load) for _ in range(RELOAD_CLIENTS)]
+
+    def _load(self) -> None:
+        counts: collections.Counter[str] = collections.Counter()
+        while not self.stopping:
+            counts[self._request()] += 1
+        with self.lock:
+            self.counts += counts
+
+    def _request(self) -> str:
+        try:
+            with socket.create_connection(self.address, 10) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                said = b""
+                while part := sock.recv(4096):
+                    said += part
+        except OSError:
+            return "aborted"
+        return "answered" if said.endswith(b'"hello"') else "aborted"
+
+
+def reload(loop: str, reloads: int) -> dict[str, int]:
+    """Replace gunicorn's workers under load; return how many requests were answered and aborted."""
+    port = unused_port()
+    options = gunicorn_options(loop, 2, f"{HOST}:{port}")
+    words = [program("gunicorn"), "fastapi_app:app", *options]
+    with prepared() as folder, running(words, loop, port, folder) as pid:
+        clients = Clients(port)
+        for thread in clients.threads:
+            thread.start()
+        for _ in range(reloads):
+            time.sleep(RELOAD_EVERY_S)
+            os.kill(pid, signal.SIGHUP)
+        time.sleep(RELOAD_EVERY_S)
+        clients.stopping = True
+        for thread in clients.threads:
+            thread.join()
+    return {name: clients.counts[name] for name in ("answered", "aborted")}
+
+
+# ── telling ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def median(runs: list[dict[str, Any]], way: str, figure: str) -> float:
+    return float(statistics.median(run[way][figure] for run in runs))
+
+
+def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
+    lines = [
+        "| Server | Loop | Share at rest | Kept: requests/s | Share | New: requests/s | Share "
+        "| Errors |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for server, loops in found.items():
+        for loop, runs in loops.items():
+            errors = sum(run[way]["errors"] for run in runs for way in ("kept", "fresh"))
+            figures = [
+                f"{statistics.median(run['rest'] for run in runs):.2f}",
+                f"{median(runs, 'kept', 'rate'):,.0f}",
+                f"{median(runs, 'kept', 'share'):.2f}",
+                f"{median(runs, 'fresh', 'rate'):,.0f}",
+                f"{median(runs, 'fresh', 'share'):.2f}",
+                f"{errors:.0f}",
+            ]
+            lines.append(f"| {server} | {loop} | {' | '.join(figures)} |")
+    return lines
+
+
+def table_of_reloads(found: dict[str, list[dict[str, int]]]) -> list[str]:
+    lines = ["| Loop | Aborted in each run | Answered |", "|---|---|---|"]
+    for loop, runs in found.items():
+        aborted = ", ".join(str(run["aborted"]) for run in runs)
+        lines.append(f"| {loop} | {aborted} | {sum(run['answered'] for run in runs):,} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--servers", default=",".join(SERVERS), help="(%(default)s)")
+    parser.add_argument("--loops", default="uvloop,uringloop", help=f"of {', '.join(LOOPS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load (%(default)s)")
+    parser.add_argument("--reload", action="store_true", help="replace gunicorn's workers instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    loops = options.loops.split(",")
+    servers = options.servers.split(",")
+    if unknown := (set(loops) - set(LOOPS)) | (set(servers) - set(SERVERS)):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    found: dict[str, Any]
+    if options.reload:
+        found = {loop: [] for loop in loops}
+        for _ in range(options.rounds):
+            for loop in loops:
+                found[loop].append(reload(loop, RELOADS))
+        lines = table_of_reloads(found)
+    else:
+        if shutil.which("wrk") is None:
+            parser.error("wrk is not installed")
+        found = {server: {loop: [] for loop in loops} for server in servers}
+        for server in servers:
+            for _ in range(options.rounds):
+                for loop in loops:
+                    found[server][loop].append(measure(server, loop, options.seconds))
+        lines = table(found)
+    print("\n".join(lines))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
