@@ -6,6 +6,7 @@ while somebody wants that. Reading neither stops nor resets anything; any thread
 
 from weakref import ref
 
+from libc.stdint cimport int64_t
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
@@ -90,7 +91,9 @@ def stats_of(LoopCore loop not None):
     """Return the counters and the present state of *loop*."""
     cdef int index
     # A turn that has not ended holds up everything that is due.
-    cdef double lag = max(loop.counters.lag_ns * 1e-9, blocked_s(loop))
+    cdef int64_t lag_ns = max(loop.counters.lag_ns, <int64_t>(blocked_s(loop) * 1e9))
+    # Who has been told of it is not told less later.
+    loop.counters.lag_max_ns = max(loop.counters.lag_max_ns, lag_ns)
     return {
         "turns": loop.counters.turns,
         "kernel_entries": loop.ring.u.enters,
@@ -110,8 +113,8 @@ def stats_of(LoopCore loop not None):
         "timers_pending": (
             loop.timers.count + loop.timers.due_end - loop.timers.due_begin
             - loop.timers.cancelled),
-        "lag": lag,
-        "lag_max": max(loop.counters.lag_max_ns * 1e-9, lag),
+        "lag": lag_ns * 1e-9,
+        "lag_max": loop.counters.lag_max_ns * 1e-9,
         "stalls": loop.times.stalls,
     }
 
