@@ -11,8 +11,7 @@ import errno
 import io
 import os
 import socket
-import sys
-from asyncio import SendfileNotAvailableError
+from asyncio import SendfileNotAvailableError, unix_events
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,10 @@ _sendfile = os.sendfile
 # What one sendfile(2) is asked for: the socket takes less, and the loop must have its turn.
 SLICE = 1024 * 1024
 
-# From 3.16 on the file's position is moved to the offset even if nothing has gone (gh-150107).
-ALWAYS_MOVES = sys.version_info >= (3, 16)
+# By this asyncio moves a file that it has sent. Since gh-150107 (3.16, 3.14.10) it does so even if
+# nothing has gone, and the function is not told how much has.
+_MOVE = getattr(unix_events._UnixSelectorEventLoop, "_sock_sendfile_update_filepos", None)
+ALWAYS_MOVES = _MOVE is None or "total_sent" not in _MOVE.__code__.co_varnames
 
 
 async def to_socket(
