@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulation import faults
 from simulation.ends import End
-from simulation.model import FORMS, KINDS, SIZES, Difference, Model
+from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 
 from uringloop.availability import Backend
 
@@ -64,6 +64,10 @@ class Programs(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(KINDS))
     def connect(self, kind: str) -> None:
         self.model.run(self.model.connect(kind))
+
+    @rule(kind=st.sampled_from(SERVED), count=st.sampled_from(CROWDS))
+    def crowd(self, kind: str, count: int) -> None:
+        self.model.run(self.model.crowd(kind, count))
 
     @precondition(connected)
     @rule(number=NUMBERS, size=st.sampled_from(SIZES), form=st.sampled_from(FORMS))

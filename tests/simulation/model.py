@@ -12,7 +12,7 @@ import socket
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from simulation.ends import Buffered, End, Plain
 from uringloop.availability import Backend
 
 KINDS = ("tcp", "unix", "pair", "tls", "pipe")
+SERVED = ("tcp", "unix", "tls")
 FORMS = ("bytes", "bytearray", "memoryview", "lines")
 SIZES = (1, 7, 100, 1000, 4096, 20_000, 70_000, 300_000)
+# Connections that come at once; of the last a loop accepts some in another turn.
+CROWDS = (2, 3, 5, 40)
 # Turns, each of which lets the simulated clock go on: far more than any fault needs.
 TURNS_MAX = 20_000
 
@@ -144,14 +147,29 @@ class Model:
 
     async def connect(self, kind: str) -> None:
         self.note("connect", kind)
+        await self._add(
+            self._connect_pair()
+            if kind == "pair"
+            else self._connect_pipe()
+            if kind == "pipe"
+            else self._connect(kind)
+        )
+
+    async def crowd(self, kind: str, count: int) -> None:
+        """Have connections wait at a server, all of them before the loop looks for one."""
+        self.note("crowd", kind, count)
+        address = await self._serve(kind)
+        clients = [self._client(kind) for _ in range(count)]
+        for client in clients:
+            client.setblocking(True)
+            client.connect(address)
+            client.setblocking(False)
+        for client in clients:
+            await self._add(self._join(kind, client))
+
+    async def _add(self, connecting: Coroutine[Any, Any, tuple[End, End]]) -> None:
         try:
-            pair = await (
-                self._connect_pair()
-                if kind == "pair"
-                else self._connect_pipe()
-                if kind == "pipe"
-                else self._connect(kind)
-            )
+            pair = await connecting
         except (OSError, asyncio.IncompleteReadError) as exc:
             if not self.harmful:
                 raise Difference(f"no connection: {exc!r}") from exc
@@ -167,18 +185,26 @@ class Model:
 
     async def _connect(self, kind: str) -> tuple[End, End]:
         address = await self._serve(kind)
-        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
-        client = socket.socket(family)
-        client.setblocking(False)
+        client = self._client(kind)
         try:
-            if kind == "unix":
-                self.names += 1
-                client.bind(f"\0uringloop-client-{os.getpid()}-{id(self)}-{self.names}")
             await self.loop.sock_connect(client, address)
-            name = client.getsockname()
         except BaseException:
             client.close()
             raise
+        return await self._join(kind, client)
+
+    def _client(self, kind: str) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+        client.setblocking(False)
+        if kind == "unix":
+            # By which the other end is found.
+            self.names += 1
+            client.bind(f"\0uringloop-client-{os.getpid()}-{id(self)}-{self.names}")
+        return client
+
+    async def _join(self, kind: str, client: socket.socket) -> tuple[End, End]:
+        """Return both ends of a connection that the kernel has made."""
+        name = client.getsockname()
         end = self.end()
         if kind == "unix":
             await self.loop.create_unix_connection(lambda: end, sock=client)

@@ -142,6 +142,25 @@ MUTANTS = (
         "        return 0",
     ),
     Mutant(
+        "of connections that came at once one is accepted",
+        "listener.pyx",
+        "more = uring_may_accept(self.fd)",
+        "more = False",
+    ),
+    Mutant(
+        "what one turn has not accepted of a crowd is forgotten",
+        "listener.pyx",
+        "                # The poll does not tell of these again.\n"
+        "                self.loop.add_flush(self)",
+        "                pass",
+    ),
+    Mutant(
+        "what waited while descriptors were short is not accepted",
+        "listener.pyx",
+        "        self.retry = None\n        self.start()\n        self.accept_waiting(ACCEPTS)\n",
+        "        self.retry = None\n        self.start()\n",
+    ),
+    Mutant(
         "no more is heard of other threads",
         "wakeup.pyx",
         '                    raise os_error(res, "poll")\n                self.arm()',

@@ -29,7 +29,7 @@ from typing import Any
 from conftest import open_fds
 
 from simulation import faults
-from simulation.model import FORMS, KINDS, SIZES, Difference, Model
+from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 
 # Seconds of a seed: most take milliseconds. One that hangs tells where.
 PATIENCE_S = 60
@@ -42,7 +42,10 @@ async def act(model: Model, rng: random.Random) -> None:
     usable = model.ends(lambda end: end.usable)
     what = rng.random()
     if not usable or what < 0.08:
-        await model.connect(rng.choice(KINDS))
+        if rng.random() < 0.1:
+            await model.crowd(rng.choice(SERVED), rng.choice(CROWDS))
+        else:
+            await model.connect(rng.choice(KINDS))
         return
     end = rng.choice(usable)
     if what < 0.5:
