@@ -68,3 +68,17 @@ def test_an_environment_of_somebody_else_is_not_replaced(clone: Path) -> None:
     assert done.returncode != 0
     assert ".venv is not an environment of make's" in done.stderr
     assert (clone / ".venv" / "pyvenv.cfg").exists()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_program_that_is_fuzzed_compiles_without_a_warning() -> None:
+    done = make(ROOT, "--dry-run", "--always-make", "build/fuzz/plain")
+    [command] = [line for line in done.stdout.splitlines() if "softring.c" in line]
+    compiled = subprocess.run(
+        ["sh", "-c", f"{command} -fsyntax-only -Werror"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (compiled.returncode, compiled.stderr) == (0, "")

@@ -136,6 +136,25 @@ static void submit_datagrams(void) {
     start(s, sqe, 0);
 }
 
+static int any_descriptor(void) {
+    unsigned which = byte() % (STREAMS + 5);
+
+    if (which < STREAMS)
+        return f.streams[which].near;
+    switch (which - STREAMS) {
+    case 0:
+        return f.datagrams[0];
+    case 1:
+        return f.listener;
+    case 2:
+        return f.file;
+    case 3:
+        return -1;
+    default:
+        return 1000000;
+    }
+}
+
 static void submit_poll(void) {
     unsigned how = byte();
     slot *s = new_slot(OTHER, -1, 0);
@@ -344,6 +363,14 @@ static void connect_guest(void) {
         (void)!connect(f.guests[which], (struct sockaddr *)&name, size);
 }
 
+/* As the loop does when a poll has told of a connection. */
+static void accept_guest(void) {
+    int fd = softring_accept(f.listener, NULL, NULL);
+
+    if (fd >= 0)
+        close(fd);
+}
+
 /* ── a run ───────────────────────────────────────────────────────────────────────────────────── */
 
 static void send_datagram(void) {
@@ -367,10 +394,10 @@ static void enter(void) {
 /* What is wanted more often stands here more often. */
 static void (*const COMMANDS[])(void) = {
     submit_receive, submit_receive,   submit_send,   submit_send,   submit_datagrams,
-    submit_poll,    submit_file,   submit_cancel, submit_durable_write,
+    submit_poll,    submit_file,      submit_cancel, submit_durable_write,
     far_write,      far_write,        far_read_some, far_end,       close_behind,
-    give_back,      connect_guest,    send_datagram, enter,         enter,
-    enter,          submit_nonsense,
+    give_back,      connect_guest,    accept_guest,  send_datagram, enter,
+    enter,          enter,            submit_nonsense,
 };
 
 static void open_group(int index) {
