@@ -18,11 +18,17 @@ class Contexts:
     client: ssl.SSLContext
 
 
+def telling_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Have a stream that ends without close_notify be an error, as gh-95494 did in 3.11.4."""
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
 def server_context() -> ssl.SSLContext:
     """Return a context with the server's certificate; it asks clients for none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "server.pem")
-    return context
+    return telling_cuts(context)
 
 
 def strict_server_context() -> ssl.SSLContext:
@@ -35,7 +41,7 @@ def strict_server_context() -> ssl.SSLContext:
 
 def client_context() -> ssl.SSLContext:
     """Return a client's context that trusts the test authority and checks names."""
-    return ssl.create_default_context(cafile=AUTHORITY)
+    return telling_cuts(ssl.create_default_context(cafile=AUTHORITY))
 
 
 def known_client_context() -> ssl.SSLContext:

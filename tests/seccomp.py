@@ -67,6 +67,8 @@ def environment(**variables: str) -> dict[str, str]:
 
     places = (Path(uringloop.__file__).resolve().parents[1], Path(__file__).resolve().parent)
     kept["URINGLOOP_WARN_FALLBACK"] = "0"
+    # Some of these programs end by os._exit, and what they print must have left them.
+    kept["PYTHONUNBUFFERED"] = "1"
     return {**kept, "PYTHONPATH": os.pathsep.join(map(str, places)), **variables}
 
 

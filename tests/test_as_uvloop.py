@@ -225,7 +225,7 @@ def tell(queue):
     queue.put((uvloop.__file__, uvloop.run(main())))
 
 if __name__ == "__main__":
-    print(sys.argv[1])
+    print(sys.argv[1], flush=True)
     if sys.argv[1] == "exec":
         os.execv(sys.executable, [sys.executable, __file__, "subprocess"])
     if sys.argv[1] == "subprocess":

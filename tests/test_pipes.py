@@ -35,6 +35,15 @@ from roles import Loop, complaints, in_thread, noise, on_loop, turns, until
 import uringloop
 from uringloop._core.pipe import READ_MAX
 
+
+def tells_to_read(reader: Reader, *, otherwise: bool) -> bool:
+    """Return what the pipe's is_reading says; *otherwise* where asyncio's has none (3.11.2)."""
+    theirs = asyncio.unix_events._UnixReadPipeTransport  # type: ignore[attr-defined]
+    if isinstance(reader.pipe, theirs) and "is_reading" not in vars(theirs):
+        return otherwise
+    return reader.pipe.is_reading()
+
+
 # ── reading ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -148,13 +157,13 @@ async def test_a_paused_reader_gets_nothing_until_it_resumes(each_loop: Loop) ->
     source, sink = a_pipe()
     async with reading(each_loop, source) as reader:
         reader.pipe.pause_reading()
-        assert not reader.pipe.is_reading()
+        assert not tells_to_read(reader, otherwise=False)
         sink.write(b"wait")
         sink.close()
         await turns(10)
         assert reader.calls == ["connection_made"]
         reader.pipe.resume_reading()
-        assert reader.pipe.is_reading()
+        assert tells_to_read(reader, otherwise=True)
         await reader.lost
         assert reader.data == b"wait"
 
@@ -194,7 +203,7 @@ async def test_close_ends_a_reader_without_an_end_of_file(each_loop: Loop) -> No
         reader.pipe.close()
         reader.pipe.close()
         assert reader.pipe.is_closing()
-        assert not reader.pipe.is_reading()
+        assert not tells_to_read(reader, otherwise=False)
         assert await reader.lost is None
         assert reader.calls == ["connection_made", "connection_lost"]
     with pytest.raises(BrokenPipeError):
