@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import Echo, each_ring
@@ -59,6 +60,8 @@ class Worker(asyncio.Protocol):
     def data_received(self, data):
         if data == b"block":
             block(1.5)
+        if data == b"unlock":
+            os.close(os.dup(descriptor))
         self.transport.write(data)
 
 async def main():
@@ -76,12 +79,14 @@ with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
 
 
 class Workers:
-    """Processes that serve what *listener* listens for."""
+    """Processes that serve what *listener* listens for, numbered from *first* on."""
 
-    def __init__(self, listener: socket.socket, count: int, habit: str = "waits") -> None:
+    def __init__(
+        self, listener: socket.socket, count: int, habit: str = "waits", *, first: int = 0
+    ) -> None:
         self.address = listener.getsockname()
         self.processes = []
-        for number in range(count):
+        for number in range(first, first + count):
             command = [sys.executable, "-c", WORKER, str(number), str(listener.fileno()), habit]
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, pass_fds=[listener.fileno()], text=True
@@ -156,6 +161,85 @@ def test_idle_processes_take_turns(listener: socket.socket, count: int) -> None:
             # The machine was busy, and some of them never idle.
         else:
             pytest.fail(f"unfair: {answers}")
+
+
+def turns_taken(address: tuple[str, int]) -> collections.Counter[int]:
+    """Return who has answered each of 40 connections, one after the other."""
+    answers: collections.Counter[int] = collections.Counter()
+    for _ in range(40):
+        answers[ask(address)] += 1
+        time.sleep(0.003)
+    return answers
+
+
+@pytest.mark.slow
+def test_a_process_that_was_alone_shares_with_one_that_comes(listener: socket.socket) -> None:
+    with contextlib.closing(Workers(listener, 1)) as first:
+        assert turns_taken(first.address) == {0: 40}
+        with contextlib.closing(Workers(listener, 1, first=1)):
+            for _ in range(5):
+                answers = turns_taken(first.address)
+                if min(answers[number] for number in range(2)) >= 10:
+                    break
+            else:
+                pytest.fail(f"unfair: {answers}")
+        wait_until(lambda: turns_taken(first.address) == {0: 40})
+
+
+@pytest.mark.slow
+def test_a_process_that_has_lost_its_lock_on_the_socket_gets_it_back(
+    listener: socket.socket,
+) -> None:
+    inode = f":{os.fstat(listener.fileno()).st_ino}"
+
+    def signed() -> set[int]:
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        return {int(words[4]) for words in lines if words[5].endswith(inode)}
+
+    with contextlib.closing(Workers(listener, 2)) as workers:
+        processes = {process.pid for process in workers.processes}
+        assert signed() == processes
+        # POSIX: whoever closes any descriptor of a file loses all locks on it.
+        number, client = held(workers.address)
+        with client:
+            client.send(b"unlock")
+            assert client.recv(6) == b"unlock"
+            assert signed() == processes - {workers.processes[number].pid}
+        wait_until(lambda: ask(workers.address) == number)
+        wait_until(lambda: signed() == processes)
+
+
+@each_ring
+def test_loops_of_one_process_share_a_socket(backend: str, listener: socket.socket) -> None:
+    async def serve(number: int, stop: asyncio.Event) -> None:
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes([number]))
+            writer.close()
+
+        server = await asyncio.start_server(greet, sock=listener.dup())
+        started.append((asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await gone(server)
+
+    def run(number: int) -> None:
+        loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type, unused-ignore]
+        loop.run_until_complete(serve(number, asyncio.Event()))
+        loop.close()
+
+    started: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(started) == 2)
+    for _ in range(5):
+        answers = turns_taken(listener.getsockname())
+        if min(answers[number] for number in range(2)) >= 10:
+            break
+    for loop, stop in started:
+        loop.call_soon_threadsafe(stop.set)
+    for thread in threads:
+        thread.join()
+    assert min(answers[number] for number in range(2)) >= 10, answers
 
 
 @pytest.mark.slow
@@ -390,20 +474,52 @@ def test_processes_with_sockets_of_their_own_share_a_port() -> None:
 # ── a loop that sleeps beside a shared socket ────────────────────────────────────────────────────
 
 
+# What says that it accepts from a socket, too, and does not.
+COMPANION = """
+import fcntl, sys
+
+fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_SH, 1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def companion(sock: socket.socket) -> Iterator[None]:
+    """Have another process say that it accepts from *sock*."""
+    with subprocess.Popen(
+        [sys.executable, "-IS", "-c", COMPANION, str(sock.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[sock.fileno()],
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        process.stdin.close()
+
+
 @contextlib.asynccontextmanager
-async def shared(loop: Loop, sock: socket.socket):  # type: ignore[no-untyped-def]
-    server = await loop.create_server(Echo, sock=sock.dup())
-    try:
-        yield server
-    finally:
-        await gone(server)
+async def shared(loop: Loop, sock: socket.socket, *, alone: bool = False):  # type: ignore[no-untyped-def]
+    """Serve *sock* beside another process, or alone."""
+    with contextlib.nullcontext() if alone else companion(sock):
+        server = await loop.create_server(Echo, sock=sock.dup())
+        try:
+            yield server
+        finally:
+            await gone(server)
 
 
+either = pytest.mark.parametrize("alone", [False, True], ids=["company", "alone"])
+
+
+@either
 @on_loop
 async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
-    each_loop: Loop, listener: socket.socket
+    each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
-    async with shared(each_loop, listener):
+    async with shared(each_loop, listener, alone=alone):
         began = time.monotonic()
         await asyncio.sleep(0.02)
         assert 0.019 < time.monotonic() - began < PATIENCE
@@ -419,6 +535,29 @@ async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
             assert await reader.readline() == b"%d\n" % number
         writer.close()
         await writer.wait_closed()
+
+
+@on_loop
+async def test_a_process_that_is_alone_sleeps_as_without_shared_sockets(
+    loop: uringloop.Loop, listener: socket.socket
+) -> None:
+    def converse_slowly(client: socket.socket) -> None:
+        for _ in range(50):
+            time.sleep(0.0015)
+            converse(client, 1)
+
+    async with shared(loop, listener, alone=True):
+        for _ in range(5):
+            with connected(listener.getsockname()) as client:
+                await loop.run_in_executor(None, converse, client, 1)
+                before = loop.stats()["kernel_entries"]
+                await loop.run_in_executor(None, converse_slowly, client)
+                entries = loop.stats()["kernel_entries"] - before
+            if entries < 75:
+                break
+            # Each round is one sleep, unless the machine is very busy.
+        else:
+            pytest.fail(f"{entries} system calls")
 
 
 @on_loop
@@ -439,9 +578,10 @@ async def test_a_busy_process_sleeps_as_without_shared_sockets(
                 pytest.fail(f"{entries} system calls")
 
 
+@either
 @on_loop
 async def test_a_busy_process_hears_of_each_connection(
-    each_loop: Loop, listener: socket.socket
+    each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
     def another() -> float:
         began = time.monotonic()
@@ -449,7 +589,7 @@ async def test_a_busy_process_hears_of_each_connection(
             converse(client, 1)
         return time.monotonic() - began
 
-    async with shared(each_loop, listener):
+    async with shared(each_loop, listener, alone=alone):
         with connected(listener.getsockname()) as client:
             for _ in range(5):
                 await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
@@ -486,9 +626,10 @@ async def test_a_busy_process_gets_and_loses_shared_sockets(
 
 
 @pytest.mark.slow
+@either
 @on_loop
 async def test_no_wake_up_is_late_beside_a_shared_socket(
-    each_loop: Loop, listener: socket.socket
+    each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
     # io_uring does not write to a ring's eventfd from within a write to another one.
     other = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -502,7 +643,7 @@ async def test_no_wake_up_is_late_beside_a_shared_socket(
         time.sleep(0.002)
         os.eventfd_write(other, 1)
 
-    async with shared(each_loop, listener):
+    async with shared(each_loop, listener, alone=alone):
         each_loop.add_reader(other, tell)
         slowest = 0.0
         for _ in range(50):
@@ -519,11 +660,12 @@ async def test_no_wake_up_is_late_beside_a_shared_socket(
     assert slowest < 0.5
 
 
+@either
 @on_loop
 async def test_a_sleep_beside_a_shared_socket_is_a_sleep(
-    each_loop: Loop, listener: socket.socket
+    each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
-    async with shared(each_loop, listener):
+    async with shared(each_loop, listener, alone=alone):
         for _ in range(3):
             # A connection has come and gone: nothing of it may keep the loop awake.
             reader, writer = await asyncio.open_connection(*listener.getsockname())

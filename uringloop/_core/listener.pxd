@@ -14,6 +14,7 @@ cdef class Listener(Flushable):
     cdef LoopCore loop
     cdef object sock            # the listening socket; its fd is ours until close() has ended
     cdef int fd
+    cdef object inode           # of the socket, whichever descriptor it has
     cdef object factory         # makes the protocol of a connection
     cdef Connections connections
     cdef NearEnd near           # of the connection accepted last; None for a UNIX socket
@@ -30,11 +31,13 @@ cdef class Listener(Flushable):
     cdef int submit_poll(self) except -1
     cdef bint share(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef bint is_alone(self) except -1
     cdef int poll_ended(self, int res) except -1
     cdef int accept_waiting(self, int most) except -1
     cdef bint accepts(self) noexcept
     cdef bint accept_failed(self, int res) except -1
     cdef int stop(self, int res) except -1
+    cdef int leave(self) except -1
     cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
     cdef StreamTransport connection(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
@@ -48,7 +51,8 @@ cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # Listener by descriptor
     cdef int full               # looks in a row that found as many connections as they may take
-    cdef bint company           # others accept from the socket, too: seen in the newest burst
+    cdef bint company           # others accept from one of the sockets, too: seen at `asked_ns`
+    cdef int64_t asked_ns
     cdef int64_t looked_ns      # when the newest look without a knock was
 
     cdef int add(self, Listener listener) except -2
@@ -56,6 +60,7 @@ cdef class SharedListeners(Flushable):
     cdef int remove(self, Listener listener) except -1
     cdef int close_if_empty(self) except -1
     cdef int accept_knocked(self) except -1
+    cdef bint has_company(self) except -1
     cdef int go_away(self) except -1
     cdef int come_back(self) except -1
     cdef int dissolve(self) except -1

@@ -6,14 +6,16 @@ processes that share the socket: it keeps its place at the head of the socket's 
 takes nothing. It holds the listening file open, so `close` ends it first, out of turn, and an
 immediate bind of the same port works.
 
-A socket that other processes accept from, too (it was passed in, or the process has forked since),
-belongs to SharedListeners: the loop sleeps at an epoll instance (doors.h), where a connection wakes
-one process that is free, and the processes take turns. The poll alone would do: it would wake all
-of them for each connection, and the fastest would take most. While a process is busy with the
-connections it has, it polls all the same, for a sleep in the ring costs less.
+A socket that other processes may accept from, too (it was passed in, or the process has forked
+since), belongs to SharedListeners: the loop sleeps at an epoll instance (doors.h), where a
+connection wakes one process that is free, and the processes take turns. The poll alone would do: it
+would wake all of them for each connection, and the fastest would take most. A process that finds
+nobody else with the socket polls all the same, and so does one that is busy with the connections it
+has, for a sleep in the ring costs less.
 """
 
 import errno as errors
+import os
 import socket
 from asyncio import constants, trsock
 
@@ -88,12 +90,19 @@ SINGLES_MAX = 8
 # has.
 NAPS_MAX = 16
 
+# How old the knowledge may be that nobody else accepts from a socket: a look takes 0.6 us.
+COMPANY_EVERY_NS = 1_000_000
+
 cdef int ACCEPTS = ACCEPTS_MAX
 cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
+cdef int64_t COMPANY_EVERY = COMPANY_EVERY_NS
 cdef unsigned int NAPS = NAPS_MAX
 cdef int SINGLES = SINGLES_MAX
 # After so many full turns one accepts ACCEPTS_MAX.
 cdef int FULL = SINGLES_MAX + 5
+# How many loops of this process accept from a shared socket, by its inode. Under the GIL.
+cdef dict LOOPS = {}
+os.register_at_fork(after_in_child=LOOPS.clear)
 # What accept4(2) tells of the connection that it has dropped, not of the listening socket.
 cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(errors, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
@@ -115,6 +124,7 @@ cdef class Listener(Flushable):
         self.loop = loop
         self.sock = sock
         self.fd = sock.fileno()
+        self.inode = os.fstat(self.fd).st_ino
         self.factory = factory
         self.connections = connections
         self.shared = shared
@@ -171,22 +181,29 @@ cdef class Listener(Flushable):
         return self.shared
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
-        if self.shared:
+        cdef bint alone = not self.shared or self.is_alone()
+        if not alone:
             (<SharedListeners>self.loop.shared_listeners).come_back()
-        elif self.forks != self.loop.ring.forks() and not self.closing:
+        elif not self.shared and self.forks != self.loop.ring.forks() and not self.closing:
             # A child may accept from this socket as well.
             self.forks = self.loop.ring.forks()
-            if self.share():
+            alone = not self.share()
+            if not alone:
                 self.loop.ring.cancel(&self.poll_op)
         try:
             # The poll of a shared socket has told the other processes, too.
-            if res > 0 and (not self.shared or uring_may_accept(self.fd)):
-                self.accept_waiting(1 if self.shared else ACCEPTS)
+            if res > 0 and (alone or uring_may_accept(self.fd)):
+                self.accept_waiting(ACCEPTS if alone else 1)
         finally:
             # A KeyboardInterrupt of the factory leaves the run, and the next run accepts on.
             if not flags & IORING_CQE_F_MORE:
                 self.poll_ended(res)
         return 0
+
+    cdef bint is_alone(self) except -1:
+        """Whether this process sleeps in its ring because nobody else accepts from the socket."""
+        return (self.loop.ring.u.away
+                and not (<SharedListeners>self.loop.shared_listeners).has_company())
 
     cdef int poll_ended(self, int res) except -1:
         if self.closing:
@@ -202,7 +219,7 @@ cdef class Listener(Flushable):
 
     cdef int flush(self) except -1:
         self.start()
-        if not self.shared:
+        if not self.shared or self.is_alone():
             self.accept_waiting(ACCEPTS)
         return 0
 
@@ -226,9 +243,10 @@ cdef class Listener(Flushable):
                 else:
                     more = self.accept_failed(res)
         finally:
-            if self.accepts() and self.shared and most < before:
-                uring_step_back(&self.loop.ring.u, self.fd)
-            elif self.accepts() and not self.shared and more:
+            if self.accepts() and self.shared and not self.loop.ring.u.away:
+                if most < before:
+                    uring_step_back(&self.loop.ring.u, self.fd)
+            elif self.accepts() and more:
                 # The poll does not tell of these again.
                 self.loop.add_flush(self)
         return before - most
@@ -255,6 +273,10 @@ cdef class Listener(Flushable):
         """Give up: the descriptor is no listening socket any more."""
         self.report(os_error(res, "accept"), "socket.accept() failed")
         self.stopped = True
+        return self.leave()
+
+    cdef int leave(self) except -1:
+        """Wait for connections no more."""
         if self.shared:
             (<SharedListeners>self.loop.shared_listeners).remove(self)
         if self.poll_op.in_flight:
@@ -324,7 +346,7 @@ cdef class Listener(Flushable):
     cdef int out_of_resources(self, int res) except -1:
         """Wait before the next try: connections go on waiting."""
         if self.shared:
-            (<SharedListeners>self.loop.shared_listeners).remove(self)
+            self.leave()
         self.report(os_error(res, ""), "socket.accept() out of system resource")
         self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry_accept)
         return 0
@@ -377,6 +399,7 @@ cdef class SharedListeners(Flushable):
         if u.doors_fd < 0 and self.open_doors() < 0:
             return -1
         self.listeners[listener.fd] = listener
+        LOOPS[listener.inode] = LOOPS.get(listener.inode, 0) + 1
         uring_sign(listener.fd)
         if uring_add_door(u, listener.fd) < 0:
             self.remove(listener)
@@ -397,6 +420,7 @@ cdef class SharedListeners(Flushable):
 
     cdef int remove(self, Listener listener) except -1:
         if self.listeners.pop(listener.fd, None) is not None:
+            sign_off(listener)
             uring_remove_door(&self.loop.ring.u, listener.fd)
         return 0
 
@@ -432,24 +456,35 @@ cdef class SharedListeners(Flushable):
         u.knocked_fd = -1
         if listener is None:
             return 0
+        if not self.has_company():
+            # The polls tell of this connection, too.
+            return self.go_away()
         if u.rested:
             u.rested = False
             self.full = 0
-        elif self.full == 1:
-            # Of a burst, and not of one connection.
-            self.company = uring_has_company(listener.fd)
-        if not self.company:
-            most = min(1 << self.full, ACCEPTS)
-        else:
-            most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
-            if 0 < self.full < SINGLES:
-                with nogil:
-                    sched_yield()
+        if 0 < self.full < SINGLES:
+            with nogil:
+                sched_yield()
+        most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
         self.full = min(self.full + 1, FULL) if listener.accept_waiting(most) == most else 0
         return 0
 
+    cdef bint has_company(self) except -1:
+        """Whether other processes, or other loops of this one, accept from one of the sockets."""
+        cdef Listener listener
+        cdef int64_t now = uring_clock_ns()
+        if now - self.asked_ns >= COMPANY_EVERY:
+            self.asked_ns = now
+            self.company = False
+            for listener in self.listeners.values():
+                # Again: the lock goes with any descriptor of the socket that the program closes.
+                uring_sign(listener.fd)
+                if LOOPS[listener.inode] > 1 or uring_has_company(listener.fd):
+                    self.company = True
+        return self.company
+
     cdef int go_away(self) except -1:
-        """Sleep in the ring, where polls tell of connections: this process is busy."""
+        """Sleep in the ring, where polls tell of connections: this process is busy, or alone."""
         cdef Listener listener
         uring_leave_doors(&self.loop.ring.u, True)
         for listener in list(self.listeners.values()):
@@ -473,9 +508,20 @@ cdef class SharedListeners(Flushable):
         cdef dict listeners = self.listeners
         self.listeners = {}
         for listener in listeners.values():
+            sign_off(listener)
             listener.shared = False
             listener.start()
         return 0
+
+
+cdef int sign_off(Listener listener) except -1:
+    """Take *listener* out of the count of this process's loops; a forked child has none of them."""
+    cdef object others = LOOPS.get(listener.inode, 1) - 1
+    if others:
+        LOOPS[listener.inode] = others
+    else:
+        LOOPS.pop(listener.inode, None)
+    return 0
 
 
 cdef int listener_on_poll(Operation *op, int res, unsigned int flags) except -1:

@@ -16,9 +16,9 @@
  * threads wake the loop by, and the epoll of what the program watches.
  *
  * A sleep there costs 2 us more than one in the ring: a second system call, and the bell. So a process
- * that is busy with the connections it has goes away from the doors: it sleeps in the ring, where
- * polls of the sockets tell it of new connections. They take no wake-up from anybody. The first
- * connection brings it back.
+ * that is alone with its sockets, or busy with the connections it has, goes away from the doors: it
+ * sleeps in the ring, where polls of the sockets tell it of new connections. They take no wake-up from
+ * anybody. The first connection brings it back if there are others.
  */
 #ifndef URINGLOOP_DOORS_H
 #define URINGLOOP_DOORS_H
