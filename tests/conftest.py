@@ -132,6 +132,13 @@ def _guarded(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
     assert not left, f"file descriptors left open: {sorted(left)}"
 
 
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A listening socket, to be shared."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as sock:
+        yield sock
+
+
 @pytest.fixture(params=list(FACTORIES))
 def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
     """A factory of loops: stock asyncio's, then uringloop's."""

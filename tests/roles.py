@@ -39,6 +39,9 @@ TIME_LIMIT = 30.0
 # What takes longer than this on loopback does not happen at all.
 PATIENCE = 10.0
 
+# After so many rounds of a conversation a process is busy.
+BUSY_ROUNDS = 100
+
 
 class Token:
     """Something that a weak reference can watch."""
@@ -350,6 +353,13 @@ class Guests:
 def connected(address: tuple[str, int]) -> socket.socket:
     """Connect a blocking socket; the kernel does it without the loop."""
     return socket.create_connection(address[:2], timeout=10)
+
+
+def converse(client: socket.socket, rounds: int) -> None:
+    """Have a server be busy: it sleeps for a moment in each round."""
+    for _ in range(rounds):
+        client.sendall(b"x")
+        assert client.recv(1) == b"x"
 
 
 async def answers(loop: Loop, address: tuple[str, int]) -> bool:

@@ -80,10 +80,9 @@ ACCEPTS_MAX = 32
 # How often a loop that does not sleep looks for connections to shared sockets: a look takes 0.2 us.
 LOOK_EVERY_NS = 100_000
 
-# Beside other processes so many turns in a row take one connection each, and let others have the
-# processor first: those who have been woken for the next connections need some time to come.
-# Without that, a burst of 40 connections to four idle processes on two processors often went to
-# one of them.
+# After a rest so many turns in a row take one connection each, and let others have the processor
+# first: those who have been woken for the next connections need some time to come. Without that, a
+# burst of 40 connections to four idle processes on two processors often went to one of them.
 SINGLES_MAX = 8
 
 # After so many short sleeps in a row that no connection has ended, a process is busy with those it
@@ -466,7 +465,10 @@ cdef class SharedListeners(Flushable):
             with nogil:
                 sched_yield()
         most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
-        self.full = min(self.full + 1, FULL) if listener.accept_waiting(most) == most else 0
+        if listener.accept_waiting(most) == most:
+            self.full = min(self.full + 1, FULL)
+        else:
+            self.full = min(self.full, SINGLES)
         return 0
 
     cdef bint has_company(self) except -1:
@@ -496,6 +498,7 @@ cdef class SharedListeners(Flushable):
         """Sleep at the doors again."""
         cdef Listener listener
         if self.loop.ring.u.away:
+            self.full = 0
             uring_leave_doors(&self.loop.ring.u, False)
             for listener in list(self.listeners.values()):
                 if listener.poll_op.in_flight:
