@@ -11,7 +11,7 @@ cdef enum:
     # task that reads lines takes at most twice its time so.
     TURN_NS = 10 * 1000
     # The same on the software ring, which does not know whether anybody waits.
-    SOFT_TURN_NS = 50 * 1000
+    SOFT_TURN_NS = 35 * 1000
     # The same under other loops, whose turns are not known and cost more.
     OTHERS_TURN_NS = 50 * 1000
     # How often it is looked whether somebody waits, once that time is over, in ns.
