@@ -196,9 +196,11 @@ test-python:  ## Build and test with one Python, from Debian if this machine lac
 pythons:  ## Test every Python on both rings, and write build/pythons.md
 	@.ci/pythons
 
-# Two at a time: each has two processors, emulated by threads that wait more than they work.
-kernels: $(VENV)/installed  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
-	$(RUN) .ci/kernels --jobs 2 $(ARGS)
+# Two at a time: each has two processors, emulated by threads that wait more than they work. All of
+# the environment goes into the memory of each: none that frameworks are in.
+kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
+	@$(MAKE) --no-print-directory .venv-kernels/installed VENV=.venv-kernels
+	PYTHONSAFEPATH=1 .venv-kernels/bin/python .ci/kernels --jobs 2 $(ARGS)
 
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
 # tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
