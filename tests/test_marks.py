@@ -104,6 +104,8 @@ def test_the_thread_is_told_while_the_loop_runs(each_loop: asyncio.AbstractEvent
     assert each_loop._thread_id is None  # type: ignore[attr-defined]
 
 
+# From 3.12 on Python warns of a fork beside threads, which earlier tests may have left.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_has_no_thread_of_the_loop(loop: uringloop.Loop) -> None:
     statuses: list[int] = []
 
