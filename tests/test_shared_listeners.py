@@ -103,19 +103,19 @@ def ask(address: tuple[str, int]) -> int:
         return client.recv(1)[0]
 
 
-def asked_by_threads(address: tuple[str, int]) -> collections.Counter[int]:
-    """Return how many of 480 connections, eight at a time, each worker has answered."""
+def asked_by_threads(address: tuple[str, int], count: int) -> collections.Counter[int]:
+    """Return how many of *count* connections, eight at a time, each worker has answered."""
     answers: list[int] = []
 
     def load() -> None:
-        answers.extend(ask(address) for _ in range(60))
+        answers.extend(ask(address) for _ in range(count // 8))
 
     threads = [threading.Thread(target=load) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(answers) == 480
+    assert len(answers) == count
     return collections.Counter(answers)
 
 
@@ -224,17 +224,20 @@ def test_loops_of_one_process_share_a_socket(backend: str, listener: socket.sock
     assert min(answers[number] for number in range(2)) >= 10, answers
 
 
+# The second number: what four processes answer in some 0.3 s, for the scheduler shares the
+# processors out in turns of 3 ms, and less than that says what it did, not what they did.
 @pytest.mark.slow
-@pytest.mark.parametrize("habit", ["waits", "works"])
+@pytest.mark.parametrize(("habit", "count"), [("waits", 4800), ("works", 480)])
 def test_no_process_gets_less_than_half_of_its_share_under_load(
-    listener: socket.socket, habit: str
+    listener: socket.socket, habit: str, count: int
 ) -> None:
+    shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, habit)) as workers:
-        for _ in range(3):
-            shares = asked_by_threads(workers.address)
-            if min(shares[number] for number in range(4)) >= 60:
+        # Once is enough unless something else has the processors.
+        for _ in range(10):
+            shares += asked_by_threads(workers.address, count)
+            if min(shares[number] for number in range(4)) >= shares.total() / 8:
                 break
-            # Something else had the processors.
         else:
             pytest.fail(f"unfair: {shares}")
 
@@ -242,10 +245,11 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
 @pytest.mark.slow
 def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
     # Who is on a processor takes what comes: there are fewer of these than processes.
+    shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, "spins")) as workers:
-        for _ in range(3):
-            shares = asked_by_threads(workers.address)
-            if min(shares[number] for number in range(4)) >= 10:
+        for _ in range(10):
+            shares += asked_by_threads(workers.address, 480)
+            if min(shares[number] for number in range(4)) >= shares.total() / 40:
                 break
         else:
             pytest.fail(f"unfair: {shares}")

@@ -53,6 +53,7 @@ cdef class SharedListeners(Flushable):
     cdef int full               # looks in a row that found as many connections as they may take
     cdef bint company           # others accept from one of the sockets, too: seen at `asked_ns`
     cdef int64_t asked_ns
+    cdef int64_t yielded_ns     # when it gave the processor up for others the last time
     cdef int64_t looked_ns      # when the newest look without a knock was
 
     cdef int add(self, Listener listener) except -2

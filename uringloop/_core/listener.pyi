@@ -15,6 +15,7 @@ COMPANY_EVERY_NS: int
 LOOK_EVERY_NS: int
 NAPS_MAX: int
 SINGLES_MAX: int
+YIELD_EVERY_NS: int
 
 @disjoint_base
 class Listener(Flushable):
