@@ -10,6 +10,7 @@ cdef extern from "<errno.h>" nogil:
     const int EBUSY
     const int ECANCELED
     const int ECONNABORTED
+    const int ECONNRESET
     const int EEXIST
     const int EINTR
     const int EINVAL

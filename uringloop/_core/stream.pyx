@@ -23,7 +23,7 @@ from libc.string cimport memcpy
 
 from uringloop._core.addresses cimport NearEnd, python_address
 from uringloop._core.buffers cimport STREAM_GROUP
-from uringloop._core.errors cimport EAGAIN, ECANCELED, EINTR, ENOBUFS, errno, os_error
+from uringloop._core.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._core.features cimport MULTISHOT_RECV, uses
 from uringloop._core.feeding cimport feed, is_fed
 from uringloop._core.loop cimport LoopCore
@@ -45,8 +45,10 @@ from uringloop._native.requests cimport (
     uring_prep_recv_select,
     uring_prep_send,
     uring_prep_sendmsg,
+    uring_has_unread,
     uring_receive,
     uring_tell_left,
+    uring_was_reset,
 )
 from uringloop._native.uring cimport (
     IORING_CQE_F_BUFFER,
@@ -436,10 +438,15 @@ cdef class StreamTransport(WriteTransport):
     cdef int end_reading(self, object item) except -1:
         """Take note of the peer's FIN (END) or of an error, in order with the bytes before it."""
         self.read_ended = True
+        if (item is END and (self.queue.count or self.send_op.in_flight or self.broken is not None)
+                and uring_was_reset(self.fd)):
+            item = os_error(-ECONNRESET, "")
         return self.take_item(item)
 
     cdef int deliver_end(self, object item) except -1:
         cdef PyObject *result
+        if item is END and self.broken is not None:
+            item = self.broken
         if item is not END:
             return self.fatal_error(item, "Fatal read error on socket transport")
         result = self.call(NAME_EOF_RECEIVED, NULL)
@@ -448,6 +455,20 @@ cdef class StreamTransport(WriteTransport):
         if not own(result):
             self.begin_close()
         return 0
+
+    cdef bint is_receiving(self) noexcept:
+        if self.paused or self.closing:
+            return False
+        return self.started and (not self.read_ended or bool(self.stash))
+
+    cdef bint receive_rest(self) except -1:
+        if self.stash:
+            return True
+        if not uring_has_unread(self.fd):
+            return False
+        if self.polling:
+            self.read_directly()
+        return True
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────
 

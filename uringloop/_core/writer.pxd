@@ -17,6 +17,7 @@ cdef class WriteTransport(FlowControl):
     cdef bint full                  # what is written to is: wait for room, do not try
     cdef bint eof_written           # write_eof was called
     cdef bint eof_sent              # and has had its effect
+    cdef object broken              # why a send has failed, while bytes are still received; or None
     cdef object empty_waiter        # sendfile's: for an empty queue, then for room; else None
 
     cdef int submit_send(self) except -1
@@ -39,6 +40,8 @@ cdef class WriteTransport(FlowControl):
     cdef int sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
     cdef int send_failed(self, object exc) except -1
+    cdef bint is_receiving(self) noexcept
+    cdef bint receive_rest(self) except -1
     cdef int write_failed(self, object exc) except -1
     cdef int end_output(self) except -1
     cdef int stop_reading(self) except -1

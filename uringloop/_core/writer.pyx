@@ -32,6 +32,9 @@ from uringloop._native.uring cimport POLLOUT
 SEND_AT_ONCE_MIN = 8 * 1024
 # A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
 SEND_ALONE_MAX = 64 * 1024
+# Turns for what the kernel has received but nobody has been told of, when a send has failed: its
+# completion may be behind that of the send, or in the next batch.
+LAST_TURNS = 2
 
 # Until 3.12 asyncio's writelines was a join and a write: its errors are theirs.
 cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
@@ -136,7 +139,7 @@ cdef class WriteTransport(FlowControl):
             return
         self.send_now()
         self.eof_written = True
-        if not self.queue.count and not self.closing:
+        if not self.queue.count and not self.closing and self.broken is None:
             self.eof_sent = True
             self.end_output()
 
@@ -342,16 +345,46 @@ cdef class WriteTransport(FlowControl):
             return size
         return 0
 
-    cdef int send_failed(self, object exc) except -1:
-        self.queue.clear()
-        return self.write_failed(exc)
-
-    cdef int write_failed(self, object exc) except -1:
-        return self.fatal_error(exc, "Fatal write error on socket transport")
-
     cdef int end_output(self) except -1:
         """Tell the peer that no more bytes come."""
         raise NotImplementedError
+
+    # ── a send that fails ────────────────────────────────────────────────────────────────────
+
+    cdef int send_failed(self, object exc) except -1:
+        """End the connection, behind the bytes that the peer had sent before it broke."""
+        self.queue.clear()
+        if self.broken is not None:
+            return 0
+        if not self.is_receiving():
+            return self.write_failed(exc)
+        self.broken = exc
+        self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
+        return 0
+
+    def _end_broken(self, turns):
+        """End the connection once nothing has been there to receive for so many *turns*."""
+        if self.lost:
+            return
+        if self.is_receiving():
+            if self.receive_rest():
+                turns = LAST_TURNS
+            if turns > 0 and not self.lost:
+                self.loop.schedule(self._end_broken, (turns - 1,), None)
+                return
+        if not self.closing:
+            self.write_failed(self.broken)
+
+    cdef bint is_receiving(self) noexcept:
+        """Whether the protocol takes what the peer sends."""
+        return False
+
+    cdef bint receive_rest(self) except -1:
+        """Receive what waits, unless a receive is armed that will; whether there was anything."""
+        return False
+
+    cdef int write_failed(self, object exc) except -1:
+        return self.fatal_error(exc, "Fatal write error on socket transport")
 
     # ── sendfile ─────────────────────────────────────────────────────────────────────────────
 
@@ -361,7 +394,7 @@ cdef class WriteTransport(FlowControl):
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
         self.send_now()
-        if not self.queue.count and not self.lost:
+        if not self.queue.count and not self.lost and self.broken is None:
             self.empty_waiter.set_result(None)
         return self.empty_waiter
 
@@ -410,7 +443,7 @@ cdef class WriteTransport(FlowControl):
         self.closing = True
         self.stop_reading()
         if not self.queue.count:
-            self.schedule_end(None)
+            self.schedule_end(self.broken)
         return 0
 
     cdef bint busy(self) noexcept:

@@ -107,6 +107,23 @@ static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_
     return res;
 }
 
+/* Whether a socket has bytes that nobody has received yet. */
+static inline bool uring_has_unread(int fd) {
+    char byte;
+
+    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+/* Whether a connection that has told its end, by a receive of 0 bytes, was reset in fact. The kernel
+ * tells an error only once, and a send that it has tried again and given up keeps the error for
+ * itself. A FIN still counts as one byte that is left; behind a reset nothing is. */
+static inline bool uring_was_reset(int fd) {
+    char byte;
+    int left = -1;
+
+    return uring_tell_left(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
+}
+
 /* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
 static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
     int res;

@@ -10,6 +10,8 @@ cdef extern from "requests.h" nogil:
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     bint uring_tell_left(int fd)
     ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
+    bint uring_has_unread(int fd)
+    bint uring_was_reset(int fd)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     void uring_prep_send(
