@@ -49,6 +49,12 @@ class Refusing(threading.Thread):
             conn.sendall(ANSWER)
 
 
+def block_until_closed(server: Refusing) -> None:
+    """Hold the loop up until the answer and the reset are there: it notices both at once."""
+    server.join()
+    time.sleep(0.005)
+
+
 @contextlib.asynccontextmanager
 async def refused(
     kind: str, contexts: Contexts, first: bytes
@@ -98,9 +104,7 @@ async def test_the_answer_to_an_unread_upload_arrives_before_the_reset(
         await turns(2)
         server.may_answer.set()
         if busy:
-            # The answer and the reset are noticed together.
-            server.join()
-            time.sleep(0.005)
+            block_until_closed(server)
         received, ending = await reading
         assert received == ANSWER
         assert ending == "error"
@@ -203,7 +207,6 @@ async def test_a_protocol_may_do_anything_behind_a_send_that_failed(
         await asyncio.sleep(0.02)
         peer.send(ANSWER)
         peer.close()
-        time.sleep(0.005)
         await until(lambda: protocol.calls[-1] == "connection_lost")
     assert bytes(protocol.data) == ANSWER
     assert protocol.calls.count("connection_lost") == 1

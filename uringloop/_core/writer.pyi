@@ -7,6 +7,7 @@ from typing_extensions import disjoint_base
 
 from uringloop._core.flow import FlowControl
 
+LAST_TURNS: int
 SEND_ALONE_MAX: int
 SEND_AT_ONCE_MIN: int
 
