@@ -49,6 +49,30 @@ def test_asyncio_run_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(nest(DEPTH)) == DEPTH
 
 
+def test_asyncio_run_waits_for_what_can_be_awaited(loop: uringloop.Loop) -> None:
+    class Answer:
+        def __await__(self) -> Iterator[None]:
+            yield
+            return 4
+
+    async def main() -> list[object]:
+        return [
+            asyncio.run(asyncio.gather(give("1"), give("2"))),
+            asyncio.run(asyncio.ensure_future(give("3"))),
+            asyncio.run(Answer()),
+        ]
+
+    assert loop.run_until_complete(main()) == [["1", "2"], "3", 4]
+
+
+def test_asyncio_run_refuses_what_can_not_be_awaited(loop: uringloop.Loop) -> None:
+    async def main() -> None:
+        asyncio.run(42)
+
+    with pytest.raises((ValueError, TypeError), match=r"a coroutine was expected|is required"):
+        loop.run_until_complete(main())
+
+
 def test_run_of_uringloop_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
     async def inner() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()

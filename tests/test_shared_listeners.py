@@ -33,12 +33,12 @@ import uringloop
 
 LOCALHOST = "127.0.0.1"
 
-# A worker: tells each client its number, then echoes. argv: number, descriptor, what else it does.
+# A worker: tells each client its number, then echoes. argv: number, what else it does, descriptors.
 WORKER = """
-import asyncio, os, socket, sys, time
+import asyncio, os, resource, socket, sys, time
 import uringloop
 
-number, descriptor, habit = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+number, habit, descriptors = int(sys.argv[1]), sys.argv[2], list(map(int, sys.argv[3:]))
 
 def block(seconds):
     end = time.monotonic() + seconds
@@ -56,12 +56,20 @@ class Worker(asyncio.Protocol):
         if data == b"block":
             block(1.5)
         if data == b"unlock":
-            os.close(os.dup(descriptor))
+            os.close(os.dup(descriptors[0]))
         self.transport.write(data)
 
 async def main():
-    sock = socket.socket(fileno=descriptor)
-    server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
+    for descriptor in descriptors:
+        sock = socket.socket(fileno=descriptor)
+        server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
+    if habit == "full" and number == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        while True:
+            try:
+                os.open("/dev/null", os.O_RDONLY)
+            except OSError:
+                break
     print("ready", flush=True)
     if habit == "spins":
         while True:
@@ -74,17 +82,23 @@ with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
 
 
 class Workers:
-    """Processes that serve what *listener* listens for, numbered from *first* on."""
+    """Processes that serve what *listener* and others listen for, numbered from *first* on."""
 
     def __init__(
-        self, listener: socket.socket, count: int, habit: str = "waits", *, first: int = 0
+        self,
+        listener: socket.socket,
+        count: int,
+        habit: str = "waits",
+        *others: socket.socket,
+        first: int = 0,
     ) -> None:
         self.address = listener.getsockname()
         self.processes = []
+        descriptors = [sock.fileno() for sock in (listener, *others)]
         for number in range(first, first + count):
-            command = [sys.executable, "-c", WORKER, str(number), str(listener.fileno()), habit]
+            command = [sys.executable, "-c", WORKER, str(number), habit, *map(str, descriptors)]
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, pass_fds=[listener.fileno()], text=True
+                command, stdout=subprocess.PIPE, pass_fds=descriptors, text=True
             )
             self.processes.append(process)
         for process in self.processes:
@@ -316,6 +330,46 @@ async def test_connections_that_waited_before_the_server_have_no_delay_either(
         await until(lambda: len(told) == 10)
         await gone(server)
     assert all(told)
+
+
+@pytest.mark.slow
+def test_a_crowd_at_one_socket_does_not_keep_another_waiting(listener: socket.socket) -> None:
+    other = socket.create_server((LOCALHOST, 0), backlog=100)
+    with other, contextlib.closing(Workers(listener, 2, "works", other)) as workers:
+        over = threading.Event()
+        asked: list[int] = []
+
+        def crowd() -> None:
+            while not over.is_set():
+                clients = [connected(workers.address) for _ in range(10)]
+                asked.extend(client.recv(1)[0] for client in clients)
+                for client in clients:
+                    client.close()
+
+        threads = [threading.Thread(target=crowd) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: len(asked) > 200)
+            # While the crowd is there: it lasts for as long as this one waits.
+            for _ in range(20):
+                assert ask(other.getsockname()) in (0, 1)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.mark.slow
+def test_a_process_without_descriptors_leaves_its_connections_to_others(
+    listener: socket.socket,
+) -> None:
+    with contextlib.closing(Workers(listener, 2, "full")) as workers:
+        # It takes those for which it has kept a descriptor: one a second at most.
+        began = time.monotonic()
+        answers = collections.Counter(ask(workers.address) for _ in range(100))
+        assert answers[0] <= 2 + (time.monotonic() - began)
+        assert answers.total() == 100
 
 
 @pytest.mark.slow

@@ -198,6 +198,28 @@ async def test_closing_the_transport_kills_the_process(each_loop: Loop) -> None:
     assert children() == before
 
 
+@pytest.mark.parametrize("steps", range(4))
+@on_loop
+async def test_a_start_that_is_cancelled_twice_reports_nothing(each_loop: Loop, steps: int) -> None:
+    before = children()
+
+    async def start() -> None:
+        process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+        process.kill()
+        await process.wait()
+
+    task = each_loop.create_task(start())
+    await turns(steps)
+    task.cancel()
+    await turns()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    # What it reports comes when the child is reaped.
+    await until(lambda: children() == before)
+    await turns(3)
+
+
 # ── threads, and many ─────────────────────────────────────────────────────────────────────
 
 

@@ -13,6 +13,7 @@ import re
 import threading
 from typing import Final, Literal
 
+from uringloop import checks
 from uringloop._core import features
 
 # Chooses for all loops that are made without `backend=`.
@@ -162,7 +163,7 @@ def fall(error: int, call: str) -> str:
 def warn(message: str) -> None:
     """Log *message*, once in a process, and what to do with it."""
     global _warned
-    if os.environ.get(WARN_VARIABLE) == "0":
+    if not checks.is_switched_on(os.environ.get(WARN_VARIABLE) or "1"):
         return
     with _lock:
         first, _warned = not _warned, True

@@ -19,12 +19,13 @@ import os
 import signal
 import sys
 import threading
-from asyncio import coroutines, events, runners, tasks
+from asyncio import events, runners, tasks
 from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from uringloop import checks
 from uringloop._core import nested
 from uringloop._core.loop import LoopCore
 
@@ -42,7 +43,7 @@ NEST_ASYNCIO = "_nest_patched"
 
 def is_wanted() -> bool:
     """Return what the environment says."""
-    return os.environ.get(VARIABLE, "0") not in ("", "0")
+    return checks.is_switched_on(os.environ.get(VARIABLE, ""))
 
 
 def gives_way(loop: object) -> bool:
@@ -173,15 +174,18 @@ def running() -> asyncio.AbstractEventLoop | None:
     return loop if hasattr(loop, NEST_ASYNCIO) else None
 
 
-def run(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, T], debug: bool | None) -> T:
-    """Do what asyncio.run() does, on *loop*, which runs, and leave its other tasks alone."""
-    if not coroutines.iscoroutine(main):
-        main = _as_coroutine(main)
+def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], debug: bool | None) -> T:
+    """Do what asyncio.run() does, on *loop*, which runs, and leave its other tasks alone.
+
+    A future of *loop*, as gather() returns one, is waited for as well, as with nest_asyncio.
+    """
+    if not hasattr(main, "__await__"):
+        raise _refusal(main)
     was_debug = loop.get_debug()
     if debug is not None:
         loop.set_debug(debug)
     try:
-        task = loop.create_task(main)
+        task = asyncio.ensure_future(main, loop=loop)
         with _Interrupts(loop, task):
             try:
                 return loop.run_until_complete(task)
@@ -195,17 +199,11 @@ def run(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, T], debug: bo
             loop.set_debug(was_debug)
 
 
-def _as_coroutine(main: Any) -> Coroutine[Any, Any, Any]:
-    """Return *main* as a coroutine, or refuse it as the asyncio of this Python does."""
+def _refusal(main: object) -> Exception:
+    """Return what the asyncio of this Python says of a *main* that can not be run."""
     if sys.version_info < (3, 14):
-        raise ValueError(f"a coroutine was expected, got {main!r}")
-    if not hasattr(main, "__await__"):
-        raise TypeError("An asyncio.Future, a coroutine or an awaitable is required")
-
-    async def wait() -> Any:
-        return await main
-
-    return wait()
+        return ValueError(f"a coroutine was expected, got {main!r}")
+    return TypeError("An asyncio.Future, a coroutine or an awaitable is required")
 
 
 class _Interrupts:
@@ -214,7 +212,7 @@ class _Interrupts:
     A handler that is not Python's own stays: asyncio.run() has set one if it runs the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
         self._loop = loop
         self._task = task
         self._count = 0

@@ -202,7 +202,9 @@ class SubprocessTransport(BaseSubprocessTransport):
             if self._closed or self._pending_calls is not None:
                 # Closed meanwhile, or failed: the other ends may be held open for ever.
                 self._close_pipes()
-            connecting.set_result(None)
+            # Who waited may have been cancelled again, and the future with it.
+            if not connecting.done():
+                connecting.set_result(None)
 
     def _close_pipes(self) -> None:
         """Close every pipe, connected or not."""
@@ -222,8 +224,10 @@ class SubprocessTransport(BaseSubprocessTransport):
         try:
             super()._process_exited(returncode)
         finally:
-            # Even if the protocol is none that could be told.
-            self._reaped.set_result(None)
+            # Even if the protocol is none that could be told. Who waited may have been cancelled
+            # again, and the future with it.
+            if not self._reaped.done():
+                self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
         """Wait until the child is reaped and its pipes are closing, whatever its start came to."""

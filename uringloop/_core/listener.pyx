@@ -46,12 +46,15 @@ from uringloop._native.doors cimport (
     uring_add_waker,
     uring_close_doors,
     uring_has_company,
+    uring_is_crowded,
     uring_leave_doors,
     uring_listen_at_doors,
     uring_open_doors,
     uring_remove_door,
+    uring_reserve,
     uring_sign,
     uring_step_back,
+    uring_use_reserve,
 )
 from uringloop._native.requests cimport (
     io_uring_prep_poll_multishot,
@@ -236,10 +239,11 @@ cdef class Listener(Flushable):
         cdef bint more = True
         cdef int res
         cdef int before = most
+        cdef uring *u = &self.loop.ring.u
         try:
             while more and most > 0 and self.accepts():
                 size = sizeof(peer)
-                res = uring_accept(&self.loop.ring.u, self.fd, &peer, &size)
+                res = uring_accept(u, self.fd, &peer, &size)
                 if res >= 0:
                     most -= 1
                     self.accepted(res, &peer, size)
@@ -249,9 +253,13 @@ cdef class Listener(Flushable):
                 else:
                     more = self.accept_failed(res)
         finally:
-            if self.accepts() and self.shared and not self.loop.ring.u.away:
+            if self.accepts() and self.shared and not u.away:
                 if most < before:
-                    uring_step_back(&self.loop.ring.u, self.fd)
+                    uring_step_back(u, self.fd)
+                res = uring_reserve(u)
+                if res < 0:
+                    # Before it is woken for a connection that it can not take.
+                    self.out_of_resources(res)
             elif self.accepts() and more:
                 # The poll does not tell of these again.
                 self.loop.add_flush(self)
@@ -268,6 +276,8 @@ cdef class Listener(Flushable):
             self.nodelay = False
             return False
         if res in CONNECTION_ERRORS:
+            return True
+        if (res == -EMFILE or res == -ENFILE) and uring_use_reserve(&self.loop.ring.u):
             return True
         if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
             self.out_of_resources(res)
@@ -358,9 +368,13 @@ cdef class Listener(Flushable):
         return 0
 
     def _retry_accept(self):
+        cdef int res = uring_reserve(&self.loop.ring.u)
         self.retry = None
-        self.start()
-        self.accept_waiting(ACCEPTS)
+        if res < 0:
+            self.out_of_resources(res)
+        else:
+            self.start()
+            self.accept_waiting(ACCEPTS)
 
     cdef int report(self, object exc, str message) except -1:
         self.loop.call_exception_handler(
@@ -420,6 +434,8 @@ cdef class SharedListeners(Flushable):
             res = uring_add_waker(u, self.loop.waker.fd)
         if res >= 0:
             res = uring_add_waker(u, watchers.epoll_fd)
+        if res >= 0:
+            res = uring_reserve(u)
         if res < 0:
             uring_close_doors(u)
         return res
@@ -470,7 +486,9 @@ cdef class SharedListeners(Flushable):
             u.rested = False
             self.full = 0
         now = uring_clock_ns()
-        if self.full and (self.full < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
+        if self.full and uring_is_crowded(listener.fd):
+            self.full = FULL
+        elif self.full and (self.full < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
             self.yielded_ns = now
             with nogil:
                 sched_yield()

@@ -101,7 +101,8 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
     fresh->doors_fd = old->doors_fd;
     fresh->bell_fd = old->bell_fd;
     fresh->knocked_fd = old->knocked_fd;
-    old->doors_fd = old->bell_fd = old->knocked_fd = -1;
+    fresh->reserve_fd = old->reserve_fd;
+    old->doors_fd = old->bell_fd = old->knocked_fd = old->reserve_fd = -1;
     old->away = false;
     if (fresh->doors_fd >= 0 && fresh->soft != NULL)
         res = softring_hang_bell(fresh->soft, fresh->doors_fd, URING_BELL);
@@ -149,6 +150,34 @@ static inline int uring_step_back(uring *u, int fd) {
     return uring_add_door(u, fd);
 }
 
+/* Keeps a descriptor for a connection that comes when the process has no other: it has been woken
+ * for that one, and nobody else has. 0, or -errno if there is none to keep. */
+static inline int uring_reserve(uring *u) {
+    if (u->doors_fd < 0 || u->reserve_fd >= 0)
+        return 0;
+    u->reserve_fd = eventfd(0, EFD_CLOEXEC);
+    return u->reserve_fd < 0 ? -errno : 0;
+}
+
+/* Gives that descriptor up; whether there was one. */
+static inline bool uring_use_reserve(uring *u) {
+    if (u->reserve_fd < 0)
+        return false;
+    close(u->reserve_fd);
+    u->reserve_fd = -1;
+    return true;
+}
+
+/* Whether so many connections wait that the socket will soon refuse more: half of its backlog. */
+static inline bool uring_is_crowded(int fd) {
+    struct tcp_info info = {0};
+    socklen_t size = sizeof(info);
+
+    /* Of a listening socket these are the connections that wait, and the backlog. */
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+           2 * info.tcpi_unacked >= info.tcpi_sacked && info.tcpi_unacked > 0;
+}
+
 /* Whether another process has signed for the socket: 0.3 us. */
 static inline bool uring_has_company(int fd) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
@@ -156,8 +185,9 @@ static inline bool uring_has_company(int fd) {
     return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Sleeps *timeout_ns* at most; the listening socket that has a connection is noted. Returns the
- * number of events, -errno. */
+/* Sleeps *timeout_ns* at most; the first listening socket that has a connection is noted: that of
+ * which the instance has told the longest ago. The others are told of again by the next look.
+ * Returns the number of events, -errno. */
 static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     struct epoll_event events[URING_DOOR_EVENTS];
     int i, count = uring_epoll_wait(u->doors_fd, events, URING_DOOR_EVENTS, timeout_ns);
@@ -168,7 +198,7 @@ static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     for (i = 0; i < count; i++) {
         if (events[i].data.u64 == URING_WAKE)
             u->woken = true;
-        else if (events[i].data.u64 != URING_BELL)
+        else if (events[i].data.u64 != URING_BELL && u->knocked_fd < 0)
             u->knocked_fd = (int)events[i].data.u64;
     }
     return count;

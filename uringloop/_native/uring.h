@@ -68,6 +68,7 @@ typedef struct uring {
     int doors_fd;       /* doors.h: the epoll instance that it sleeps at, or -1 */
     int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
     int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
+    int reserve_fd;     /* given up for a connection when there is no other descriptor, or -1 */
     bool woken;         /* from a sleep there, by another thread or by what is watched */
     bool away;          /* from the doors: it sleeps in the ring, although it has some */
     unsigned naps;      /* short sleeps there in a row that no connection has ended */
@@ -79,7 +80,7 @@ typedef struct uring {
 
 static inline void uring_clear(uring *u) {
     memset(u, 0, sizeof(*u));
-    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
 }
 
 /* Closes what doors.h has opened. */
@@ -88,7 +89,9 @@ static inline void uring_forget_doors(uring *u) {
         close(u->doors_fd);
     if (u->bell_fd >= 0)
         close(u->bell_fd);
-    u->doors_fd = u->bell_fd = u->knocked_fd = -1;
+    if (u->reserve_fd >= 0)
+        close(u->reserve_fd);
+    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
     u->away = false;
     u->naps = 0;
 }
