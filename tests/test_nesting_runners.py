@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Literal
 
 import pytest
 from conftest import _guarded, each_ring
@@ -51,23 +51,27 @@ def test_asyncio_run_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
 
 def test_asyncio_run_waits_for_what_can_be_awaited(loop: uringloop.Loop) -> None:
     class Answer:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None, None, int]:
             yield
             return 4
 
+    run: Callable[[Any], Any] = asyncio.run
+
     async def main() -> list[object]:
         return [
-            asyncio.run(asyncio.gather(give("1"), give("2"))),
-            asyncio.run(asyncio.ensure_future(give("3"))),
-            asyncio.run(Answer()),
+            run(asyncio.gather(give("1"), give("2"))),
+            run(asyncio.ensure_future(give("3"))),
+            run(Answer()),
         ]
 
     assert loop.run_until_complete(main()) == [["1", "2"], "3", 4]
 
 
 def test_asyncio_run_refuses_what_can_not_be_awaited(loop: uringloop.Loop) -> None:
+    run: Callable[[Any], Any] = asyncio.run
+
     async def main() -> None:
-        asyncio.run(42)
+        run(42)
 
     with pytest.raises((ValueError, TypeError), match=r"a coroutine was expected|is required"):
         loop.run_until_complete(main())
@@ -331,7 +335,8 @@ def test_nesting_is_off_by_default(backend: Literal["io_uring", "soft"]) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True)]
+    ("value", "expected"),
+    [(None, False), ("", False), ("0", False), ("no", False), ("Off", False), ("1", True)],
 )
 def test_the_environment_makes_loops_nestable(
     monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool

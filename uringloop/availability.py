@@ -13,7 +13,6 @@ import re
 import threading
 from typing import Final, Literal
 
-from uringloop import checks
 from uringloop._core import features
 
 # Chooses for all loops that are made without `backend=`.
@@ -163,7 +162,7 @@ def fall(error: int, call: str) -> str:
 def warn(message: str) -> None:
     """Log *message*, once in a process, and what to do with it."""
     global _warned
-    if not checks.is_switched_on(os.environ.get(WARN_VARIABLE) or "1"):
+    if os.environ.get(WARN_VARIABLE) == "0":
         return
     with _lock:
         first, _warned = not _warned, True

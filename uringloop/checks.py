@@ -13,19 +13,11 @@ WAIT_MAX_US = 1_000_000
 # A minute in milliseconds: a thread of the kernel that never sleeps is asked for by no program.
 IDLE_MAX_MS = 60_000
 
-# What an environment variable says that switches something off.
-OFF = ("", "0", "no", "false", "off")
-
 # What a descriptor is to C.
 C_INT_MAX = 2**31 - 1
 
 # From 3.13 on asyncio repeats the errno in the message of a failed bind().
 BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
-
-
-def is_switched_on(value: str) -> bool:
-    """Return what the *value* of an environment variable says that is a switch."""
-    return value.strip().lower() not in OFF
 
 
 def check_range(name: str, value: int, most: int) -> None:

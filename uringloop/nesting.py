@@ -21,11 +21,10 @@ import sys
 import threading
 from asyncio import events, runners, tasks
 from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uringloop import checks
 from uringloop._core import nested
 from uringloop._core.loop import LoopCore
 
@@ -36,6 +35,8 @@ T = TypeVar("T")
 
 # Where a loop is made with this set, and not told otherwise, it may be run again while it runs.
 VARIABLE = "URINGLOOP_NESTABLE"
+# Not set, by these values.
+OFF = ("", "0", "no", "false", "off")
 
 # What nest_asyncio marks with: the module asyncio, and loops that it leaves alone then.
 NEST_ASYNCIO = "_nest_patched"
@@ -43,7 +44,7 @@ NEST_ASYNCIO = "_nest_patched"
 
 def is_wanted() -> bool:
     """Return what the environment says."""
-    return checks.is_switched_on(os.environ.get(VARIABLE, ""))
+    return os.environ.get(VARIABLE, "").strip().lower() not in OFF
 
 
 def gives_way(loop: object) -> bool:
@@ -236,7 +237,9 @@ class _Interrupts:
     ) -> None:
         if self._is_set and signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if isinstance(exc, asyncio.CancelledError) and self._count and self._task.uncancel() == 0:
+        # A future that is no task counts no cancellations.
+        uncancel = getattr(self._task, "uncancel", int)
+        if isinstance(exc, asyncio.CancelledError) and self._count and uncancel() == 0:
             raise KeyboardInterrupt
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
