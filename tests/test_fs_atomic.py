@@ -301,13 +301,14 @@ os.setresgid(4321, 4321, 4321)
 os.setresuid(4321, 4321, 4321)
 asyncio.run(fs.write_atomic("file", b"new"))
 """
-    for group, expected in (("5678", 5678), ("4321", 4321)):
+    # Who is in the new group had the rights of others.
+    for group, expected, mode in (("5678", 5678, 0o640), ("4321", 4321, 0o600)):
         os.chown(path, 1234, 5678)
         command = [sys.executable, "-c", script, str(path.parent), group]
         subprocess.run(command, check=True, timeout=60)
         facts = path.stat()
         assert (facts.st_uid, facts.st_gid) == (4321, expected)
-        assert stat.S_IMODE(facts.st_mode) == 0o640
+        assert stat.S_IMODE(facts.st_mode) == mode
 
 
 @either_way

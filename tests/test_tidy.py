@@ -110,6 +110,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "filebase",
             "monitor",
             "nesting",
+            "rights",
         ),
     ),
     (

@@ -8,6 +8,9 @@ kernel leaves the temporary name, with all of the new contents.
 
 Elsewhere a file with a temporary name is written, and a killed process leaves it as far as it was
 written. Temporary names begin with the name of the file, and end in a random number and `.tmp`.
+
+While the data is written only the owner may read it, and only if the owner of the file that is
+replaced may. The rights of that file are given when all is written (see `rights`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, AnyStr
 
 from uringloop._core import pathops
-from uringloop.filebase import in_thread
 from uringloop.filebinary import RawFile
+from uringloop.rights import PRIVATE, resemble
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, StrOrBytesPath
@@ -34,29 +37,31 @@ TRIES = 100
 NAME_BYTES = 255
 # What has no name in a folder has one here.
 DESCRIPTORS = "/proc/self/fd"
-# The kernel's answers to an owner that the caller may not give, or that has no number here.
-FOREIGN = (errno.EPERM, errno.EINVAL)
+# The mode that a new file is opened with, as by open().
+NEW_MODE = 0o666
 
 
 async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
     """Have *path* hold *data*, durably, or what it held before: whatever happens meanwhile.
 
     The data is written and synced beside it, takes its place, and then the folder is synced. A file
-    that is there keeps its permissions, and its owner and group as far as the caller may give them;
-    a link is replaced, not followed. Raises OSError, and leaves nothing behind. A process that is
-    killed may leave a file whose name begins with that of *path* and ends in `.tmp`: docs/files.md
-    says when.
+    that is there keeps its permissions, its ACL, and its owner and group as far as the caller may
+    give them; a link is replaced, not followed. Raises OSError, and leaves nothing behind. A
+    process that is killed may leave a file whose name begins with that of *path* and ends in
+    `.tmp`: docs/files.md says when.
     """
     name: Any = os.fspath(path)
     folder = os.path.dirname(name) or os.curdir
-    if not await _write_nameless(name, folder, data):
-        await _write_named(name, data)
+    before = await _facts(name)
+    mode = NEW_MODE if before is None else modes.S_IMODE(before.st_mode) & PRIVATE
+    if not await _write_nameless(name, folder, data, mode):
+        await _write_named(name, data, mode)
     await _sync_folder(folder)
 
 
-async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer) -> bool:
+async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: int) -> bool:
     """Do it with a file that has no name before it is whole; False if there are none here."""
-    fd = await pathops.open_nameless(folder)
+    fd = await pathops.open_nameless(folder, mode)
     if fd < 0:
         return False
     async with RawFile(fd, name, mode="wb") as file:
@@ -65,13 +70,16 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer) -> bool:
         if not os.path.exists(source):  # noqa: ASYNC240
             # There is no /proc: it could not be given a name.
             return False
-        before = await _write_all(file, name, data)
-        if before is None:
+        await file.write(data)
+        exists = await _resemble(file, name)
+        await file.fsync()
+        if not exists:
             try:
                 await pathops.link(source, name)
             except FileExistsError:
-                # It has been made meanwhile.
-                pass
+                # It is a link, or has been made meanwhile.
+                if await _resemble(file, name):
+                    await file.fsync()
             except OSError as exc:
                 raise OSError(exc.errno, exc.strerror, name) from None
             else:
@@ -102,23 +110,25 @@ async def _replace(source: str, name: Any) -> None:
     raise FileExistsError(errno.EEXIST, "no name for a temporary file is free", name)
 
 
-async def _write_named(name: Any, data: ReadableBuffer) -> None:
+async def _write_named(name: Any, data: ReadableBuffer, mode: int) -> None:
     """Do it with a file that has a temporary name."""
-    temporary, fd = await _temporary_beside(name)
+    temporary, fd = await _temporary_beside(name, mode)
     try:
         async with RawFile(fd, temporary, mode="wb") as file:
-            await _write_all(file, name, data)
+            await file.write(data)
+            await _resemble(file, name)
+            await file.fsync()
         await pathops.rename(temporary, name, judge=os.replace)
     except BaseException:
         await _discard(temporary)
         raise
 
 
-async def _temporary_beside(name: Any) -> tuple[Any, int]:
+async def _temporary_beside(name: Any, mode: int) -> tuple[Any, int]:
     for temporary in _temporary_names(name):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return temporary, await pathops.open_descriptor(temporary, flags)
+            return temporary, await pathops.open_descriptor(temporary, flags, mode)
         except FileExistsError:
             continue
         except OSError as exc:
@@ -145,36 +155,24 @@ def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
         yield os.fsencode(path) if isinstance(name, bytes) else path
 
 
-async def _write_all(file: RawFile, name: Any, data: ReadableBuffer) -> os.stat_result | None:
-    """Write and sync *data*, in a file like that of this *name*; return the facts of that."""
-    await file.write(data)
+async def _facts(name: Any) -> os.stat_result | None:
+    """Return what is known of the file with this *name*, if it is one whose rights are kept."""
     try:
-        before = await pathops.stat(name, None, False)
+        facts = await pathops.stat(name, None, False)
     except FileNotFoundError:
-        before = None
-    if before is not None and modes.S_ISREG(before.st_mode):
-        own = await pathops.stat(file.fileno())
-        if _marks(own) != _marks(before):
-            await in_thread(_resemble, file.fileno(), before)
-    await file.fsync()
-    return before
+        return None
+    return facts if modes.S_ISREG(facts.st_mode) else None
 
 
-def _marks(facts: os.stat_result) -> tuple[int, int, int]:
-    return facts.st_uid, facts.st_gid, facts.st_mode
-
-
-def _resemble(fd: int, facts: os.stat_result) -> None:
-    """Give an open file the owner, the group and the permissions of another, as far as allowed."""
-    for owner in (facts.st_uid, -1):
-        try:
-            os.fchown(fd, owner, facts.st_gid)
-            break
-        except OSError as exc:
-            if exc.errno not in FOREIGN:
-                raise
-    # After the owner, whose change takes some of them away.
-    os.fchmod(fd, modes.S_IMODE(facts.st_mode))
+async def _resemble(file: RawFile, name: Any) -> bool:
+    """Give *file* the rights of the one with this *name*; return whether there is one."""
+    facts = await _facts(name)
+    if facts is None:
+        return False
+    # Until its end: the thread has the descriptor, which is closed after that.
+    loop = asyncio.get_running_loop()
+    await pathops.to_its_end(loop.run_in_executor(None, resemble, file.fileno(), name, facts))
+    return True
 
 
 async def _discard(path: StrOrBytesPath) -> None:

@@ -63,8 +63,11 @@ from uringloop._native.uring cimport close
 cdef tuple UNFIT = (TypeError, ValueError, OverflowError)
 
 
-async def open_descriptor(path, int flags):
-    """Open *path* and return the descriptor. Raises OSError with *path* as it was given."""
+async def open_descriptor(path, int flags, int mode=0o666):
+    """Open *path* and return the descriptor. Raises OSError with *path* as it was given.
+
+    A file that is made has *mode*, without what the umask takes away.
+    """
     cdef bytes name = name_of(path)
     cdef FileOperation operation
     cdef LoopCore loop = ring_loop()
@@ -74,7 +77,7 @@ async def open_descriptor(path, int flags):
         if fd != -EAGAIN:
             return taken(fd, path)
     operation = new_operation(None, name)
-    io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, 0o666)
+    io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
     # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
     uring_leave_to_worker(&operation.request)
     operation.op.opens = True
@@ -87,12 +90,13 @@ async def open_descriptor(path, int flags):
     return fd
 
 
-async def open_nameless(folder):
+async def open_nameless(folder, int mode):
     """Return a descriptor to write a file of *folder* that has no name; -1 if there are none."""
     if not uses(NAMELESS_FILES):
         return -1
     try:
-        return await open_descriptor(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+        return await open_descriptor(
+            folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode)
     except OSError:
         # The file system has none, or nothing can be made there: a file with a name will tell why.
         return -1
