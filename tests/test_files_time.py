@@ -27,6 +27,8 @@ LONG = (b"x" * 99 + b"\n") * 100_000
 ONE = b"y" * 30_000_000
 WIDE = ("ä€b" * 10 + "\r\n").encode() * 200_000
 TEXT = "some text\n" * 3_000_000
+# So that its first characters are further than the average of all tells.
+UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
 SOME_TEXT = "some text\n" * 500_000
 
 
@@ -109,6 +111,12 @@ async def read_half(file: Any) -> Any:
     return await file.read(15_000_000)
 
 
+async def tell_after_uneven_text(file: Any) -> None:
+    await file.read(1000)
+    await file.read(60_000)
+    await file.seek(await file.tell())
+
+
 async def tell(file: Any) -> None:
     for _ in range(50_000):
         await file.tell()
@@ -153,6 +161,7 @@ WORKS: dict[str, tuple[bytes, dict[str, Any], Work]] = {
     "read-wide-text": (WIDE, {"mode": "r"}, read),
     "read-half-of-text": (ONE, {"mode": "r"}, read_half),
     "tell": (SHORT, {"mode": "rb"}, tell),
+    "tell-after-uneven-text": (UNEVEN, {"mode": "r"}, tell_after_uneven_text),
     "seek": (SHORT, {"mode": "rb"}, seek),
     "writes": (b"", {"mode": "wb"}, write_small),
     "writes-of-text": (b"", {"mode": "w"}, write_small),

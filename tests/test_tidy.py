@@ -111,6 +111,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "monitor",
             "nesting",
             "rights",
+            "textcodecs",
         ),
     ),
     (
@@ -124,6 +125,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
             "pipes",
             "subprocesses",
             "filebinary",
+            "textpositions",
             "filestream",
             "folders",
             "watching",

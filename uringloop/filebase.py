@@ -154,8 +154,13 @@ class AsyncFile(Lines[Line]):
         """Append whole lines that are there; return the *length* of all."""
         return length
 
-    def _return(self, lines: list[Line]) -> None:
-        """Have the lines that a cancelled call has read be read again, if that can be."""
+    def _mark(self) -> object:
+        """Return what `_return` needs to know of where the file stands."""
+        return None
+
+    async def _return(self, lines: list[Line], mark: object) -> None:
+        """Have the *lines* that a cancelled call has read since *mark* be read again."""
+        raise NotImplementedError
 
     @in_turn
     async def readlines(self, hint: int | None = -1) -> list[Line]:
@@ -163,6 +168,7 @@ class AsyncFile(Lines[Line]):
         limit = limit_of(hint)
         lines: list[Line] = []
         length = 0
+        mark = self._mark()
         self._reads_all = limit <= 0
         try:
             while line := await self._line(-1):
@@ -172,8 +178,11 @@ class AsyncFile(Lines[Line]):
                     break
                 if self._turns.spent():
                     await self._turns.pause()
+        except UnicodeError:
+            # Plain files forget the lines.
+            raise
         except BaseException:
-            self._return(lines)
+            await self._return(lines, mark)
             raise
         finally:
             self._reads_all = False

@@ -106,7 +106,14 @@ class RawFile(BinaryFile):
     async def read(self, size: int | None = -1) -> bytes:
         self._check_readable()
         limit = limit_of(size)
-        return await (self._read_to_end([]) if limit < 0 else self._fill(limit))
+        if limit >= 0:
+            return await self._fill(limit)
+        parts: list[bytes] = []
+        try:
+            return await self._read_to_end(parts)
+        except BaseException:
+            self._give_back(parts)
+            raise
 
     async def readall(self) -> bytes:
         return await self.read()
@@ -124,21 +131,27 @@ class RawFile(BinaryFile):
 
     async def _line(self, limit: int) -> bytes:
         self._check_readable()
-        line = b""
-        while limit < 0 or len(line) < limit:
-            wanted = LINE_BYTES if self._seekable else 1
-            if limit >= 0:
-                wanted = min(wanted, limit - len(line))
-            chunk = await self._fill(wanted)
-            end = chunk.find(b"\n") + 1
-            if end:
-                if end < len(chunk):
-                    await self._seek(end - len(chunk), os.SEEK_CUR)
-                return line + chunk[:end]
-            line += chunk
-            if not chunk:
-                break
-        return line
+        parts: list[bytes] = []
+        end = 0
+        try:
+            while limit and not end:
+                wanted = LINE_BYTES if self._seekable else 1
+                chunk = await self._fill(min(wanted, limit) if limit > 0 else wanted)
+                if not chunk:
+                    break
+                end = chunk.find(b"\n") + 1
+                if 0 < end < len(chunk):
+                    self._give_back([chunk[end:]])
+                    chunk = chunk[:end]
+                parts.append(chunk)
+                limit -= len(chunk) if limit > 0 else 0
+            return await joined(self._turns, parts) if parts else b""
+        except BaseException:
+            self._give_back(parts)
+            raise
+
+    async def _return(self, lines: list[bytes], mark: object) -> None:
+        self._give_back(lines)
 
     @in_turn
     async def write(self, data: Buffer) -> int:
@@ -344,7 +357,7 @@ class BufferedFile(LineFile, BinaryFile):
             self._put_back(parts)
             raise
 
-    def _return(self, lines: list[bytes]) -> None:
+    async def _return(self, lines: list[bytes], mark: object) -> None:
         self._put_back(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────

@@ -1,8 +1,7 @@
 """Text files: characters out of the bytes of a BufferedFile, and into them.
 
-Decoders, encoders and the translation of line ends are the standard library's. A position is a
-number as of plain files, opaque where a decoder has state: where to begin to decode, the state to
-begin with, and how far to go from there.
+Decoders, encoders and the translation of line ends are the standard library's. The numbers that
+`tell` returns are those of plain files (see `textposition`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import codecs
 import io
 import os
 from operator import index
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
-from uringloop._core.fileturns import Turns, free, joined
+from uringloop._core.fileturns import free, joined
 from uringloop._core.lines import LineText
 from uringloop.filebase import AsyncFile, Fact, in_turn, limit_of
 from uringloop.filebinary import BufferedFile
+from uringloop.textcodecs import PIECE, decoded, encoded, new_decoder
+from uringloop.textpositions import START_MASK, Chunk, Place, found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,97 +26,38 @@ if TYPE_CHECKING:
 
 # As much as plain text files decode at once: in a file that is read and written it shows.
 CHUNK_BYTES = 8192
-# Characters or bytes that are decoded, encoded or taken at once, however slow their codec is: 30 to
-# 300 us.
-PIECE = 64 * 1024
-# Encodings in which text that is encoded in pieces becomes other bytes.
-WHOLE = frozenset(("utf-7", "punycode", "idna"))
 # Of what is unread for a line or a read that is longer a part is put aside.
 LONG = 256 * 1024
-# Where the parts of a position are, as in a plain file's: the byte to begin at, the flags of the
-# decoder, bytes to feed it with, characters to skip, and whether the file ends there.
-SHIFTS = (0, 64, 96, 128, 160)
-POSITION_MASK = (1 << 64) - 1
-PART_MASK = (1 << 32) - 1
-# All zero at the beginning of a file, where a decoder has no state.
-START_MASK = POSITION_MASK | PART_MASK << SHIFTS[1]
 
 
-class Chunk(NamedTuple):
-    """Bytes that were decoded at once: whoever has read some of their characters may ask where."""
+class Mark:
+    """Where a text file stands: what it takes to go back there without waiting and decoding."""
 
-    flags: int
-    data: bytes  # with those that the decoder held back before
-    bytes_read: int
-    chars: int
+    def __init__(self, file: TextFile) -> None:
+        self._file = file
+        self._state = file._decoder and file._decoder.getstate()
+        self._ahead = file._chars, file._used, file._bytes_per_char
+        self._chunks = file._chunks[:]
+        self._position = file.buffer._where() if file.buffer._seekable else 0
 
-
-def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
-    """Return a decoder that makes of line ends what open() does with this *newline*."""
-    decoder: Any = codecs.getincrementaldecoder(encoding)(errors)
-    if newline is None or newline == "":
-        # Both find all of them; only for None they are translated.
-        decoder = io.IncrementalNewlineDecoder(decoder, newline is None)
-    return decoder
-
-
-async def decoded(turns: Turns, decoder: Any, data: bytes, final: bool) -> list[str]:
-    """Decode *data* in as many turns as that takes. If it fails the decoder is as it was before."""
-    if len(data) <= PIECE:
-        return [decoder.decode(data, final)]
-    state = decoder.getstate()
-    texts = []
-    try:
-        for at in range(0, len(data), PIECE):
-            piece = data[at : at + PIECE]
-            texts.append(decoder.decode(piece, final and at + PIECE >= len(data)))
-            if turns.spent():
-                await turns.pause()
-    except BaseException as exc:
-        decoder.setstate(state)
-        if isinstance(exc, UnicodeDecodeError):
-            # As if it had been one piece, with what the decoder held back before.
-            move(exc, state[0] + data, len(state[0]) + at + len(piece) - len(exc.object))
-        raise
-    return texts
-
-
-def move(exc: Any, whole: bytes | str, skipped: int) -> None:
-    """Have *exc* tell of *whole*, of which it was told without what was *skipped*."""
-    exc.object = whole
-    exc.start += skipped
-    exc.end += skipped
-    exc.args = (exc.encoding, exc.object, exc.start, exc.end, exc.reason)
-
-
-def with_line_ends(text: str, newline: str | None) -> str:
-    return text if newline is None else text.replace("\n", newline)
-
-
-async def encoded(
-    turns: Turns, encoding: str, encoder: Any, text: str, newline: str | None
-) -> bytes:
-    """Encode *text* in as many turns as that takes, with *newline* in place of its line ends.
-
-    If it fails the encoder is as it was before.
-    """
-    size = PIECE
-    if len(text) <= PIECE or codecs.lookup(encoding).name in WHOLE:
-        size = len(text) or 1
-    state = encoder.getstate()
-    parts: list[bytes] = []
-    try:
-        for at in range(0, len(text) or 1, size):
-            parts.append(encoder.encode(with_line_ends(text[at : at + size], newline)))
-            if turns.spent():
-                await turns.pause()
-        return await joined(turns, parts)
-    except BaseException as exc:
-        encoder.setstate(state)
-        if isinstance(exc, UnicodeEncodeError):
-            skipped = len(with_line_ends(text[:at], newline))
-            move(exc, with_line_ends(text, newline), skipped)
-        raise
+    async def go_back(self, parts: list[str]) -> None:
+        """Have *parts*, which is all that was taken since, be read again."""
+        file = self._file
+        if file.closed or not parts:
+            return
+        if not file.buffer._seekable:
+            file._chars = "".join(parts) + file._chars[file._used :]
+            file._used = 0
+            return
+        if file.buffer._where() != self._position:
+            # Nothing is left to be written: bytes were read since.
+            await file.buffer._go(self._position, os.SEEK_SET)
+        if self._state:
+            file._decoder.setstate(self._state)
+        elif file._decoder:
+            file._decoder.reset()
+        file._chars, file._used, file._bytes_per_char = self._ahead
+        file._chunks[:] = self._chunks
 
 
 class Aside:
@@ -124,25 +66,18 @@ class Aside:
     def __init__(self, file: TextFile) -> None:
         self.parts: list[str] = []
         self._file = file
-        self._start = 0
+        self._mark: Mark | None = None
 
-    async def put(self, end: int) -> None:
+    def put(self, end: int) -> None:
         """Take the characters that are unread, up to *end*."""
-        file = self._file
-        if not self.parts and file.buffer._seekable:
-            self._start = await file._position()
-        self.parts.append(file._take(end))
+        if self._mark is None:
+            self._mark = Mark(self._file)
+        self.parts.append(self._file._take(end))
 
     async def put_back(self) -> None:
         """Have the file stand where it stood, if something was taken: the call was cancelled."""
-        if not self.parts:
-            return
-        file = self._file
-        if file.buffer._seekable:
-            await file._restore(self._start)
-        else:
-            file._chars = "".join(self.parts) + file._chars[file._used :]
-            file._used = 0
+        if self._mark is not None:
+            await self._mark.go_back(self.parts)
 
 
 class TextFile(LineText, AsyncFile[str]):
@@ -338,7 +273,7 @@ class TextFile(LineText, AsyncFile[str]):
         try:
             while more and missing > (unread := len(self._chars) - self._used):
                 if unread >= LONG:
-                    await aside.put(len(self._chars))
+                    aside.put(len(self._chars))
                     missing -= unread
                     unread = 0
                 more = await self._fetch(missing - unread)
@@ -378,7 +313,7 @@ class TextFile(LineText, AsyncFile[str]):
                     break
                 if unread >= LONG:
                     # A line end of two characters may have been split.
-                    await aside.put(len(self._chars) - 1)
+                    aside.put(len(self._chars) - 1)
                     limit -= unread - 1 if limit > 0 else 0
                     unread = 1
                 more = await self._fetch()
@@ -393,6 +328,13 @@ class TextFile(LineText, AsyncFile[str]):
         except BaseException:
             await aside.put_back()
             raise
+
+    def _mark(self) -> Mark:
+        self._check_readable()
+        return Mark(self)
+
+    async def _return(self, lines: list[str], mark: Any) -> None:
+        await mark.go_back(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -471,63 +413,12 @@ class TextFile(LineText, AsyncFile[str]):
                 break
             used -= chunk.chars
             position += chunk.bytes_read
-        flags, data = chunk.flags, chunk.data
-        position -= len(data) - chunk.bytes_read
+        position -= len(chunk.data) - chunk.bytes_read
         if not used:
-            return position | flags << SHIFTS[1]
-        state = self._decoder.getstate()
-        try:
-            fed, flags, skip, feed, at_end = self._find(flags, data, used)
-        finally:
-            self._decoder.setstate(state)
-        return (
-            position + fed
-            | flags << SHIFTS[1]
-            | feed << SHIFTS[2]
-            | skip << SHIFTS[3]
-            | at_end << SHIFTS[4]
-        )
-
-    def _find(self, flags: int, data: bytes, chars: int) -> tuple[int, int, int, int, bool]:
-        """Find out which of *data* the first *chars* characters are.
-
-        Returns how many bytes to go to a state without bytes in it, its flags, the characters to
-        skip from there, out of how many bytes they are, and whether the file ends with them. Of the
-        ways to say that it is the one that plain files choose.
-        """
-        decoder = self._decoder
-        # First a guess, by what a character of the chunk took, that is not too far.
-        low, back = min(int(self._bytes_per_char * chars), len(data)), 1
-        while low > 0:
-            decoder.setstate((b"", flags))
-            count = len(decoder.decode(data[:low]))
-            held, state = decoder.getstate()
-            if count > chars:
-                low -= back
-                back *= 2
-            elif held:
-                low -= len(held)
-                back = 1
-            else:
-                break
-        else:
-            low, count, state = 0, 0, flags
-            decoder.setstate((b"", flags))
-        chars -= count
-        feed = count = 0
-        if not chars:
-            return low, state, 0, 0, False
-        # Then byte by byte.
-        for at in range(low, len(data)):
-            count += len(decoder.decode(data[at : at + 1]))
-            feed += 1
-            held, now = decoder.getstate()
-            if not held and count <= chars:
-                low, state, chars = low + feed, now, chars - count
-                feed = count = 0
-            if count >= chars:
-                return low, state, chars, feed, False
-        return low, state, chars, feed, True
+            return Place(position, chunk.flags).cookie()
+        guess = int(self._bytes_per_char * used)
+        place = await found(self._turns, self._decoder, chunk, used, guess)
+        return place._replace(position=position + place.position).cookie()
 
     @in_turn
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -557,19 +448,20 @@ class TextFile(LineText, AsyncFile[str]):
         return offset
 
     async def _restore(self, cookie: int) -> None:
-        flags, feed, skip, at_end = (cookie >> shift & PART_MASK for shift in SHIFTS[1:])
-        await self.buffer._go(cookie & POSITION_MASK, os.SEEK_SET)
+        place = Place.of(cookie)
+        await self.buffer._go(place.position, os.SEEK_SET)
         self._forget_chars()
         if not cookie:
             if self._decoder is not None:
                 self._decoder.reset()
-        elif self.buffer._readable or flags or skip:
-            self._get_decoder().setstate((b"", flags))
-            self._chunks.append(Chunk(flags, b"", 0, 0))
-        if skip:
-            data = await self.buffer._read(feed)
-            self._chars = self._decoder.decode(data, bool(at_end))
-            self._chunks[:] = [Chunk(flags, data, len(data), len(self._chars))]
-            if len(self._chars) < skip:
+        elif self.buffer._readable or place.flags or place.skip:
+            self._get_decoder().setstate((b"", place.flags))
+            self._chunks.append(Chunk(place.flags, b"", 0, 0))
+        if place.skip:
+            data = await self.buffer._read(place.feed)
+            texts = await decoded(self._turns, self._decoder, data, place.at_end)
+            self._chars = "".join(texts)
+            self._chunks[:] = [Chunk(place.flags, data, len(data), len(self._chars))]
+            if len(self._chars) < place.skip:
                 raise OSError("can't restore logical file position")
-            self._used = skip
+            self._used = place.skip

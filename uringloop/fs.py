@@ -22,8 +22,8 @@ from uringloop._core.fileturns import Turns, free, joined
 from uringloop.atomic import write_atomic
 from uringloop.filebase import in_thread
 from uringloop.files import open
-from uringloop.filetext import decoded, encoded, new_decoder
 from uringloop.folders import listdir, scandir, walk
+from uringloop.textcodecs import decoded, encoded, new_decoder
 
 if TYPE_CHECKING:
     from _typeshed import (

@@ -19,7 +19,9 @@ from typing import Any, Self
 from uringloop._core.fileturns import Turns, joined
 from uringloop.filebase import Lines, in_thread, in_turn, limit_of
 from uringloop.files import Opening, layered, open
-from uringloop.filetext import PIECE, POSITION_MASK, TextFile, encoded
+from uringloop.filetext import TextFile
+from uringloop.textcodecs import PIECE, encoded
+from uringloop.textpositions import POSITION_MASK
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
 

@@ -13,7 +13,7 @@ cdef class OpenFile(FileRequests):
     cdef bint local                 # no server and no process is asked about it
     cdef unsigned int synced        # how many of its writes were done when it was last synced
     cdef readonly Py_ssize_t _moved  # bytes that the last _fill or _drain has moved
-    cdef bytes stray                # what a cancelled read has taken from a stream
+    cdef object stray               # a view of what cancelled reads have taken from a stream
 
     cdef int go_to_end(self, int fd, int64_t size) except -1
     cdef int check(self, bint able, str message) except -1

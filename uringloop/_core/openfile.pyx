@@ -220,9 +220,9 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         if self.stray is not None:
             data = self.stray[:n]
-            self.stray = self.stray[n:] or None
+            self.stray = self.stray[n:] if len(self.stray) > n else None
             if buffer is None:
-                return data
+                return bytes(data)
             buffer[:len(data)] = data
             return len(data)
         operation = self.reading(buffer, 0, n, -1)
@@ -235,7 +235,7 @@ cdef class OpenFile(FileRequests):
                     lseek(self.fd, -operation.filled, SEEK_CUR)
                 if not self.reads_at and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
-                    self.stray = taken[:operation.res]
+                    self.stray = memoryview(taken)[:operation.res]
                 raise
         if buffer is None:
             data = self.result_of(operation)
@@ -282,6 +282,17 @@ cdef class OpenFile(FileRequests):
         Py_INCREF(held)
         held = None
         return shortened(data, size)
+
+    def _give_back(self, list parts):
+        """Have the bytes in *parts*, the last ones that were read, be what is read next."""
+        cdef Py_ssize_t size = sum(map(len, parts))
+        if size == 0 or self.fd < 0:
+            return
+        if self.stray is not None:
+            parts = [*parts, self.stray]
+        elif self._seekable and lseek(self.fd, -size, SEEK_CUR) >= 0:
+            return
+        self.stray = memoryview(b"".join(parts))
 
     async def _drain(self, view):
         """Write all of *view*, bytes or a memoryview; `_moved` has gone, also after errors."""
