@@ -226,6 +226,62 @@ def test_others_have_their_turns_beside_a_whole_file(
     assert keeps_within(each_loop, lambda: work(tmp_path))
 
 
+LINE, BYTE_LINE = ["ab\n"] * 500_000, [b"ab\n"] * 500_000
+
+SPOOLED: dict[str, tuple[str, Any, Work]] = {
+    "writelines": ("w+b", b"", lambda file: file.writelines(BYTE_LINE)),
+    "writelines-of-text": ("w+", "", lambda file: file.writelines(LINE)),
+    "read": ("w+b", ONE, lambda file: file.read(25_000_000)),
+    "read-text": ("w+", TEXT, lambda file: file.read(25_000_000)),
+    "readline": ("w+b", ONE, lambda file: file.readline()),
+    "readline-of-text": ("w+", "y" * 10_000_000, lambda file: file.readline()),
+    "readlines-one": ("w+b", ONE, lambda file: file.readlines()),
+    "readlines": ("w+b", SHORT, lambda file: file.readlines(2_500_000)),
+    "readlines-of-text": ("w+", SOME_TEXT, lambda file: file.readlines(3_000_000)),
+    "rollover": ("w+b", ONE, lambda file: file.rollover()),
+    "close": ("w+b", ONE, lambda file: file.close()),
+}
+
+
+@pytest.mark.parametrize("name", SPOOLED)
+def test_others_have_their_turns_beside_a_file_in_memory(each_loop: Loop, name: str) -> None:
+    mode, content, work = SPOOLED[name]
+
+    async def worst() -> float:
+        file = await tempfile.SpooledTemporaryFile(mode=mode)
+        try:
+            await file.write(content)
+            await file.seek(0)
+            with watching() as gaps:
+                await asyncio.sleep(0)
+                gaps.restart()
+                result = await work(file)
+                await asyncio.sleep(0)
+                largest = gaps.largest
+            del result
+            return largest
+        finally:
+            await file.close()
+
+    assert any(run(each_loop, worst) < GAP_S for _ in range(TRIES))
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview, list])
+def test_a_large_write_to_a_file_in_memory_takes_many_turns(each_loop: Loop, form: Any) -> None:
+    data = form([ONE] if form is list else ONE)
+
+    async def turns() -> int:
+        async with tempfile.SpooledTemporaryFile() as file:
+            with watching() as gaps:
+                await asyncio.sleep(0)
+                # Not how long they are: io.BytesIO may copy all that it has when it grows.
+                before = gaps.turns
+                await (file.writelines(data) if form is list else file.write(data))
+                return gaps.turns - before
+
+    assert run(each_loop, turns) > 10
+
+
 def test_many_answers_from_the_cache_leave_others_their_turns(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:

@@ -376,6 +376,104 @@ def test_a_spooled_file_is_read_in_every_way(each_loop: asyncio.AbstractEventLoo
     run(each_loop, main)
 
 
+CALLS: list[tuple[Any, ...]] = [
+    ("read", 5),
+    ("readline",),
+    ("readline", 9),
+    ("readlines", 6),
+    ("readlines", 7),
+    ("readlines", 40),
+    ("read", 11),
+    ("readlines",),
+]
+SPOOLED = "a\r\nbc\rdefg\nhijk\r\n\n\r" + "lmnopqr\r\n" * 5 + "s" * 40 + "\r\nt\nu"
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 4, 8, 1000])
+@pytest.mark.parametrize("newline", ["bytes", None, "", "\n", "\r", "\r\n"])
+def test_pieces_of_a_file_in_memory_do_not_show(
+    each_loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    newline: str | None,
+    piece: int,
+) -> None:
+    monkeypatch.setattr(tempfile, "PIECE", piece)
+    monkeypatch.setattr(tempfile, "LINES", 2)
+    is_text = newline != "bytes"
+    options: dict[str, Any] = {"mode": "w+", "newline": newline} if is_text else {"mode": "w+b"}
+    content: Any = SPOOLED if is_text else SPOOLED.encode()
+    lines = content.splitlines(keepends=True)
+
+    async def main(start: int) -> None:
+        with plain.SpooledTemporaryFile(**options) as expected:
+            async with tempfile.SpooledTemporaryFile(**options) as file:
+                expected.writelines(lines)
+                await file.writelines(iter(lines))
+                expected.write(content)
+                assert await file.write(content) == len(content)
+                assert await file.tell() == expected.tell()
+                expected.seek(0)
+                await file.seek(0)
+                for name, *arguments in CALLS[start:] + CALLS[:start]:
+                    result = getattr(expected, name)(*arguments)
+                    assert await getattr(file, name)(*arguments) == result
+
+    for start in range(len(CALLS)):
+        each_loop.run_until_complete(main(start))
+
+
+def test_lines_that_can_not_be_written_leave_those_before_them_in_memory(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
+    def lines() -> Iterator[bytes]:
+        yield from [b"one\n"] * 70
+        raise LookupError
+
+    async def main() -> None:
+        async with tempfile.SpooledTemporaryFile() as file:
+            with pytest.raises(LookupError):
+                await file.writelines(lines())
+            with pytest.raises(TypeError):
+                await file.writelines([b"two\n", None])
+            await file.seek(0)
+            assert await file.readlines() == [b"one\n"] * 70 + [b"two\n"]
+
+    run(each_loop, main)
+
+
+def test_a_descriptor_asked_for_while_a_file_in_memory_is_used_loses_nothing(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
+    lines = [b"line %d\n" % number for number in range(300_000)]
+    whole = b"".join(lines)
+
+    async def main() -> None:
+        async def keep_busy() -> None:
+            while True:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        busy = asyncio.ensure_future(keep_busy())
+        for call, argument in (("write", whole), ("writelines", lines), ("readlines", None)):
+            async with tempfile.SpooledTemporaryFile() as file:
+                if argument is None:
+                    await file.write(whole)
+                    await file.seek(0)
+                arguments = () if argument is None else (argument,)
+                using = asyncio.ensure_future(getattr(file, call)(*arguments))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert not using.done()
+                file.fileno()
+                result = await using
+                if argument is None:
+                    assert result == lines
+                await file.seek(0)
+                assert await file.read() == whole
+        busy.cancel()
+
+    run(each_loop, main)
+
+
 def test_a_closed_spooled_file_says_so(each_loop: asyncio.AbstractEventLoop) -> None:
     async def main() -> None:
         file = await tempfile.SpooledTemporaryFile()

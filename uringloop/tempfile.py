@@ -11,12 +11,14 @@ import codecs
 import contextlib
 import io
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from uringloop._core.fileturns import Turns, joined
+from uringloop._core.fileturns import Turns, free, joined
+from uringloop._core.fileviews import bytes_of, room_in
 from uringloop.filebase import Lines, in_thread, in_turn, limit_of
 from uringloop.files import Opening, layered, open
 from uringloop.filetext import TextFile
@@ -24,6 +26,11 @@ from uringloop.textcodecs import PIECE, encoded
 from uringloop.textpositions import POSITION_MASK
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
+
+T = TypeVar("T")
+
+# Lines that are read or written in memory between two looks at the clock.
+LINES = 64
 
 
 def TemporaryFile(
@@ -196,6 +203,7 @@ def SpooledTemporaryFile(
             ),
             make_now,
             mode,
+            newline,
         )
 
     return Opening(make())
@@ -215,7 +223,9 @@ class SpooledFile(Lines[Any]):
         make: Callable[[], Opening[Any]],
         make_now: Callable[[], Any],
         mode: str,
+        newline: str | None,
     ) -> None:
+        self._newline = newline
         self._max_size = max_size
         self._memory = memory
         self._make = make
@@ -260,25 +270,38 @@ class SpooledFile(Lines[Any]):
         result = getattr(self._file, method)(*args)
         return await result if self._rolled else result
 
-    async def _in_pieces(self, read: Callable[[int], Any], add: Callable[[Any], None]) -> None:
-        """Have *add* take all that *read* gives of what is in memory, in many turns."""
+    async def _rest(self) -> None:
+        """Let others have their turn, if this one has no time left for files."""
+        if self._turns.spent():
+            await self._turns.pause()
+
+    async def _in_pieces(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what *read* takes from memory in many turns; if that fails it is there again."""
         start = self._memory.tell()
         try:
-            while piece := read(PIECE):
-                add(piece)
-                if self._turns.spent():
-                    await self._turns.pause()
+            return await read()
+        except UnicodeError:
+            raise
         except BaseException:
-            self._memory.seek(start)
+            await self._do("seek", start)
             raise
 
     @in_turn
     async def read(self, *args: Any) -> Any:
-        if self._rolled or limit_of(*args or (-1,)) >= 0:
+        limit = limit_of(*args or (-1,))
+        if self._rolled or 0 <= limit <= PIECE:
             return await self._do("read", *args)
+        return await self._in_pieces(lambda: self._read(limit))
+
+    async def _read(self, limit: int) -> Any:
         pieces: list[Any] = []
-        await self._in_pieces(self._memory.read, pieces.append)
-        return await joined(self._turns, pieces) if pieces else self._memory.read()
+        while piece := await self._do("read", PIECE if limit < 0 else min(PIECE, limit)):
+            pieces.append(piece)
+            limit -= len(piece) if limit > 0 else 0
+            if not limit:
+                break
+            await self._rest()
+        return await joined(self._turns, pieces) if pieces else await self._do("read", 0)
 
     @in_turn
     async def read1(self, *args: Any) -> Any:
@@ -286,19 +309,91 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def readline(self, *args: Any) -> Any:
-        return await self._do("readline", *args)
+        limit = limit_of(*args or (-1,))
+        if self._rolled or 0 <= limit <= PIECE:
+            return await self._do("readline", *args)
+        return await self._in_pieces(lambda: self._readline(limit, []))
+
+    async def _readline(self, limit: int, parts: list[Any]) -> Any:
+        """Return the line of which *parts* are the beginning: one of PIECE, or none."""
+        while True:
+            if parts:
+                end = await self._end_behind(parts[-1])
+                if end is not None:
+                    parts += [end] if end else []
+                    break
+                await self._rest()
+            size = PIECE if limit < 0 else min(PIECE, limit)
+            part = await self._do("readline", size)
+            parts.append(part)
+            limit -= len(part) if limit > 0 else 0
+            if len(part) < size or not limit:
+                break
+        return await joined(self._turns, parts)
+
+    async def _end_behind(self, part: Any) -> Any:
+        """Take what is left of a line end behind *part*; None if no line ends there."""
+        if isinstance(part, bytes):
+            return b"" if part.endswith(b"\n") else None
+        if part.endswith("\r") and self._newline in ("", "\r\n"):
+            here = await self._do("tell")
+            if await self._do("read", 1) == "\n":
+                return "\n"
+            await self._do("seek", here)
+            return "" if not self._newline else None
+        return "" if part.endswith(self._newline or "\n") else None
 
     @in_turn
     async def readlines(self, *args: Any) -> Any:
-        if self._rolled or limit_of(*args or (-1,)) > 0:
+        if self._rolled:
             return await self._do("readlines", *args)
+        limit = limit_of(*args or (-1,))
+        return await self._in_pieces(lambda: self._readlines(limit))
+
+    async def _readlines(self, limit: int) -> list[Any]:
+        # Of bytes in memory as many as *limit* are enough, of text it takes more.
+        exact = isinstance(self._memory, io.BytesIO)
+        enough = (limit if exact else limit + 1) if limit > 0 else sys.maxsize
         lines: list[Any] = []
-        await self._in_pieces(self._memory.readlines, lines.extend)
+        length = 0
+        while length < enough:
+            await self._rest()
+            if self._rolled:
+                line = await self._do("readline")
+                if not line:
+                    break
+                lines.append(line)
+                length += len(line)
+                continue
+            readline = self._memory.readline
+            time = LINES
+            while time > 0 and length < enough:
+                line = readline(PIECE)
+                size = len(line)
+                if size == PIECE:
+                    line = await self._readline(-1, [line])
+                    size = len(line)
+                if not size:
+                    return lines
+                lines.append(line)
+                length += size
+                # A longer line takes more of it.
+                time -= 1 + (size >> 8)
         return lines
 
     @in_turn
     async def readinto(self, buffer: Any) -> Any:
-        return await self._do("readinto", buffer)
+        if self._rolled or not isinstance(self._memory, io.BytesIO):
+            return await self._do("readinto", buffer)
+        view = room_in(buffer)
+        return await self._in_pieces(lambda: self._read_into(view))
+
+    async def _read_into(self, view: memoryview) -> int:
+        done = 0
+        while count := await self._do("readinto", view[done : done + PIECE]):
+            done += count
+            await self._rest()
+        return done
 
     @in_turn
     async def readinto1(self, buffer: Any) -> Any:
@@ -319,7 +414,10 @@ class SpooledFile(Lines[Any]):
     @in_turn
     async def close(self) -> None:
         self._left_at = 0
-        await self._do("close")
+        if self._rolled or self._memory.closed:
+            await self._do("close")
+        else:
+            self._free_memory([self._content()])
 
     @in_turn
     async def write(self, data: Any) -> Any:
@@ -328,23 +426,61 @@ class SpooledFile(Lines[Any]):
         return await self._changed(self._write(data), len(data) if known else -1)
 
     async def _write(self, data: Any) -> Any:
-        large = isinstance(data, (str, bytes, bytearray)) and len(data) > PIECE
-        if self._rolled or not large:
+        is_text = isinstance(data, str)
+        if self._rolled or is_text is isinstance(self._memory, io.BytesIO):
             return await self._do("write", data)
-        memory = self._memory
-        if isinstance(data, str):
+        if not is_text:
+            view = memoryview(data)
+            if not view.c_contiguous or not view.nbytes:
+                return await self._do("write", data)
+            data = bytes_of(data)
+        if len(data) <= PIECE:
+            return await self._do("write", data)
+        if is_text:
             # What can not be encoded leaves the file as it was.
+            memory = self._memory
             encoder = codecs.getincrementalencoder(memory.encoding)(memory.errors)
             await encoded(self._turns, memory.encoding, encoder, data, None)
         for at in range(0, len(data), PIECE):
-            memory.write(data[at : at + PIECE])
-            if self._turns.spent():
-                await self._turns.pause()
+            await self._do("write", data[at : at + PIECE])
+            await self._rest()
         return len(data)
 
     @in_turn
     async def writelines(self, lines: Iterable[Any]) -> None:
-        await self._changed(self._do("writelines", lines))
+        await self._changed(self._write_lines(lines))
+
+    async def _write_lines(self, lines: Iterable[Any]) -> None:
+        if self._rolled:
+            await self._do("writelines", lines)
+            return
+        # Whether it is open.
+        self._memory.writelines(())
+        some: list[Any] = []
+        try:
+            for line in lines:
+                some.append(line)
+                if len(some) == LINES:
+                    await self._write_some(some)
+        finally:
+            # Also if there was an error where they come from.
+            await self._write_some(some)
+
+    async def _write_some(self, lines: list[Any]) -> None:
+        """Write *lines*, which are taken from the list."""
+        some = lines[:]
+        lines.clear()
+        try:
+            size = sum(map(len, some))
+        except TypeError:
+            # Whatever it is, writing it says so.
+            size = 0
+        if size <= PIECE:
+            await self._do("writelines", some)
+        else:
+            for line in some:
+                await self._write(line)
+        await self._rest()
 
     @in_turn
     async def truncate(self, size: int | None = None) -> Any:
@@ -371,10 +507,12 @@ class SpooledFile(Lines[Any]):
             return
         file = await self._make()
         memory = self._memory
+        content: list[bytes] = []
         try:
             if not self._rolled:
                 position = memory.tell()
-                await getattr(file, "buffer", file).write(self._content())
+                content.append(self._content())
+                await getattr(file, "buffer", file).write(content[0])
                 await file.seek(position)
         except BaseException:
             await file.close()
@@ -384,7 +522,12 @@ class SpooledFile(Lines[Any]):
             await file.close()
             return
         self._file = file
-        memory.close()
+        self._free_memory(content)
+
+    def _free_memory(self, content: list[bytes]) -> None:
+        """Close the file in memory, and free its *content* in as many turns as that takes."""
+        self._memory.close()
+        free(content)
 
     def _content(self) -> bytes:
         memory = self._memory
