@@ -54,7 +54,8 @@ class Gaps:
 
     def restart(self) -> None:
         """Forget what was not the work's."""
-        self.largest, self._last = 0.0, None
+        # From here on: the work may keep the loop from its beginning.
+        self.largest, self._last = 0.0, time.thread_time()
 
 
 @contextlib.contextmanager
