@@ -163,7 +163,7 @@ def test_what_the_software_ring_has_is_told_as_used() -> None:
     _, facts, _ = examined(URINGLOOP_BACKEND="soft")
     used = {name for name, state in facts["features"].items() if state == "used"}
     # Whether the kernel tells of paths is its own matter.
-    has = set(features.FEATURES) - {"no_iowait", "epoll_wait"}
+    has = set(features.FEATURES) - {"no_iowait"}
     assert used | {"cached_paths"} == has | {"cached_paths"}
 
 

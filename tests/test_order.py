@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from roles import Loop, on_loop, turns, until
 
+import uringloop
+from uringloop._core import features
+
 # Late enough for asyncio's clock to see a difference, and over before a busy callback is.
 SOON = 0.00001
 
@@ -134,6 +137,29 @@ async def test_a_callback_of_a_reader_runs_before_the_descriptor_it_made_ready(
     await turns(3)
     a.tell()
     assert await settled(log, 3) == ["a", "soon", "b"]
+
+
+@on_loop
+async def test_a_callback_runs_before_the_descriptor_it_made_ready_beside_another(
+    each_loop: Loop, lines: tuple[Line, Line], log: list[str]
+) -> None:
+    if (
+        isinstance(each_loop, uringloop.Loop)
+        and features.report(each_loop.backend == "io_uring")["epoll_wait"] != "used"
+    ):
+        pytest.skip("this kernel's ring asks epoll when the callbacks have run")
+    a, b = lines
+
+    def start() -> None:
+        a.tell()
+        each_loop.call_soon(log.append, "second")
+        log.append("first")
+
+    await turns(3)
+    each_loop.call_soon(start)
+    # Ready when the turn begins.
+    b.tell()
+    assert await settled(log, 4) == ["first", "b", "second", "a"]
 
 
 @on_loop

@@ -34,7 +34,7 @@ cdef unsigned int present = SHARED_ACCEPT | MULTISHOT_RECV | CACHED_FILES | NAME
 # What the software ring has; it sleeps as no ring does.
 cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
-    | NAMELESS_FILES)
+    | EPOLL_WAIT | NAMELESS_FILES)
 cdef unsigned int disabled = 0
 cdef bint kernel_tried = False
 cdef bint paths_tried = False

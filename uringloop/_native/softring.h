@@ -18,6 +18,9 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
+/* Newer than liburing 2.3, and done by both rings. */
+#define URING_OP_EPOLL_WAIT 59 /* 6.15 */
+
 typedef struct softring softring;
 
 /* Makes a ring, and *queues* those of it. The caller closes it. */

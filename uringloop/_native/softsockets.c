@@ -321,6 +321,24 @@ static void soft_submit_poll(softring *s, soft_request *request) {
     soft_finish(s, request, res, 0);
 }
 
+/* ── an epoll instance of the program's ─────────────────────────────────────────────────────── */
+
+/* Takes what it has to tell now; a later call would tell of what has come meanwhile, too. */
+static void soft_take_events(softring *s, soft_request *request) {
+    struct epoll_event *events = (struct epoll_event *)(uintptr_t)request->sqe.addr;
+    int count = epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);
+
+    if (count != 0)
+        soft_finish(s, request, count < 0 ? -errno : count, 0);
+}
+
+static void soft_submit_epoll_wait(softring *s, soft_request *request) {
+    int res = soft_await(s, request, EPOLLIN);
+
+    if (res < 0)
+        soft_finish(s, request, res, 0);
+}
+
 /* ── both ways ──────────────────────────────────────────────────────────────────────────────── */
 
 /* Takes a submission; false if it is none of a socket, nor a poll. */
@@ -335,6 +353,7 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     case IORING_OP_RECV:
     case IORING_OP_RECVMSG:
     case IORING_OP_POLL_ADD:
+    case URING_OP_EPOLL_WAIT:
         break;
     default:
         return false;
@@ -346,6 +365,8 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     }
     if (sqe->opcode == IORING_OP_POLL_ADD) {
         soft_submit_poll(s, request);
+    } else if (sqe->opcode == URING_OP_EPOLL_WAIT) {
+        soft_submit_epoll_wait(s, request);
     } else {
         soft_submit_receive(s, request);
     }
@@ -370,6 +391,9 @@ bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
         return SOFT_SIMULATED;
     case IORING_OP_POLL_ADD:
         soft_poll(s, request, events);
+        return false;
+    case URING_OP_EPOLL_WAIT:
+        soft_take_events(s, request);
         return false;
     default:
         soft_try_file(s, request);

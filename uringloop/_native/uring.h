@@ -33,7 +33,6 @@
 #define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
 #define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
 #define URING_OP_FTRUNCATE 55               /* 6.9 */
-#define URING_OP_EPOLL_WAIT 59              /* 6.15 */
 
 /* How long a kernel thread is given before it is asked again. */
 #define URING_PATIENCE_NS 10000000
