@@ -78,6 +78,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "monitor",
         "prometheus",
         "pytest_plugin",
+        "rights",
         "stalls",
         "tempfile",
         "top",

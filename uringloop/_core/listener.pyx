@@ -277,7 +277,8 @@ cdef class Listener(Flushable):
             return False
         if res in CONNECTION_ERRORS:
             return True
-        if (res == -EMFILE or res == -ENFILE) and uring_use_reserve(&self.loop.ring.u):
+        if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.away
+                and uring_use_reserve(&self.loop.ring.u)):
             return True
         if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
             self.out_of_resources(res)

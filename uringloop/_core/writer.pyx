@@ -375,6 +375,9 @@ cdef class WriteTransport(FlowControl):
         if not self.closing:
             self.write_failed(self.broken)
 
+    def is_closing(self):
+        return self.closing or self.broken is not None
+
     cdef bint is_receiving(self) noexcept:
         """Whether the protocol takes what the peer sends."""
         return False
