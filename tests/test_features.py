@@ -34,6 +34,56 @@ def test_loop_does_without_all_features(backend: str) -> None:
     assert seccomp.lines_of(seccomp.ROUNDS + REPORT, **variables) == expected
 
 
+CANCELLED_TRUNCATE = """
+import asyncio, os, tempfile, threading
+from concurrent.futures import ThreadPoolExecutor
+import uringloop
+
+gate, begun = threading.Event(), threading.Event()
+
+class Slow(ThreadPoolExecutor):
+    def submit(self, function, *args):
+        def call():
+            begun.set()
+            gate.wait(10)
+            return function(*args)
+        return super().submit(call)
+
+async def main(folder):
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(Slow(1))
+    gate.set()
+    file = await uringloop.open(folder + "/truncated", "wb", buffering=0)
+    gate.clear(), begun.clear()
+    fd = file.fileno()
+    os.write(fd, b"x" * 100)
+    task = asyncio.ensure_future(file.truncate(10))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    closing = asyncio.ensure_future(file.close())
+    await asyncio.sleep(0.01)
+    # It takes the number, if that is free already.
+    with open(folder + "/another", "wb", buffering=0) as another:
+        another.write(b"x" * 100)
+        assert another.fileno() != fd
+        gate.set()
+        print(*await asyncio.gather(task, closing, return_exceptions=True))
+    print(*(os.path.getsize(folder + name) for name in ("/truncated", "/another")))
+
+for factory in (uringloop.new_event_loop, asyncio.SelectorEventLoop):
+    with tempfile.TemporaryDirectory() as folder:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main(folder))
+"""
+
+
+@on_io_uring
+def test_a_thread_that_truncates_a_file_keeps_its_descriptor() -> None:
+    lines = seccomp.lines_of(CANCELLED_TRUNCATE, URINGLOOP_DISABLE="truncate")
+    assert lines == [" None", "10 100"] * 2
+
+
 # Later kernels may lack none of these; older ones may have them.
 SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15), "epoll_wait": (6, 15)}
 

@@ -37,6 +37,7 @@ cdef class FileOperation:
     cdef object future              # of who waits
     cdef int res                    # a count, a descriptor or -errno, once it has ended
     cdef int generation             # of the ring that it was submitted to
+    cdef bint in_thread             # the kernel's ring can not do it
     cdef bint counted               # in operations_in_flight
     cdef bint has_ended
     cdef bint cancelled             # by who waits

@@ -73,7 +73,7 @@ cdef class FileOperation:
         return self.end()
 
     cdef int begin(self) except -1:
-        self.loop = ring_loop()
+        self.loop = None if self.in_thread else ring_loop()
         self.future = Future(loop=get_running_loop())
         if self.loop is not None:
             self.submit()

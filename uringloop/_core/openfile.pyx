@@ -5,9 +5,7 @@ is for the classes in Python to see to. Where the descriptor stands is the kerne
 plain files: it is shared with children and copies. What is cancelled leaves it where it was.
 """
 
-import asyncio
 import io
-import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.number cimport PyNumber_Index
@@ -439,10 +437,9 @@ cdef class OpenFile(FileRequests):
         cdef LoopCore loop = ring_loop()
         self.check_open()
         self.writes += 1
-        if loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL):
-            return await self._elsewhere(os.ftruncate, self.fd, size)
         operation = new_operation(self, None)
         operation.repeatable = True
+        operation.in_thread = loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL)
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()
         self.count_of(operation)
@@ -489,11 +486,3 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         self.fd = -1
         return fd
-
-    async def _elsewhere(self, function, *args):
-        """Call what may block in a thread of the executor."""
-        self.operations_in_flight += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(None, function, *args)
-        finally:
-            self.ended()
