@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -436,6 +438,30 @@ def test_the_readme_is_short() -> None:
 
 
 # ── what a file has not ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs the repository"
+)
+def test_the_repository_holds_no_file_that_a_test_has_left() -> None:
+    # As root of a repository that is somebody else's, git refuses without this.
+    listing = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "ls-files", "-z"]
+    names = subprocess.run(listing, capture_output=True, check=True, text=True).stdout.split("\0")
+    assert [name for name in names if not re.fullmatch(r"[\w.+/-]*", name, re.ASCII)] == []
+    at_the_top = {name for name in names if name and "/" not in name}
+    assert at_the_top == {
+        ".gitignore",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+        "README.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "setup.py",
+        "stubtest_allowlist.txt",
+    }
 
 
 def test_no_line_ends_in_blanks() -> None:
