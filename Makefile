@@ -207,8 +207,11 @@ kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie 
 # stays in quarantine for a while, so the tests that watch the size of the process have no point, nor
 # have those of how long files keep others waiting: giving memory back takes tens of milliseconds. A
 # browser does not start under them. They look for C++'s exceptions, matplotlib's, as they are loaded.
-SANITIZED = PYTHONMALLOC=malloc PYTHONSAFEPATH=1 \
+# A child that is forked while a thread allocates can not allocate: the address sanitizer's lock stays
+# taken in it (gcc 12). A pool of forked processes hung so in 3 of 500 runs.
+SANITIZED = PYTHONMALLOC=malloc CONFORMANCE_SKIPS="$(FORKED_POOLS)" PYTHONSAFEPATH=1 \
   LD_PRELOAD="$(foreach library,$(RUNTIME) libstdc++.so,$$($${CC:-cc} -print-file-name=$(library)))"
+FORKED_POOLS = $(patsubst %,test_events.Test%GetEventLoop.test_get_event_loop_new_process,Py C)
 SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py \
   --ignore tests/test_bench_report.py --ignore tests/test_files_time.py -k "not flat" $(ARGS)
 
