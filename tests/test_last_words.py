@@ -148,6 +148,47 @@ async def test_an_end_before_the_reset_stays_an_end(each_loop: Loop) -> None:
         await writer.wait_closed()
 
 
+@pytest.mark.parametrize("size", [10, len(UPLOAD)])
+@pytest.mark.parametrize("between", [0, 1, 20])
+@on_loop
+async def test_a_reset_while_reading_is_paused_is_told_to_a_write(
+    each_loop: Loop, between: int, size: int
+) -> None:
+    # The receive, still armed, takes the reset for itself; of the send nothing is left but EPIPE.
+    async with stream(each_loop, Collector(each_loop)) as (transport, theirs):
+        protocol = transport.get_protocol()
+        assert isinstance(protocol, Collector)
+        await turns(3)
+        transport.pause_reading()
+        await turns(between)
+        reset(theirs)
+        await turns(between)
+        transport.write(UPLOAD[:size])
+        await until(lambda: protocol.calls[-1] == "connection_lost")
+    assert isinstance(protocol.lost.result(), ConnectionResetError)
+
+
+@on_loop
+async def test_a_reset_behind_a_full_reader_is_told_to_its_handler(each_loop: Loop) -> None:
+    ours, theirs = tcp_pair()
+    # It pauses by itself above twice its limit.
+    reader, writer = await asyncio.open_connection(sock=ours, limit=100)
+    theirs.send(bytes(1000))
+    await asyncio.sleep(0.01)
+    reset(theirs)
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConnectionResetError):  # noqa: PT012 # Which of them, depends on the turn.
+        for _ in range(3):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.001)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+    with pytest.raises(ConnectionResetError):
+        await writer.wait_closed()
+
+
 @on_loop
 async def test_a_peer_that_reads_no_more_ends_the_connection_at_a_write(each_loop: Loop) -> None:
     ours, theirs = socket.socketpair()

@@ -457,11 +457,16 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef bint is_receiving(self) noexcept:
-        if self.paused or self.closing:
+        if self.closing or not self.started:
             return False
-        return self.started and (not self.read_ended or bool(self.stash))
+        if self.paused:
+            # A receive that is armed takes the peer's reset, and tells it in the next turn.
+            return self.recv_op.in_flight
+        return not self.read_ended or bool(self.stash)
 
     cdef bint receive_rest(self) except -1:
+        if self.paused:
+            return False
         if self.stash:
             return True
         if not uring_has_unread(self.fd):

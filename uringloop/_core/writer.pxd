@@ -40,6 +40,7 @@ cdef class WriteTransport(FlowControl):
     cdef int sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
     cdef int send_failed(self, object exc) except -1
+    cdef object kept_error(self, object exc)
     cdef bint is_receiving(self) noexcept
     cdef bint receive_rest(self) except -1
     cdef int write_failed(self, object exc) except -1

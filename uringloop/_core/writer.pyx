@@ -147,7 +147,9 @@ cdef class WriteTransport(FlowControl):
         return True
 
     def close(self):
-        self.begin_close()
+        if not self.closing:
+            self.check_thread()
+            self.begin_close()
 
     cdef int check_eof(self) except -1:
         if self.eof_written:
@@ -357,7 +359,7 @@ cdef class WriteTransport(FlowControl):
         if self.broken is not None:
             return 0
         if not self.is_receiving():
-            return self.write_failed(exc)
+            return self.write_failed(self.kept_error(exc))
         self.broken = exc
         self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
         return 0
@@ -373,13 +375,25 @@ cdef class WriteTransport(FlowControl):
                 self.loop.schedule(self._end_broken, (turns - 1,), None)
                 return
         if not self.closing:
-            self.write_failed(self.broken)
+            self.write_failed(self.kept_error(self.broken))
+
+    cdef object kept_error(self, object exc):
+        """Return why the connection broke: that may be known by a receive, and *exc* be EPIPE.
+
+        While reading is paused such an error waits in the stash.
+        """
+        cdef object last
+        if self.stash:
+            last = self.stash[len(self.stash) - 1]
+            if isinstance(last, OSError):
+                return last
+        return exc
 
     def is_closing(self):
         return self.closing or self.broken is not None
 
     cdef bint is_receiving(self) noexcept:
-        """Whether the protocol takes what the peer sends."""
+        """Whether there may be bytes for the protocol, or an error that is told by a receive."""
         return False
 
     cdef bint receive_rest(self) except -1:
