@@ -7,6 +7,7 @@ this command, prints and ends the same.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -205,6 +206,23 @@ def test_what_can_not_be_run_is_refused_with_words(arguments: list[str], problem
     assert (ended.returncode, ended.stdout) == (2, "")
     assert problem in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", ">&-", ">&- 2>&-", "2>/dev/full", ">/dev/full"])
+def test_a_program_runs_whatever_becomes_of_the_line(redirection: str, tmp_path: Path) -> None:
+    program = f"import uvloop; open({os.fspath(tmp_path / 'ran')!r}, 'w').close()"
+    command = shlex.join([sys.executable, "-m", "uringloop.as_uvloop", "-c", program])
+    ended = run("sh", "-c", f"{command} {redirection}")
+    assert (ended.returncode, (tmp_path / "ran").exists()) == (0, True)
+
+
+def test_a_program_that_can_not_be_executed_is_refused_with_words(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/nowhere/at/all\n")
+    program.chmod(0o700)
+    ended = run(sys.executable, "-m", "uringloop.as_uvloop", "program", PATH=os.fspath(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"{SAID}uringloop.as_uvloop: {program}: No such file or directory\n"
 
 
 def test_help_tells_how_it_is_used() -> None:

@@ -70,6 +70,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "__main__",
         "as_uvloop",
         "atomic",
+        "commands",
         "doctor",
         "fleet",
         "fs",

@@ -104,6 +104,7 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "helpers in Python",
         (
             "checks",
+            "commands",
             "availability",
             "resolver",
             "reporting",
@@ -492,7 +493,7 @@ def _is_of(path: Path, programs: tuple[str, ...]) -> bool:
 
 
 def test_the_library_does_not_print() -> None:
-    programs = ("bench/", "doctor.py", "top.py", "__main__.py")
+    programs = ("bench/", "doctor.py", "top.py", "as_uvloop.py", "commands.py", "__main__.py")
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]
     assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
 

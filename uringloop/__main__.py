@@ -6,9 +6,10 @@ import argparse
 import importlib.util
 import sys
 
-from uringloop import __version__
+from uringloop import __version__, commands
 from uringloop.policy import ring_here
 
+PROGRAM = "python -m uringloop"
 TOOLS = {
     "doctor": "which ring a loop gets here, why, and what to do about it",
     "top": "what the loops of a running program do, once in a second",
@@ -32,12 +33,18 @@ def text() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    argparse.ArgumentParser(
-        prog="python -m uringloop",
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
         description="Tell the version, the ring that a loop gets here, and the tools there are.",
-    ).parse_args(arguments)
-    print(text())
-    return 0
+    )
+    parser.add_argument("--version", action="version", version=f"uringloop {__version__}")
+    parser.parse_args(arguments)
+
+    def tell() -> int:
+        print(text())
+        return 0
+
+    return commands.run(PROGRAM, tell)
 
 
 if __name__ == "__main__":

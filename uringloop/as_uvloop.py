@@ -8,6 +8,7 @@ folder by PYTHONPATH, however they are started. Nothing is installed, and withou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -63,17 +64,23 @@ def command(arguments: list[str]) -> list[str]:
     return [found, *arguments[1:]]
 
 
+def say(text: str) -> None:
+    """Write *text* to stderr, if there is one that takes it: the program may be a daemon."""
+    with contextlib.suppress(OSError):
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 def stop(problem: str) -> int:
-    sys.stderr.write(f"{NAME}: {problem}\n")
+    say(f"{NAME}: {problem}\n")
     return 2
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(USAGE)
+        print(USAGE, end="")
         return 0
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-m", "-c")):
-        sys.stderr.write(USAGE)
+        say(USAGE)
         return 2
     if arguments[0] in ("-m", "-c") and len(arguments) == 1:
         return stop(f"{arguments[0]} needs an argument")
@@ -83,10 +90,11 @@ def main(arguments: list[str]) -> int:
         wanted = command(arguments)
     except FileNotFoundError as exc:
         return stop(str(exc))
-    sys.stderr.write(SAID.format(name=NAME, version=uringloop.__version__))
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os.execve(wanted[0], wanted, environment(dict(os.environ)))
+    say(SAID.format(name=NAME, version=uringloop.__version__))
+    try:
+        os.execve(wanted[0], wanted, environment(dict(os.environ)))
+    except OSError as exc:
+        return stop(f"{wanted[0]}: {exc.strerror}")
 
 
 if __name__ == "__main__":

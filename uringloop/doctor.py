@@ -16,9 +16,11 @@ import resource
 import sys
 from pathlib import Path
 
-from uringloop import __version__, availability, limits
+from uringloop import __version__, availability, commands, limits
 from uringloop._core import features
 from uringloop.loop import Loop
+
+PROGRAM = "python -m uringloop.doctor"
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
@@ -122,15 +124,19 @@ def text_of(report: Report) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m uringloop.doctor",
+        prog=PROGRAM,
         description="Tell which ring a loop gets here, why, and what to do about it.",
         epilog="The exit status is 0 if loops are on io_uring, 1 if not.",
     )
     parser.add_argument("--json", action="store_true", help="write the report as JSON")
     options = parser.parse_args(arguments)
-    report = examine()
-    print(json.dumps(report, indent=2) if options.json else text_of(report))
-    return 0 if report["backend"] == availability.IO_URING else 1
+
+    def tell() -> int:
+        report = examine()
+        print(json.dumps(report, indent=2) if options.json else text_of(report))
+        return 0 if report["backend"] == availability.IO_URING else 1
+
+    return commands.run(PROGRAM, tell)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import time
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from uringloop import watching
+from uringloop import commands, watching
 from uringloop.fleet import Fleet, Member
 from uringloop.views import (
     View,
@@ -40,6 +39,7 @@ from uringloop.watching import CannotWatch, Connection, Ended, Look
 if TYPE_CHECKING:
     from rich.console import Console
 
+PROGRAM = "python -m uringloop.top"
 # A monitor lets go of those who do not ask for a minute.
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 30.0
 # For the first answer: one thread that keeps the GIL may be in the way.
@@ -78,7 +78,7 @@ def rich_screen(console: Console) -> Iterator[Show]:
 
 @contextmanager
 def screen() -> Iterator[Show]:
-    if importlib.util.find_spec("rich") is None or not sys.stdout.isatty():
+    if importlib.util.find_spec("rich") is None or not (sys.stdout and sys.stdout.isatty()):
         chosen = _plain()
     else:
         from rich.console import Console
@@ -198,7 +198,7 @@ def interval(text: str) -> float:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m uringloop.top",
+        prog=PROGRAM,
         description="Show what the loops of running programs do.",
         epilog="The exit status is 0 after Ctrl-C and --once, 1 for a program that cannot be "
         "watched, 2 for wrong arguments, 3 when the program has ended.",
@@ -246,12 +246,8 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
     try:
-        return run(options)
+        return commands.run(PROGRAM, lambda: run(options))
     except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:
-        # `| head` has seen enough. Python would complain of what is left, at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except CannotWatch as exc:
         print(printable(str(exc)), file=sys.stderr)
