@@ -66,8 +66,9 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
         return False
     async with RawFile(fd, name, mode="wb") as file:
         source = f"{DESCRIPTORS}/{fd}"
-        # Of what is in memory: nothing is waited for.
-        if not os.path.exists(source):  # noqa: ASYNC240
+        try:
+            await pathops.stat(source, None, True)
+        except FileNotFoundError:
             # There is no /proc: it could not be given a name.
             return False
         await file.write(data)

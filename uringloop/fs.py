@@ -163,7 +163,8 @@ async def getctime(path: FileDescriptorOrPath) -> float:
 
 async def samefile(f1: FileDescriptorOrPath, f2: FileDescriptorOrPath) -> bool:
     """os.path.samefile, on the ring."""
-    return os.path.samestat(await stat(f1), await stat(f2))
+    one, other = await stat(f1), await stat(f2)
+    return (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
 
 
 async def access(

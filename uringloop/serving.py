@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+import posix
 import socket
 import stat
 import sys
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from uringloop.loop import Loop
 
-# Bound here, before a tool that looks for blocking calls replaces them: such tools let asyncio's
-# own servers use them, known by file and function.
-_stat, _unlink = os.stat, os.unlink
+# Not those of `os`, which tools that look for blocking calls replace: such tools let asyncio's own
+# servers use them, known by file and function.
+_stat, _unlink = posix.stat, posix.unlink
 
 # Since 3.14 a cancelled serve_forever() closes the connections too: it waits for their end.
 CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
