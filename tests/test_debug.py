@@ -8,15 +8,24 @@ import gc
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import LoopFactory, run_turns
 
+import uringloop
+
+SOCKET_TYPES = {
+    "stream": socket.SOCK_STREAM,
+    "datagram": socket.SOCK_DGRAM,
+    "pipe": socket.SOCK_STREAM,
+}
 KINDS = ["asyncio.SelectorEventLoop", "uringloop.new_event_loop"]
 
 
@@ -97,6 +106,40 @@ def test_program_runs_the_same_in_debug_mode(each_loop: AbstractEventLoop) -> No
 
     each_loop.set_debug(True)
     assert each_loop.run_until_complete(main()) == list(range(100))
+
+
+@pytest.mark.parametrize("method", ["close", "abort"])
+@pytest.mark.parametrize("kind", ["stream", "datagram", "pipe"])
+def test_another_thread_may_not_end_a_transport_in_debug_mode(
+    each_loop: AbstractEventLoop, kind: str, method: str
+) -> None:
+    if (kind, method) == ("pipe", "abort"):
+        pytest.skip("a transport that only reads has no abort()")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, SOCKET_TYPES[kind])
+
+    async def main() -> None:
+        if kind == "stream":
+            made: Any = await each_loop.create_connection(asyncio.Protocol, sock=ours)
+        elif kind == "datagram":
+            made = await each_loop.create_datagram_endpoint(asyncio.DatagramProtocol, sock=ours)
+        else:
+            made = await each_loop.connect_read_pipe(asyncio.Protocol, ours)
+        transport = made[0]
+        with pytest.raises(RuntimeError, match="Non-thread-safe operation invoked"):
+            await asyncio.to_thread(getattr(transport, method))
+        if not isinstance(each_loop, uringloop.Loop):
+            # It has half ended.
+            transport._call_connection_lost(None)
+        else:
+            assert not transport.is_closing()
+            transport.close()
+            # Of what is closing nothing is asked for.
+            await asyncio.to_thread(transport.close)
+        await asyncio.sleep(0.001)
+
+    each_loop.set_debug(True)
+    with ours, theirs:
+        each_loop.run_until_complete(main())
 
 
 # ── slow callbacks ───────────────────────────────────────────────

@@ -568,3 +568,34 @@ def test_forked_child_may_close_the_loop_and_run_its_own() -> None:
     """
     ended = run_script(script)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "7\nwoken\n", "")
+
+
+# ── what only a loop makes ───────────────────────────────────────────────────────────────────
+
+
+def test_programs_can_not_make_transports_and_handles(loop: uringloop.Loop) -> None:
+    """They would have no loop: each of their methods would use memory that is not theirs."""
+
+    async def main() -> list[type]:
+        server = await loop.create_server(Echo, "127.0.0.1", 0)
+        stream, _ = await loop.create_connection(Echo, *server.sockets[0].getsockname())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        datagrams, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, sock=ours)
+        ends = socket.socketpair()
+        reading, _ = await loop.connect_read_pipe(asyncio.Protocol, ends[0])
+        writing, _ = await loop.connect_write_pipe(asyncio.Protocol, ends[1])
+        handles = [loop.call_soon(callback), loop.call_soon_threadsafe(callback)]
+        timer = loop.call_later(60, callback)
+        timer.cancel()
+        made = [stream, datagrams, reading, writing]
+        for transport in made:
+            transport.close()
+        server.close()
+        await server.wait_closed()
+        theirs.close()
+        return [type(one) for one in (*made, *handles, timer)]
+
+    for cls in loop.run_until_complete(main()):
+        for arguments in ((), (callback, (), loop)):
+            with pytest.raises(TypeError, match=f"cannot create '{cls.__name__}' instances"):
+                cls(*arguments)

@@ -500,6 +500,7 @@ cdef class DatagramTransport(FlowControl):
         """Stop receiving; the end comes when everything queued has been sent."""
         if self.closing:
             return
+        self.check_thread()
         self.closing = True
         self.stop_reading()
         if not self.queue:

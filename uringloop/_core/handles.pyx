@@ -42,6 +42,10 @@ cdef double NEVER = 9.2e9
 @cython.freelist(256)
 cdef class Handle:
 
+    def __init__(self, *args, **kwargs):
+        # The loop makes them, and calls no __init__.
+        raise TypeError(f"cannot create '{type(self).__name__}' instances")
+
     def cancel(self):
         """Cancel the callback; a handle that has run or is cancelled stays as it is."""
         self.drop()

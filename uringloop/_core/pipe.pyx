@@ -156,6 +156,7 @@ cdef class ReadPipeTransport(ReadTransport):
 
     def close(self):
         if not self.closing:
+            self.check_thread()
             self.force_close(None)
 
 

@@ -44,6 +44,7 @@ cdef class Transport(Flushable):
     cdef int call_failed(self, str message, bint fatal) except -1
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
+    cdef int check_thread(self) except -1
     cdef int force_close(self, object exc) except -1
     cdef int schedule_end(self, object exc) except -1
     cdef int release(self) except -1

@@ -79,6 +79,10 @@ cdef class Transport(Flushable):
     def __cinit__(self, *args, **kwargs):
         self.fd = -1
 
+    def __init__(self, *args, **kwargs):
+        # The loop makes them, and calls no __init__.
+        raise TypeError(f"cannot create '{type(self).__name__}' instances")
+
     # ── the beginning ────────────────────────────────────────────────────────────────────────
 
     cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1:
@@ -337,7 +341,12 @@ cdef class Transport(Flushable):
         self.protocol = protocol
 
     def abort(self):
+        self.check_thread()
         self.force_close(None)
+
+    cdef int check_thread(self) except -1:
+        """Refuse another thread than the loop's in debug mode, as asyncio does."""
+        return self.loop.check_thread() if self.loop.debug else 0
 
     def _force_close(self, exc):
         """What asyncio's SSLProtocol calls to end a connection."""
