@@ -325,6 +325,21 @@ async def test_watermarks_derive_from_each_other(
         assert transport.get_write_buffer_limits() == expected
 
 
+@on_loop
+async def test_a_lower_mark_pauses_for_what_the_socket_has_not_taken(each_loop: Loop) -> None:
+    protocol = Collector(each_loop)
+    async with stream(each_loop, protocol, buffer_size=20_000) as (transport, _):
+        # Those of this turn could go, and have not been tried.
+        transport.write(b"x")
+        transport.set_write_buffer_limits(0)
+        assert "pause_writing" not in protocol.calls
+        transport.set_write_buffer_limits(10_000_000)
+        transport.write(bytes(1_000_000))
+        assert "pause_writing" not in protocol.calls
+        transport.set_write_buffer_limits(0)
+        assert protocol.calls[-1] == "pause_writing"
+
+
 @pytest.mark.parametrize(("high", "low"), [(10, 11), (10, -1), (-1, None)])
 @on_loop
 async def test_impossible_watermarks_are_refused(

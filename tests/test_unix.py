@@ -138,6 +138,16 @@ async def test_cleanup_socket_decides_about_the_file(
     assert path.exists() != cleanup
 
 
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="asyncio removes no file before 3.13")
+@on_loop
+async def test_none_leaves_the_file(each_loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    server = await each_loop.create_unix_server(Echo, path, cleanup_socket=None)  # type: ignore[call-arg]
+    server.close()
+    await server.wait_closed()
+    assert path.exists()
+
+
 @on_loop
 async def test_the_socket_file_of_a_successor_is_left_alone(
     loop: uringloop.Loop, tmp_path: Path

@@ -330,7 +330,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
-        cleanup_socket: bool | None = None,
+        cleanup_socket: bool | None = CLEANUP_SOCKET,
         mode: int | None = None,
     ) -> serving.Server:
         if isinstance(ssl, bool):
@@ -349,7 +349,7 @@ class Loop(RunningLoop):
             sock=sock,
             backlog=backlog,
             start_serving=start_serving,
-            cleanup_socket=CLEANUP_SOCKET if cleanup_socket is None else cleanup_socket,
+            cleanup_socket=bool(cleanup_socket),
             mode=mode,
             tls_options=tls_options,
         )

@@ -66,4 +66,5 @@ cdef class FlowControl(ReadTransport):
         # An infinite limit is as good as one that memory can not reach.
         self.high_water = int(min(high, PY_SSIZE_T_MAX))
         self.low_water = int(min(low, PY_SSIZE_T_MAX))
-        self.pause_protocol()
+        if self.get_write_buffer_size() > self.high_water:
+            self.pause_protocol()
