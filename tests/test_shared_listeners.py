@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ LOCALHOST = "127.0.0.1"
 
 # A worker: tells each client its number, then echoes. argv: number, what else it does, descriptors.
 WORKER = """
-import asyncio, os, resource, socket, sys, time
+import asyncio, os, resource, signal, socket, sys, time
 import uringloop
 
 number, habit, descriptors = int(sys.argv[1]), sys.argv[2], list(map(int, sys.argv[3:]))
@@ -63,6 +64,8 @@ async def main():
     for descriptor in descriptors:
         sock = socket.socket(fileno=descriptor)
         server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
+    # At once, and not in the turn that follows: the process may have been woken for a connection.
+    signal.signal(signal.SIGUSR1, lambda *_: server.close())
     if habit == "full" and number == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         while True:
@@ -401,6 +404,45 @@ def test_a_process_that_ends_leaves_waiting_connections_to_the_others(
             client.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1])
+def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
+    listener: socket.socket, end: signal.Signals
+) -> None:
+    with contextlib.closing(Workers(listener, 4)) as workers, one_processor(workers):
+        # They take turns: the one that has answered the longest ago is woken next.
+        turns = [ask_later(workers.address) for _ in range(40)]
+        turns = sorted(set(turns), key=lambda number: turns[::-1].index(number), reverse=True)
+        for number in turns[:3]:
+            began = time.monotonic()
+            with connected(workers.address) as client:
+                # It has been woken, and has not run since.
+                workers.processes[number].send_signal(end)
+                answer = client.recv(1)[0]
+            assert answer != number
+            assert time.monotonic() - began < 1
+            time.sleep(0.1)
+
+
+def ask_later(address: tuple[str, int]) -> int:
+    time.sleep(0.003)
+    return ask(address)
+
+
+@contextlib.contextmanager
+def one_processor(workers: Workers) -> Iterator[None]:
+    """Keep *workers* on this process's processor, where what it wakes runs when it sleeps."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        for process in workers.processes:
+            os.sched_setaffinity(process.pid, {min(processors)})
+            os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        yield
+    finally:
+        os.sched_setaffinity(0, processors)
+
+
 FORKED = """
     import asyncio, os, socket, sys, time, warnings
     import uringloop
@@ -485,6 +527,65 @@ async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
         assert await each_loop.run_in_executor(None, ask, workers.address) == 0x63
         workers.processes[0].send_signal(signal.SIGCONT)
     await gone(server)
+
+
+# Serves as number 9 on a socket of its own, and gives it to a WORKER when it is told to. A program
+# that is started so is no fork which Python would tell of.
+HANDS_ON = """
+import asyncio, subprocess, sys
+import uringloop
+
+class Tell(asyncio.Protocol):
+    def connection_made(self, transport):
+        transport.write(bytes([9]))
+
+async def main():
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Tell, "127.0.0.1", 0, backlog=1000)
+    sock = server.sockets[0]
+    print(sock.getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    number = sock.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1], "0", "waits", str(number)], pass_fds=[number]
+    )
+    try:
+        await loop.run_in_executor(None, sys.stdin.readline)
+    finally:
+        process.kill()
+        process.wait()
+
+uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_was_given_the_socket_of_a_server_shares_its_connections() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANDS_ON, WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        address = (LOCALHOST, int(process.stdout.readline()))
+        # Busy before and after: no pause in which one could look around.
+        assert asked_by_threads(address, 480) == {9: 480}
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            loaded = asked_by_threads(address, 480)
+            # 20 each, but for other programs; a poll beside the other's epoll left it to chance.
+            rested = [turns_taken(address) for _ in range(4)]
+            if min(loaded[0], loaded[9]) >= 120 and all(
+                min(answers[0], answers[9]) >= 16 for answers in rested
+            ):
+                break
+        else:
+            pytest.fail(f"unfair: {loaded}, at rest {rested}")
+        print(file=process.stdin, flush=True)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ cdef class Listener(Flushable):
     cdef Operation poll_op      # multishot
     cdef bint closing
     cdef unsigned int forks     # of this process, when the socket was made: it was ours alone
+    cdef int64_t asked_ns       # when it was asked last whether others accept from the socket
     cdef bint shared            # with other processes: SharedListeners wait for it, and no poll
     cdef bint stopped           # the socket takes no connections any more, whoever has done that
     cdef object retry           # the timer of a pause for want of descriptors; else None
@@ -31,6 +32,7 @@ cdef class Listener(Flushable):
     cdef int submit_poll(self) except -1
     cdef bint share(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef bint may_be_shared(self) except -1
     cdef bint is_alone(self) except -1
     cdef int poll_ended(self, int res) except -1
     cdef int accept_waiting(self, int most) except -1
@@ -55,11 +57,13 @@ cdef class SharedListeners(Flushable):
     cdef int64_t asked_ns
     cdef int64_t yielded_ns     # when it gave the processor up for others the last time
     cdef int64_t looked_ns      # when the newest look without a knock was
+    cdef int64_t searched_ns    # when the newest search for connections of others was
 
     cdef int add(self, Listener listener) except -2
     cdef int open_doors(self) except -2
     cdef int remove(self, Listener listener) except -1
     cdef int close_if_empty(self) except -1
+    cdef int search(self) except -1
     cdef int accept_knocked(self) except -1
     cdef bint has_company(self) except -1
     cdef int go_away(self) except -1

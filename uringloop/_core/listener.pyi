@@ -13,6 +13,7 @@ from uringloop._core.transport import Connections
 ACCEPTS_MAX: int
 COMPANY_EVERY_NS: int
 LOOK_EVERY_NS: int
+SEARCH_EVERY_NS: int
 NAPS_MAX: int
 SINGLES_MAX: int
 YIELD_EVERY_NS: int

@@ -6,12 +6,12 @@ processes that share the socket: it keeps its place at the head of the socket's 
 takes nothing. It holds the listening file open, so `close` ends it first, out of turn, and an
 immediate bind of the same port works.
 
-A socket that other processes may accept from, too (it was passed in, or the process has forked
-since), belongs to SharedListeners: the loop sleeps at an epoll instance (doors.h), where a
-connection wakes one process that is free, and the processes take turns. The poll alone would do: it
-would wake all of them for each connection, and the fastest would take most. A process that finds
-nobody else with the socket polls all the same, and so does one that is busy with the connections it
-has, for a sleep in the ring costs less.
+A socket that other processes may accept from, too (it was passed in, the process has forked since,
+or somebody else has signed for it), belongs to SharedListeners: the loop sleeps at an epoll
+instance (doors.h), where a connection wakes one process that is free, and the processes take turns.
+The poll alone would do: it would wake all of them for each connection, and the fastest would take
+most. A process that finds nobody else with the socket polls all the same, and so does one that is
+busy with the connections it has, for a sleep in the ring costs less.
 """
 
 import errno as errors
@@ -41,6 +41,7 @@ from uringloop._core.stream cimport StreamTransport, new_accepted, new_stream, w
 from uringloop._core.transport cimport Connections
 from uringloop._core.watchers cimport Watchers
 from uringloop._native.doors cimport (
+    URING_SEARCH_NS,
     sched_yield,
     uring_add_door,
     uring_add_waker,
@@ -52,6 +53,7 @@ from uringloop._native.doors cimport (
     uring_open_doors,
     uring_remove_door,
     uring_reserve,
+    uring_search,
     uring_sign,
     uring_step_back,
     uring_use_reserve,
@@ -98,11 +100,15 @@ YIELD_EVERY_NS = 300_000
 # has.
 NAPS_MAX = 16
 
+# How often a process looks for connections that another one was woken for and has not taken.
+SEARCH_EVERY_NS = URING_SEARCH_NS
+
 # How old the knowledge may be that nobody else accepts from a socket: a look takes 0.6 us.
 COMPANY_EVERY_NS = 1_000_000
 
 cdef int ACCEPTS = ACCEPTS_MAX
 cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
+cdef int64_t SEARCH_EVERY = SEARCH_EVERY_NS
 cdef int64_t COMPANY_EVERY = COMPANY_EVERY_NS
 cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
 cdef unsigned int NAPS = NAPS_MAX
@@ -193,9 +199,7 @@ cdef class Listener(Flushable):
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
             (<SharedListeners>self.loop.shared_listeners).come_back()
-        elif not self.shared and self.forks != self.loop.ring.forks() and not self.closing:
-            # A child may accept from this socket as well.
-            self.forks = self.loop.ring.forks()
+        elif not self.shared and not self.closing and self.may_be_shared():
             alone = not self.share()
             if not alone:
                 self.loop.ring.cancel(&self.poll_op)
@@ -208,6 +212,18 @@ cdef class Listener(Flushable):
             if not flags & IORING_CQE_F_MORE:
                 self.poll_ended(res)
         return 0
+
+    cdef bint may_be_shared(self) except -1:
+        """Whether a child, or somebody who was given the socket, may accept from it by now."""
+        cdef int64_t now
+        if self.forks != self.loop.ring.forks():
+            self.forks = self.loop.ring.forks()
+            return True
+        now = uring_clock_ns()
+        if now - self.asked_ns < COMPANY_EVERY:
+            return False
+        self.asked_ns = now
+        return self.inode in LOOPS or uring_has_company(self.fd)
 
     cdef bint is_alone(self) except -1:
         """Whether this process sleeps in its ring because nobody else accepts from the socket."""
@@ -469,7 +485,19 @@ cdef class SharedListeners(Flushable):
                 return 0
             self.looked_ns = now
             uring_listen_at_doors(u, 0)
+            if u.knocked_fd < 0 and now - self.searched_ns >= SEARCH_EVERY:
+                self.searched_ns = now
+                self.search()
         return self.accept_knocked()
+
+    cdef int search(self) except -1:
+        """Look for connections whose wake-up went to a process that has not come for them."""
+        cdef uring *u = &self.loop.ring.u
+        if not self.has_company():
+            return self.go_away()
+        uring_search(u)
+        uring_listen_at_doors(u, 0)
+        return 0
 
     cdef int accept_knocked(self) except -1:
         """Accept one connection, and more if nobody else has come to take those that wait."""

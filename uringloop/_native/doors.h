@@ -46,7 +46,13 @@
 /* Of one that is shorter nobody knows whether what ended it was there before. */
 #define URING_REST_NS 20000
 
-/* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it. */
+/* A process that has been woken for a connection and is killed, stopped or kept from running takes
+ * the wake-up with it, and nobody else is told of that connection. So often all look for such, and
+ * half as often after each look in a sleep: one costs 50 us, most of it for the end of an idle state. */
+#define URING_SEARCH_NS 50000000
+
+/* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it, and
+ * that the others have gone. */
 #define URING_DOORS_SLEEP_NS 1000000000
 
 static inline int uring_hang_bell(uring *u) {
@@ -102,7 +108,11 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
     fresh->bell_fd = old->bell_fd;
     fresh->knocked_fd = old->knocked_fd;
     fresh->reserve_fd = old->reserve_fd;
+    fresh->doors = old->doors;
+    fresh->doors_count = old->doors_count;
     old->doors_fd = old->bell_fd = old->knocked_fd = old->reserve_fd = -1;
+    old->doors = NULL;
+    old->doors_count = 0;
     old->away = false;
     if (fresh->doors_fd >= 0 && fresh->soft != NULL)
         res = softring_hang_bell(fresh->soft, fresh->doors_fd, URING_BELL);
@@ -129,13 +139,13 @@ static inline void uring_sign(int fd) {
     fcntl(fd, F_SETLK, &lock);
 }
 
-static inline int uring_add_door(uring *u, int fd) {
+static inline int uring_join_queue(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.u64 = (unsigned)fd};
 
     return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
 }
 
-static inline void uring_remove_door(uring *u, int fd) {
+static inline void uring_leave_queue(uring *u, int fd) {
     struct epoll_event event = {0};
 
     if (u->knocked_fd == fd)
@@ -146,8 +156,42 @@ static inline void uring_remove_door(uring *u, int fd) {
 
 /* Lets the other processes go first the next time. */
 static inline int uring_step_back(uring *u, int fd) {
-    uring_remove_door(u, fd);
-    return uring_add_door(u, fd);
+    uring_leave_queue(u, fd);
+    return uring_join_queue(u, fd);
+}
+
+/* Waits for connections of a socket, too. 0, -errno. */
+static inline int uring_add_door(uring *u, int fd) {
+    struct pollfd *doors = realloc(u->doors, (u->doors_count + 1) * sizeof(*doors));
+
+    if (doors == NULL)
+        return -ENOMEM;
+    u->doors = doors;
+    doors[u->doors_count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return uring_join_queue(u, fd);
+}
+
+static inline void uring_remove_door(uring *u, int fd) {
+    unsigned i;
+
+    uring_leave_queue(u, fd);
+    for (i = 0; i < u->doors_count; i++)
+        if (u->doors[i].fd == fd) {
+            u->doors[i] = u->doors[--u->doors_count];
+            break;
+        }
+}
+
+/* Has the next look tell of connections whose wake-up went to a process that has not come. */
+static inline void uring_search(uring *u) {
+    unsigned i;
+
+    if (poll(u->doors, u->doors_count, 0) <= 0)
+        return;
+    for (i = 0; i < u->doors_count; i++)
+        /* Who joins the queue is told of what waits. */
+        if (u->doors[i].revents)
+            uring_step_back(u, u->doors[i].fd);
 }
 
 /* Keeps a descriptor for a connection that comes when the process has no other: it has been woken
@@ -229,22 +273,28 @@ static inline void uring_note_sleep(uring *u, int64_t slept_ns) {
 /* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
 static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
     int submitted = uring_needs_enter(u) ? uring_submit(u) : 0, res = submitted;
-    int64_t began = uring_clock_ns(), end;
+    int64_t began = uring_clock_ns(), end, search_ns = URING_SEARCH_NS;
 
     u->woken = false;
-    if (u->soft == NULL && (timeout_ns == URING_FOREVER || timeout_ns > URING_DOORS_SLEEP_NS))
+    if (timeout_ns == URING_FOREVER || timeout_ns > URING_DOORS_SLEEP_NS)
         timeout_ns = URING_DOORS_SLEEP_NS;
-    end = timeout_ns == URING_FOREVER ? 0 : began + timeout_ns;
+    end = began + timeout_ns;
     while (res >= 0 && !uring_is_called(u)) {
-        int64_t left = end ? end - uring_clock_ns() : -1;
+        int64_t left = end - uring_clock_ns();
 
-        if (end && left <= 0)
+        if (left <= 0)
             break;
+        if (left > search_ns)
+            left = search_ns;
         if (u->soft != NULL && !softring_fall_asleep(u->soft))
             left = 0;
         res = uring_listen_at_doors(u, left);
         if (u->soft != NULL)
             softring_wake_up(u->soft);
+        if (res == 0 && left > 0) {
+            uring_search(u);
+            search_ns *= 2;
+        }
         /* The bell says that there is something to enter for. */
         if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
             res = uring_submit(u);

@@ -6,6 +6,7 @@ from uringloop._native.uring cimport uring
 
 
 cdef extern from "doors.h" nogil:
+    int64_t URING_SEARCH_NS
     int uring_open_doors(uring *u)
     void uring_close_doors(uring *u)
     void uring_move_doors(uring *fresh, uring *old)
@@ -13,6 +14,7 @@ cdef extern from "doors.h" nogil:
     int uring_add_door(uring *u, int fd)
     void uring_remove_door(uring *u, int fd)
     int uring_step_back(uring *u, int fd)
+    void uring_search(uring *u)
     int uring_reserve(uring *u)
     bint uring_use_reserve(uring *u)
     bint uring_is_crowded(int fd)

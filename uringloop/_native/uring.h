@@ -68,6 +68,8 @@ typedef struct uring {
     int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
     int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
     int reserve_fd;     /* given up for a connection when there is no other descriptor, or -1 */
+    struct pollfd *doors; /* the listening sockets there, or NULL; freed with doors_fd */
+    unsigned doors_count;
     bool woken;         /* from a sleep there, by another thread or by what is watched */
     bool away;          /* from the doors: it sleeps in the ring, although it has some */
     unsigned naps;      /* short sleeps there in a row that no connection has ended */
@@ -90,6 +92,9 @@ static inline void uring_forget_doors(uring *u) {
         close(u->bell_fd);
     if (u->reserve_fd >= 0)
         close(u->reserve_fd);
+    free(u->doors);
+    u->doors = NULL;
+    u->doors_count = 0;
     u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
     u->away = false;
     u->naps = 0;
