@@ -41,10 +41,11 @@ endif
 endif
 
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
-                   -o -path 'uringloop/*.h' -o -path 'uringloop/_native/*.c')
+                   -o -path 'uringloop/*.h' -o -path 'uringloop/_native/*.c' \
+                   -o -path 'uringloop/_cpython/*.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
 LINTED = setup.py uringloop tests benchmarks examples
-CYTHON_LINTED = uringloop/_core uringloop/_native uringloop/bench
+CYTHON_LINTED = uringloop
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python

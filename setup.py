@@ -23,6 +23,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
 LIBURING_MIN = (2, 3)
+MODULES_HEADER = Path("build/compiled_modules.h")
+# In a .pyx or a .pxd; an import within a function is not for loading the module.
+IMPORTED = re.compile(r"^from (uringloop\.[\w.]+) c?import", re.MULTILINE)
 HOW_TO_INSTALL = """\
 uringloop needs liburing {wanted} or newer to build, with its header files: {problem}.
 Install it and try again:
@@ -73,6 +76,48 @@ def liburing() -> dict[str, list[str]]:
     return found
 
 
+def module_name(source: Path) -> str:
+    return ".".join(source.with_suffix("").parts)
+
+
+def handwritten() -> list[Path]:
+    """Return the C files that are not made from a .pyx."""
+    sources = Path("uringloop").glob("_*/*.c")
+    return sorted(source for source in sources if not source.with_suffix(".pyx").exists())
+
+
+def load_order(sources: list[Path]) -> list[Path]:
+    """Return *sources* in an order in which each module comes after those that it imports."""
+    files = {module_name(source): source for source in sources}
+    if len({source.stem for source in sources}) != len(sources):
+        raise SystemExit("two compiled modules have the same name: one PyInit function for both")
+    order: list[str] = []
+
+    def visit(name: str, importers: tuple[str, ...]) -> None:
+        if name in importers:
+            raise SystemExit("modules import each other: " + " -> ".join((*importers, name)))
+        if name in order:
+            return
+        declarations = files[name].with_suffix(".pxd")
+        for imported in IMPORTED.findall(files[name].read_text() + declarations.read_text()):
+            if imported in files and imported != name:
+                visit(imported, (*importers, name))
+        order.append(name)
+
+    for name in files:
+        visit(name, ())
+    return [files[name] for name in order]
+
+
+def write_modules_header(sources: list[Path]) -> None:
+    """Write which modules `uringloop/_cpython/compiled.c` names, if that has changed."""
+    names = ", \\\n".join(f'    "{module_name(source)}"' for source in sources)
+    text = f"#define URINGLOOP_COMPILED_MODULES \\\n{names}\n"
+    MODULES_HEADER.parent.mkdir(exist_ok=True)
+    if not MODULES_HEADER.exists() or MODULES_HEADER.read_text() != text:
+        MODULES_HEADER.write_text(text)
+
+
 def extensions(debug: bool, coverage: bool) -> list[Extension]:
     options = liburing()
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
@@ -86,17 +131,19 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     macros = [("CYTHON_TRACE", "1"), ("CYTHON_USE_SYS_MONITORING", "0")] if coverage else []
     if not debug:
         macros.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
-    native = "uringloop/_native"
+    sources = load_order(sorted(Path("uringloop").glob("_*/*.pyx")))
+    write_modules_header(sources)
+    headers = sorted(Path("uringloop").glob("_*/*.h"))
     made = [
         Extension(
-            f"uringloop._core.{module.stem}",
-            [str(module)],
-            include_dirs=[native],
-            depends=[str(header) for header in sorted(Path(native).glob("*.h"))],
+            module_name(source),
+            [str(source)],
+            include_dirs=["uringloop/_native", str(MODULES_HEADER.parent)],
+            depends=[str(header) for header in (*headers, MODULES_HEADER)],
             define_macros=macros,
             **options,
         )
-        for module in sorted(Path("uringloop/_core").glob("*.pyx"))
+        for source in sources
     ]
     made.append(
         Extension(
@@ -112,16 +159,16 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
 
 
 def in_one_file(modules: list[Extension]) -> list[Extension]:
-    """Return *modules* with those of `_core` as one file, which has a PyInit function for each.
+    """Link the modules of the private packages into one file, with a PyInit function for each.
 
-    `_core/__init__.py` loads them from there.
+    `uringloop/_cpython/loading.py` loads them from there.
     """
-    core = [module for module in modules if module.name.startswith("uringloop._core.")]
-    others = [module for module in modules if module not in core]
-    core[0].name = "uringloop._core.compiled"
-    core[0].sources = [source for module in core for source in module.sources]
-    core[0].sources += [str(source) for source in sorted(Path("uringloop/_native").glob("*.c"))]
-    return [core[0], *others]
+    shared = [module for module in modules if module.name.startswith("uringloop._")]
+    others = [module for module in modules if module not in shared]
+    shared[0].name = "uringloop._compiled"
+    shared[0].sources = [source for module in shared for source in module.sources]
+    shared[0].sources += [str(source) for source in handwritten()]
+    return [shared[0], *others]
 
 
 class BuildApart(build_ext):

@@ -12,7 +12,7 @@ import seccomp
 from roles import run_script
 
 import uringloop
-from uringloop import _core
+from uringloop._cpython import loading
 
 PACKAGE = Path(uringloop.__file__).parent
 
@@ -86,8 +86,13 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "views",
         "watching",
     }
-    stubs = {f"_core.{path.stem}" for path in (PACKAGE / "_core").glob("*.pyi")}
-    assert loaded_by_an_import() == python | stubs | {"_core"}
+    # Of a private package, unless it has nothing to import.
+    private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
+    private = {path for path in private if path.parent.name not in ("_as_uvloop", "_native")}
+    names = {f"{path.parent.name}.{path.stem}" for path in private}
+    packages = {path.parent.name for path in private}
+    names -= {f"{package}.__init__" for package in packages}
+    assert loaded_by_an_import() == python | names | packages | {"_compiled"}
 
 
 def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
@@ -152,16 +157,23 @@ def test_the_package_runs_and_names_its_tools() -> None:
     assert "no ring: URINGLOOP_BACKEND='nonsense'" in wrong.stdout
 
 
-@pytest.mark.parametrize("name", _core.MODULES)
+def test_every_compiled_module_is_loaded() -> None:
+    stubs = PACKAGE.glob("_*/*.pyi")
+    names = [f"uringloop.{path.parent.name}.{path.stem}" for path in stubs]
+    assert sorted(loading.MODULES) == sorted(names)
+
+
+@pytest.mark.parametrize("name", loading.MODULES)
 def test_a_compiled_module_knows_its_name(name: str) -> None:
-    module = importlib.import_module(f"uringloop._core.{name}")
-    assert module is getattr(_core, name)
-    assert module.__name__ == f"uringloop._core.{name}"
-    assert module.__package__ == "uringloop._core"
-    assert module.__file__ == _core.FILE
+    module = importlib.import_module(name)
+    package, _, attribute = name.rpartition(".")
+    assert module is getattr(importlib.import_module(package), attribute)
+    assert module.__name__ == name
+    assert module.__package__ == package
+    assert module.__file__ == loading.FILE
     spec = module.__spec__
     assert spec is not None
-    assert (spec.name, spec.origin, spec.has_location) == (module.__name__, _core.FILE, True)
+    assert (spec.name, spec.origin, spec.has_location) == (name, loading.FILE, True)
     assert module.__loader__ is spec.loader
     # What it defines bears its name, and is found again by it.
     own = [value for value in vars(module).values() if isinstance(value, type)]

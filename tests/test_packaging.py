@@ -83,6 +83,11 @@ def in_package(*suffixes: str) -> set[str]:
     }
 
 
+def is_by_hand(path: Path) -> bool:
+    """Return whether a C file is one that Cython has not made."""
+    return not path.with_suffix(".pyx").exists()
+
+
 def copied_source(target: Path) -> Path:
     """Copy the source tree, without what a build has left in it."""
     shutil.copytree(
@@ -179,16 +184,16 @@ def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
     assert wanted - files == set()
     assert [name for name in files if name.endswith((".so", ".pyc"))] == []
     # Those that are written by hand, and none that Cython makes.
-    native = {str(path.relative_to(ROOT)) for path in (PACKAGE / "_native").glob("*.c")}
-    assert native != set()
-    assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == native
+    by_hand = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.c") if is_by_hand(path)}
+    assert by_hand != set()
+    assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == by_hand
 
 
 @builds
 def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-    compiled = {f"uringloop/{name}{EXTENSION}" for name in ("_core/compiled", "bench/loadgen")}
+    compiled = {f"uringloop/{name}{EXTENSION}" for name in ("_compiled", "bench/loadgen")}
     assert files == in_package(*WHEEL_SUFFIXES) | compiled
 
 
@@ -314,7 +319,7 @@ def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
 def test_a_file_that_can_not_be_loaded_is_another_matter(tmp_path: Path) -> None:
     clone = tmp_path / "uringloop"
     shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    broken = clone / "_core" / f"compiled{EXTENSION}"
+    broken = clone / f"_compiled{EXTENSION}"
     broken.write_text("no object code")
     done = import_from(clone)
     assert done.returncode == 1

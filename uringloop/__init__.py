@@ -11,6 +11,8 @@ uringloop.install()                                         for programs that se
 import importlib
 from typing import Any
 
+# Loads the compiled modules, which everything below imports.
+import uringloop._cpython.loading  # noqa: F401
 from uringloop.files import open
 from uringloop.filestream import connect_file
 from uringloop.loop import Loop

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 
-from uringloop._core import FILE
+from uringloop._cpython.loading import FILE
 
 # As in softfaults.h, in this order.
 HARMLESS = (

@@ -238,11 +238,9 @@ def main() -> int:
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, FOLDER / name, ignore=shutil.ignore_patterns("*.so", "*.c"))
+            shutil.copytree(source, FOLDER / name, ignore=shutil.ignore_patterns("*.so"))
         else:
             shutil.copy(source, FOLDER / name)
-    for source in (ROOT / "uringloop/_native").glob("*.c"):
-        shutil.copy(source, FOLDER / "uringloop/_native")
     build()
     if (how := simulate(options.seeds // 4)) is not None:
         print(f"without a mutant: {how}")

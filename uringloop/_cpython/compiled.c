@@ -1,0 +1,48 @@
+/* The module `uringloop._compiled`, which names the compiled modules that share its file.
+ *
+ * They are linked into one file, each with a PyInit function; `loading.py` makes modules of them.
+ * The build derives compiled_modules.h from the sources: a module comes after those it imports.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "compiled_modules.h"
+
+static const char *const MODULES[] = {URINGLOOP_COMPILED_MODULES};
+
+static int add_modules(PyObject *module) {
+    const Py_ssize_t count = sizeof(MODULES) / sizeof(MODULES[0]);
+    PyObject *names = PyTuple_New(count);
+    int failed;
+
+    if (names == NULL)
+        return -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *name = PyUnicode_FromString(MODULES[i]);
+
+        if (name == NULL) {
+            Py_DECREF(names);
+            return -1;
+        }
+        PyTuple_SET_ITEM(names, i, name);
+    }
+    failed = PyModule_AddObjectRef(module, "MODULES", names);
+    Py_DECREF(names);
+    return failed;
+}
+
+static PyModuleDef_Slot SLOTS[] = {
+    {Py_mod_exec, add_modules},
+    {0, NULL},
+};
+
+static PyModuleDef DEFINITION = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "uringloop._compiled",
+    .m_doc = "The file that the compiled modules share.",
+    .m_slots = SLOTS,
+};
+
+PyMODINIT_FUNC PyInit__compiled(void) {
+    return PyModuleDef_Init(&DEFINITION);
+}
