@@ -266,7 +266,7 @@ def test_a_child_process_has_it_too(how: str, tmp_path: Path) -> None:
     ended = as_uvloop(script, how)
     # Only the first process says so.
     assert (ended.returncode, ended.stderr) == (0, SAID)
-    told = ("_as_uvloop/uvloop/__init__.py", "uringloop.loop")
+    told = ("_as_uvloop/uvloop/__init__.py", "uringloop")
     assert all(word in ended.stdout.splitlines()[-1] for word in told)
 
 

@@ -119,6 +119,13 @@ def test_public_names_are_listed_and_internals_are_not() -> None:
         assert getattr(uringloop, name) is not None
 
 
+def test_what_is_public_names_the_package() -> None:
+    for name in set(uringloop.__all__) - {"__version__"}:
+        public = getattr(uringloop, name)
+        assert (public.__module__, public.__qualname__) == ("uringloop", name)
+        assert pickle.loads(pickle.dumps(public)) is public
+
+
 def test_submodules_are_imported_when_they_are_asked_for() -> None:
     names = sorted(set(dir(uringloop)) - set(uringloop.__all__))
     # Each in a process of its own, since some import others.

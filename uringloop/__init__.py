@@ -13,10 +13,14 @@ from typing import Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
+from uringloop.filebinary import BufferedFile, RawFile
 from uringloop.files import open
 from uringloop.filestream import connect_file
+from uringloop.filetext import TextFile
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
+from uringloop.running import Stats
+from uringloop.serving import Server
 
 # What is imported on request: the loop takes a fraction of their time.
 SUBMODULES = (
@@ -32,8 +36,13 @@ SUBMODULES = (
 )
 
 __all__ = [
+    "BufferedFile",
     "EventLoopPolicy",
     "Loop",
+    "RawFile",
+    "Server",
+    "Stats",
+    "TextFile",
     "__version__",
     "connect_file",
     "install",
@@ -44,6 +53,11 @@ __all__ = [
 
 # The build reads it from here, without importing the package.
 __version__ = "0.1.0"
+
+# What repr(), pickles and tracebacks name, in place of the module in which each is defined.
+for _name in __all__:
+    if _name != "__version__":
+        globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> Any:

@@ -306,7 +306,7 @@ uringloop.run(main())
 @pytest.mark.slow
 def test_a_program_of_both_ends_leaves_nothing_to_complain_about() -> None:
     with process(python("-X", "dev", "-c", PROGRAM)) as running:
-        running.reads("answer: uringloop.loop")
+        running.reads("answer: uringloop$")
         assert running.end(signal.SIGTERM) == 0
         assert running.output.endswith("bye\n")
 

@@ -83,7 +83,7 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
     told = re.findall(r"^(\w+) of (\d+) on (\S+)$", running.output, re.MULTILINE)
     pids = {pid for _, pid, _ in told}
     assert len(pids) == 2
-    loop = "uringloop.loop.Loop"
+    loop = "uringloop.Loop"
     assert sorted(told) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
 
 

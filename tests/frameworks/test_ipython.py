@@ -54,7 +54,7 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
         said = running.output
         # The one that a cell asks for.
         running.output = said.replace("Traceback (most recent call last)", "", 1)
-    assert "'uringloop.loop'" in said
+    assert "'uringloop'" in said
     assert "b'hello'" in said
     assert "'from a thread'" in said
     assert "LookupError: on purpose" in said

@@ -147,7 +147,7 @@ def test_a_server_that_names_uvloop_serves_on_this_loop(
     with serving(tmp_path, words, port, workers) as (running, pids):
         for _ in range(20):
             pid, kind = ask(port).split()
-            assert (pid in pids, kind) == (True, "uringloop.loop.Loop")
+            assert (pid in pids, kind) == (True, "uringloop.Loop")
         if package == "sanic" and workers > 1:
             # On any loop: a signal that comes while its workers start is lost.
             return
@@ -170,4 +170,4 @@ def test_anyio_takes_it_for_uvloop(tmp_path: Path) -> None:
     command = python("-m", "uringloop.as_uvloop", str(script))
     with process(command, environment={"PYTHONPATH": str(tmp_path)}) as running:
         assert running.ended() == 0
-    assert "uringloop.loop.Loop" in running.output
+    assert "uringloop.Loop" in running.output

@@ -101,7 +101,7 @@ class Server:
         """Read of *count* beginnings and ends."""
         for _ in range(count):
             told = self.running.reads(r"(startup|shutdown) of (\d+) on (\S+)")
-            assert told[3] == "uringloop.loop.Loop"
+            assert told[3] == "uringloop.Loop"
             change = self.workers.add if told[1] == "startup" else self.workers.remove
             change(int(told[2]))
 
