@@ -41,8 +41,8 @@ endif
 endif
 
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
-                   -o -path 'uringloop/*.h' -o -path 'uringloop/_native/*.c' \
-                   -o -path 'uringloop/_cpython/*.c')
+                   -o -path 'uringloop/*.h' -o -path 'uringloop/_softring/*.c' \
+                   -o -path 'uringloop/_cpython/compiled.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
 LINTED = setup.py uringloop tests benchmarks examples
 CYTHON_LINTED = uringloop
@@ -242,8 +242,8 @@ mutants: $(DEV)/installed  ## Put bugs in, one at a time, and see that the simul
 	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
 
 # libFuzzer on the C of the software ring; atheris on what Python calls, on asyncio and on this loop.
-PROGRAMS = -g -O1 -Wall -Wextra -D_GNU_SOURCE -Iuringloop/_native tests/fuzz/softring.c \
-  uringloop/_native/soft*.c -pthread -l:liburing.a
+PROGRAMS = -g -O1 -Wall -Wextra -D_GNU_SOURCE -Iuringloop tests/fuzz/softring.c \
+  uringloop/_softring/*.c -pthread -l:liburing.a
 FUZZ = -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/
 fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four targets
 	@mkdir -p build/fuzz/softring
@@ -259,7 +259,7 @@ fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four
 	done
 
 # The same programs without a fuzzer, of random bytes: between the ring's thread and those for files.
-build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_native/*.[ch])
+build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_kernel/*.h uringloop/_softring/*.[ch])
 	@mkdir -p build/fuzz
 	$${CC:-cc} $(ALONE) tests/fuzz/alone.c $(PROGRAMS) -o $@
 

@@ -123,7 +123,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
     # What Cython generates is not ours to mend.
     cflags += ["-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
-    cflags += ["-Wno-cast-function-type", "-include", "uringloop/_native/importing.h"]
+    cflags += ["-Wno-cast-function-type", "-include", "uringloop/_cpython/importing.h"]
     cflags += ["-O1", "-g"] if debug else ["-O2", "-g0"]
     extra = os.environ.get("URINGLOOP_CFLAGS", "").split()
     options["extra_compile_args"] += cflags + extra
@@ -138,7 +138,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
         Extension(
             module_name(source),
             [str(source)],
-            include_dirs=["uringloop/_native", str(MODULES_HEADER.parent)],
+            include_dirs=["uringloop", str(MODULES_HEADER.parent)],
             depends=[str(header) for header in (*headers, MODULES_HEADER)],
             define_macros=macros,
             **options,

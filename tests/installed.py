@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import uringloop
-from uringloop._core import features
+from uringloop._ring import features
 
 # More than a socket's buffer has room for, so that both sides wait for each other.
 MESSAGE = bytes(range(256)) * 4096

@@ -154,7 +154,7 @@ asyncio.run(main())
 ROUNDS = """
 import asyncio, os, sys, tempfile
 import uringloop
-from uringloop._core import features
+from uringloop._ring import features
 
 class Mail(asyncio.DatagramProtocol):
     def __init__(self):

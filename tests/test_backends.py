@@ -27,8 +27,8 @@ from conftest import each_ring, on_io_uring, open_fds
 from roles import in_thread
 
 import uringloop
-from uringloop._core import features
-from uringloop.availability import Backend, Choice
+from uringloop._ring import features
+from uringloop._ring.backends import Backend, Choice
 
 FEATURES = tuple(features.FEATURES)
 SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
@@ -292,7 +292,7 @@ def test_refusal_after_a_first_loop_is_a_refusal_too() -> None:
 def test_lack_of_memory_for_another_ring_is_for_that_loop() -> None:
     script = """
         import asyncio, errno, seccomp, uringloop
-        from uringloop import availability
+        from uringloop._ring import backends
         first = uringloop.Loop()
         seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | errno.ENOMEM, (seccomp.SETUP,))
         for options in ({}, {"sqpoll": 1}):
@@ -304,7 +304,7 @@ def test_lack_of_memory_for_another_ring_is_for_that_loop() -> None:
             uringloop.Loop(backend="io_uring")
         except OSError as exc:
             print(exc.errno == errno.ENOMEM, "larger limit" in str(exc))
-        print(availability.known_refusal())
+        print(backends.known_refusal())
         first.run_until_complete(asyncio.sleep(0.001))
         print(first.backend)
         first.close()

@@ -17,7 +17,7 @@ from conftest import on_io_uring
 
 import uringloop
 from uringloop import doctor
-from uringloop._core import features
+from uringloop._ring import features
 
 Facts = TypedDict(
     "Facts",

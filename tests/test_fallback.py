@@ -12,7 +12,7 @@ import seccomp
 from conftest import each_ring, on_io_uring
 
 import uringloop
-from uringloop.availability import Backend
+from uringloop._ring.backends import Backend
 
 # Some loops, one after the other and at once.
 LOOPS = """
@@ -121,7 +121,7 @@ def test_nothing_is_said_on_io_uring() -> None:
 FORKS = """
 import os, sys
 import uringloop
-from uringloop import availability
+from uringloop._ring import backends
 
 {before}
 for _ in range(3):
@@ -137,14 +137,14 @@ for _ in range(3):
 
 @pytest.mark.parametrize(
     ("before", "lines"),
-    [("uringloop.Loop().close()", 1), ("availability.ask()", 1), ("", 3)],
+    [("uringloop.Loop().close()", 1), ("backends.ask()", 1), ("", 3)],
 )
 def test_children_of_a_process_that_has_warned_say_nothing(before: str, lines: int) -> None:
     assert len(warnings_of(FORKS.format(before=before), "EPERM")) == lines
 
 
 def test_asking_before_there_is_a_loop_says_nothing_of_a_ring_that_was_chosen() -> None:
-    script = "from uringloop import availability; availability.ask()"
+    script = "from uringloop._ring import backends; backends.ask()"
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="soft") == []
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="io_uring") == []
 

@@ -7,8 +7,7 @@ import seccomp
 from conftest import each_ring, on_io_uring, open_fds
 
 import uringloop
-from uringloop import availability
-from uringloop._core import features
+from uringloop._ring import backends, features
 
 FEATURES = tuple(features.FEATURES)
 
@@ -91,7 +90,7 @@ SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15), "epoll_w
 @on_io_uring
 @pytest.mark.parametrize("name", SINCE)
 def test_what_the_kernel_has_is_found(name: str) -> None:
-    if availability.release() < SINCE[name]:
+    if backends.release() < SINCE[name]:
         pytest.skip("not by this kernel's version")
     features.disable(frozenset())
     assert features.report(True)[name] == "used"

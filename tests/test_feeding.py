@@ -12,7 +12,7 @@ import pytest
 from conftest import tcp_pair
 from roles import Loop, complaints, noise, on_loop, turns, until
 
-from uringloop._core import feeding
+from uringloop._transport import stream_reader
 
 
 async def opened(
@@ -36,7 +36,7 @@ def is_reading(writer: asyncio.StreamWriter) -> bool:
 
 
 def test_the_standard_library_has_the_shape_that_is_relied_on() -> None:
-    assert feeding.shape_is_known()
+    assert stream_reader.shape_is_known()
 
 
 @on_loop

@@ -20,7 +20,7 @@ from filing import opened
 from processes import thread_names
 
 import uringloop
-from uringloop._core.ring import BOUNDED_WORKERS_MAX
+from uringloop._ring.ring import BOUNDED_WORKERS_MAX
 
 # What a worker of the kernel takes tens of milliseconds for.
 LARGE = 64 << 20

@@ -14,8 +14,8 @@ from filing import raised, run
 
 import uringloop
 from uringloop import fs
-from uringloop.filebinary import BufferedFile, RawFile
-from uringloop.filetext import TextFile
+from uringloop._files.binary import BufferedFile, RawFile
+from uringloop._files.text import TextFile
 
 
 @pytest.mark.parametrize(

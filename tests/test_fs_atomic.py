@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from filing import run
 
-from uringloop import availability, fs
+from uringloop import fs
+from uringloop._ring import backends
 
 Loop = asyncio.AbstractEventLoop
 
@@ -47,9 +48,9 @@ def disabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     names: str = request.param
     with monkeypatch.context() as patch:
         patch.setenv("URINGLOOP_DISABLE", names)
-        availability.disable_features()
+        backends.disable_features()
         yield names
-    availability.disable_features()
+    backends.disable_features()
 
 
 either_way = pytest.mark.usefixtures("disabled")
@@ -226,7 +227,7 @@ import asyncio, os, signal, sys, uringloop
 from uringloop import fs
 path, event, loop = sys.argv[1:]
 # Under another loop nobody has asked for them yet.
-uringloop.availability.disable_features()
+uringloop._ring.backends.disable_features()
 def hook(name, args):
     if name == event and args[0] != path:
         os.kill(os.getpid(), signal.SIGKILL)

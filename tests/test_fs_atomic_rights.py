@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from filing import run
 
-from uringloop import availability, fs
-from uringloop.filebinary import RawFile
+from uringloop import fs
+from uringloop._files.binary import RawFile
+from uringloop._ring import backends
 
 Loop = asyncio.AbstractEventLoop
 Entry = tuple[int, int, int]
@@ -47,9 +48,9 @@ def disabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Both ways: with files that have no name before they are whole, and without."""
     with monkeypatch.context() as patch:
         patch.setenv("URINGLOOP_DISABLE", request.param)
-        availability.disable_features()
+        backends.disable_features()
         yield request.param
-    availability.disable_features()
+    backends.disable_features()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from datagrams import Mailbox, drained, endpoint, stuff, unix_pair
 from roles import complaints, on_loop, turns, until
 
 import uringloop
-from uringloop import connecting
+from uringloop._net import clients
 
 LOCALHOST = "127.0.0.1"
 BIG = 8_000_000
@@ -192,7 +192,7 @@ async def test_a_connection_that_fails_behind_connect_leaves_no_socket(
     if step == "protocol":
         factory = fail
     else:
-        monkeypatch.setattr(connecting, "make_stream", fail)
+        monkeypatch.setattr(clients, "make_stream", fail)
     with socket.create_server((LOCALHOST, 0)) as listener:
         fds = open_fds()
         try:

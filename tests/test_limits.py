@@ -8,13 +8,13 @@ import pytest
 from conftest import on_io_uring
 from roles import run_script
 
-from uringloop import availability, limits
+from uringloop._ring import backends, limits
 
 ROOT, ROOTLESS = "0 0 4294967295", "0 100000 65536"
 ALL, NONE = "000001ffffffffff", "0000000000000000"
 # As root of the machine, without a cgroup.
-FREE = {availability.STATUS: f"CapEff:\t{ALL}", availability.USERS: ROOT}
-BOUND = {**FREE, availability.STATUS: f"CapEff:\t{NONE}"}
+FREE = {backends.STATUS: f"CapEff:\t{ALL}", backends.USERS: ROOT}
+BOUND = {**FREE, backends.STATUS: f"CapEff:\t{NONE}"}
 V2 = {limits.CGROUP: "0::/app"}
 V1 = {limits.CGROUP: "9:cpu,pids:/app\n4:memory:/app"}
 
@@ -25,7 +25,7 @@ class System:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: dict[str, str] = dict(FREE)
         self.limits: dict[int, int] = {}
-        monkeypatch.setattr(availability, "read", self.files.get)
+        monkeypatch.setattr(backends, "read", self.files.get)
         monkeypatch.setattr(resource, "getrlimit", self.getrlimit)
 
     def getrlimit(self, kind: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def test_without_limits_there_is_nothing_to_say(system: System) -> None:
 def test_locked_memory_is_counted_in_loops(
     system: System, users: str, capable: str, kib: int, words: str
 ) -> None:
-    system.files |= {availability.USERS: users, availability.STATUS: f"CapEff:\t{capable}"}
+    system.files |= {backends.USERS: users, backends.STATUS: f"CapEff:\t{capable}"}
     system.limits[resource.RLIMIT_MEMLOCK] = kib * 1024
     advice = limits.advice(on_io_uring=True)
     assert len(advice) == bool(words)
@@ -73,7 +73,7 @@ def test_descriptors_are_counted_up_to_the_soft_limit(system: System) -> None:
 
 
 def test_switch_that_spares_the_privileged_is_told_to_them(system: System) -> None:
-    system.files[availability.SYSCTL] = "1"
+    system.files[backends.SYSCTL] = "1"
     (line,) = limits.advice(on_io_uring=True)
     assert "kernel.io_uring_group" in line
     assert limits.advice(on_io_uring=False) == []

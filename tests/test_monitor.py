@@ -20,8 +20,8 @@ from watched import BLOCKED, connected, monitored, place, program, reply_of, tol
 
 import uringloop
 from uringloop import monitor
-from uringloop._core.counting import open_loops
-from uringloop.running import Stats
+from uringloop._loop.base import Stats
+from uringloop._turn.stats import open_loops
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]

@@ -15,7 +15,7 @@ import pytest
 from conftest import _guarded, each_ring
 
 import uringloop
-from uringloop import nesting
+from uringloop._loop import nesting
 
 # How deep runs are nested in one another.
 DEPTH = 50

@@ -11,7 +11,7 @@ import pytest
 from roles import Loop, on_loop, turns, until
 
 import uringloop
-from uringloop._core import features
+from uringloop._ring import features
 
 # Late enough for asyncio's clock to see a difference, and over before a busy callback is.
 SOON = 0.00001

@@ -33,7 +33,7 @@ from piping import (
 from roles import Loop, complaints, in_thread, noise, on_loop, turns, until
 
 import uringloop
-from uringloop._core.pipe import READ_MAX
+from uringloop._net.pipe import READ_MAX
 
 
 def tells_to_read(reader: Reader, *, otherwise: bool) -> bool:

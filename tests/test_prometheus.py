@@ -16,8 +16,8 @@ from roles import link, wait_until
 
 import uringloop
 from uringloop import prometheus
-from uringloop._core.counting import histograms_of, turn_of
-from uringloop._core.timing import BOUNDS
+from uringloop._turn.stats import histograms_of, turn_of
+from uringloop._turn.timing import BOUNDS
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'

@@ -7,20 +7,20 @@ import os
 
 import pytest
 
-from uringloop import availability
+from uringloop._ring import backends
 
-ALLOW = availability.ALLOW
+ALLOW = backends.ALLOW
 
 
 def test_refusal_of_a_kernel_thread_is_not_for_other_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(availability, "_refusal", None)
+    monkeypatch.setattr(backends, "_refusal", None)
     refusal = PermissionError(errno.EPERM, "no")
-    assert availability.refuse(refusal, lasting=False)
-    assert availability.known_refusal() is None
-    reason = availability.refuse(refusal, lasting=True)
-    assert availability.known_refusal() == reason
+    assert backends.refuse(refusal, lasting=False)
+    assert backends.known_refusal() is None
+    reason = backends.refuse(refusal, lasting=True)
+    assert backends.known_refusal() == reason
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_only_an_old_kernel_is_called_too_old(
     monkeypatch.setattr(
         os, "uname", lambda: os.uname_result((names[0], names[1], release, *names[3:]))
     )
-    told = availability.cause(errno.EINVAL)
+    told = backends.cause(errno.EINVAL)
     assert all(word in told for word in words)
 
 
@@ -73,21 +73,21 @@ def test_kernels_switch_is_blamed_where_it_is_to_blame(
     words: tuple[str, ...],
 ) -> None:
     files = {
-        availability.SYSCTL: value,
-        availability.GROUP_SYSCTL: group and group.format(os.getegid()),
-        availability.STATUS: f"Seccomp:\t{seccomp_mode}\nCapEff:\t{capable}",
-        availability.USERS: users,
+        backends.SYSCTL: value,
+        backends.GROUP_SYSCTL: group and group.format(os.getegid()),
+        backends.STATUS: f"Seccomp:\t{seccomp_mode}\nCapEff:\t{capable}",
+        backends.USERS: users,
     }
-    monkeypatch.setattr(availability, "read", files.__getitem__)
-    told = availability.cause(errno.EPERM)
+    monkeypatch.setattr(backends, "read", files.__getitem__)
+    told = backends.cause(errno.EPERM)
     assert all(word in told for word in words)
     assert ("switched off" in told) == ("switched off" in words)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO])
 def test_every_failure_is_told_with_a_remedy(number: int) -> None:
-    told = availability.explained(OSError(number, os.strerror(number)))
+    told = backends.explained(OSError(number, os.strerror(number)))
     assert (type(told), told.errno) == (type(OSError(number, "")), number)
-    remedy = availability.remedy_in(str(told))
+    remedy = backends.remedy_in(str(told))
     assert remedy is not None
     assert "`" in remedy or "sysctl" in remedy

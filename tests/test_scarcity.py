@@ -89,7 +89,7 @@ def test_no_memory_for_what_was_received_ends_that_connection(name: str, size: i
 
 # A process that may start no thread, nor may the kernel for it.
 FILES = """
-import asyncio, os, resource, sys, uringloop, uringloop.files, uringloop.fs as fs
+import asyncio, os, resource, sys, uringloop, uringloop._files.open, uringloop.fs as fs
 
 folder = sys.argv[1]
 path = os.path.join(folder, "file")

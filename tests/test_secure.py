@@ -13,13 +13,14 @@ from roles import Loop, complaints, noise, on_loop, until
 from secure import tls_stream
 
 import uringloop
-from uringloop._core import tlsprotocol, tlsshape
+from uringloop._cpython import ssl_shape
+from uringloop._tls import ssl_protocol
 
 RECORD = 16 * 1024
 
 
 def test_the_standard_library_has_the_shape_that_is_relied_on() -> None:
-    assert tlsshape.shape_is_known()
+    assert ssl_shape.shape_is_known()
 
 
 @on_loop
@@ -91,7 +92,7 @@ async def test_an_error_of_the_protocol_is_reported_as_asyncio_does(
 
 
 def test_a_connection_has_a_record_of_memory(loop: uringloop.Loop, contexts: Contexts) -> None:
-    protocol = tlsprotocol.new_protocol(
+    protocol = ssl_protocol.new_protocol(
         loop, asyncio.Protocol(), contexts.server, None, server_side=True
     )
     assert len(protocol._ssl_buffer) == RECORD  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from roles import Loop, link, noise, on_disk, on_loop, pair, read_exactly, strea
 from secure import tls_stream
 
 import uringloop
-from uringloop import sendfile
+from uringloop._net import sendfile
 
 SIZE = 200_000
 NARROW = 16 * 1024

@@ -29,7 +29,7 @@ from roles import (
 )
 
 import uringloop
-from uringloop._core import fileops
+from uringloop._files import operation
 
 SIZE = 200_000
 NARROW = 16 * 1024
@@ -199,13 +199,13 @@ def test_what_is_not_in_the_cache_is_read_by_a_worker(
     fd = os.open(path, os.O_RDONLY)
     cold = made_cold(fd)
     ahead: list[int] = []
-    read_ahead = fileops.read_ahead
+    read_ahead = operation.read_ahead
 
     async def counted(fd: int, offset: int, size: int) -> None:
         ahead.append(offset)
         await read_ahead(fd, offset, size)
 
-    monkeypatch.setattr(fileops, "read_ahead", counted)
+    monkeypatch.setattr(operation, "read_ahead", counted)
 
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
@@ -216,5 +216,5 @@ def test_what_is_not_in_the_cache_is_read_by_a_worker(
 
     with contextlib.closing(os.fdopen(fd, "rb")):
         check(loop=loop)
-        assert fileops.is_cached(fd, 0, len(data))
+        assert operation.is_cached(fd, 0, len(data))
     assert bool(ahead) == cold

@@ -21,7 +21,7 @@ from simulation import faults
 from simulation.ends import End
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 
-from uringloop.availability import Backend
+from uringloop._ring.backends import Backend
 
 NUMBERS = st.integers(0, 1 << 16)
 SMALL = st.integers(1, 10)

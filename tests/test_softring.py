@@ -45,7 +45,7 @@ from roles import (
 from software import output, room_for
 
 import uringloop
-from uringloop._core.ring import CQ_ENTRIES, SQ_ENTRIES
+from uringloop._ring.ring import CQ_ENTRIES, SQ_ENTRIES
 
 # <linux/in.h>; Python does not name it.
 IP_RECVERR = 11

@@ -19,7 +19,7 @@ from roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
 from software import output, room_for
 
 import uringloop
-from uringloop._core.ring import BOUNDED_WORKERS_MAX
+from uringloop._ring.ring import BOUNDED_WORKERS_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,7 @@ def test_files_are_done_by_the_loops_thread_where_no_other_can_be_started() -> N
     assert output("""
         import asyncio, os, resource, tempfile, threading, uringloop
         # Now: somebody else may not read where Python is installed.
-        import uringloop.files, uringloop.fs
+        import uringloop._files.open, uringloop.fs
         async def main(folder):
             path = os.path.join(folder, "file")
             async with uringloop.open(path, "w+b") as file:

@@ -13,8 +13,8 @@ import pytest
 from roles import PATIENCE, run_script, wait_until
 
 import uringloop
-from uringloop import stalls
-from uringloop._core.counting import turn_of, watch_stalls
+from uringloop._monitor import stalls
+from uringloop._turn.stats import turn_of, watch_stalls
 
 THREAD = "uringloop-stalls"
 

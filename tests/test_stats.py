@@ -20,7 +20,7 @@ from roles import complaints, link, noise, nothing_left, on_loop, stream, turns,
 
 import uringloop
 from uringloop import prometheus
-from uringloop.running import Stats
+from uringloop._loop.base import Stats
 
 # What stats() has of the present; all else counts from the making of the loop.
 PRESENT = {"operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "batches"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from roles import PATIENCE
 
 import uringloop
-from uringloop._core.loop import LoopCore
+from uringloop._turn.turn import LoopCore
 
 HERE = Path(__file__).parent
 PACKAGE = Path(uringloop.__file__).parent
@@ -27,7 +27,7 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
 
 
 def test_the_stub_of_the_loop_has_the_words_of_the_compiled_methods() -> None:
-    stub = ast.parse((PACKAGE / "_core" / "loop.pyi").read_text())
+    stub = ast.parse((PACKAGE / "_turn" / "turn.pyi").read_text())
     (core,) = (
         node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "LoopCore"
     )

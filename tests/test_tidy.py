@@ -28,119 +28,122 @@ LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "the ABIs of others",
         (
-            "_native.uring",
-            "_native.epoll",
-            "_native.membio",
+            "_kernel.uring",
+            "_kernel.epoll",
+            "_tls.membio",
             "_compiled",
-            "_core.errors",
-            "_core.pyapi",
+            "_kernel.errors",
+            "_cpython.pyapi",
         ),
     ),
     (
         "calls built on them",
         (
             "_cpython.loading",
-            "_native.requests",
-            "_native.doors",
-            "_native.forks",
-            "_native.filecalls",
-            "_native.pathcalls",
-            "_native.trace",
+            "_kernel.sockets",
+            "_kernel.shared_sockets",
+            "_kernel.forks",
+            "_kernel.files",
+            "_kernel.paths",
+            "_kernel.trace",
         ),
     ),
-    ("trials of the kernel", ("_native.probes",)),
-    ("what it has", ("_core.features",)),
+    ("trials of the kernel", ("_kernel.probes",)),
+    ("what it has", ("_ring.features",)),
     (
         "requests, callbacks, bytes",
         (
-            "_core.ring",
-            "_core.handles",
-            "_core.addresses",
-            "_core.feeding",
-            "_core.fileviews",
-            "_core.spares",
+            "_ring.ring",
+            "_turn.handles",
+            "_transport.addresses",
+            "_transport.stream_reader",
+            "_files.memory",
+            "_transport.freelist",
         ),
     ),
     (
         "buffers, deadlines, tables",
         (
-            "_core.buffers",
-            "_core.timers",
-            "_core.timing",
-            "_core.ready",
-            "_core.wakeup",
-            "_core.owners",
-            "_core.records",
-            "_core.tlsshape",
-            "_core.writequeue",
-            "_core.draining",
+            "_ring.buffers",
+            "_turn.timers",
+            "_turn.timing",
+            "_turn.ready",
+            "_ring.wakeup",
+            "_turn.fd_table",
+            "_tls.records",
+            "_cpython.ssl_shape",
+            "_transport.write_queue",
+            "_ring.lifecycle",
         ),
     ),
-    ("the turn", ("_core.loop",)),
+    ("the turn", ("_turn.turn",)),
     (
         "what a loop drives",
         (
-            "_core.transport",
-            "_core.poll",
-            "_core.watchers",
-            "_core.fileops",
-            "_core.counting",
-            "_core.marks",
-            "_core.tracing",
+            "_transport.transport",
+            "_turn.poll",
+            "_turn.fd_watch",
+            "_files.operation",
+            "_turn.stats",
+            "_turn.introspection",
+            "_turn.tracing",
         ),
     ),
     (
         "pausing in; file requests",
-        ("_core.reader", "_core.filerequests", "_core.fileturns", "_core.pathops"),
+        ("_transport.pausing", "_files.requests", "_files.scheduling", "_files.path_operations"),
     ),
     (
         "pausing out; files; runs",
-        ("_core.flow", "_core.openfile", "_core.nested"),
+        ("_transport.flow_control", "_files.open_file", "_loop.nested_run"),
     ),
-    ("bytes out; lines", ("_core.writer", "_core.lines")),
-    ("the bytes of TLS", ("_core.secure",)),
-    ("TLS", ("_core.tlsprotocol",)),
-    ("bytes in and out", ("_core.stream", "_core.datagram", "_core.pipe", "_core.socketops")),
-    ("connections in", ("_core.listener",)),
+    ("bytes out; lines", ("_transport.writer", "_files.lines")),
+    ("the bytes of TLS", ("_tls.data_path",)),
+    ("TLS", ("_tls.ssl_protocol",)),
+    ("bytes in and out", ("_net.stream", "_net.datagram", "_net.pipe", "_net.sock_calls")),
+    ("connections in", ("_net.listener",)),
     (
         "helpers in Python",
         (
-            "checks",
-            "commands",
-            "availability",
-            "resolver",
-            "reporting",
-            "executors",
-            "tls",
-            "filebase",
+            "_net.argument_checks",
+            "_monitor.command_line",
+            "_ring.backends",
+            "_net.resolver",
+            "_loop.exception_handling",
+            "_loop.executors",
+            "_tls.upgrade",
+            "_files.base",
             "monitor",
-            "nesting",
-            "rights",
-            "textcodecs",
+            "_loop.nesting",
+            "_files.permissions",
+            "_files.codecs",
         ),
     ),
     (
         "clients, servers, signals",
         (
-            "connecting",
-            "datagrams",
-            "serving",
-            "sendfile",
-            "signals",
-            "pipes",
-            "subprocesses",
-            "filebinary",
-            "textpositions",
-            "filestream",
-            "folders",
-            "watching",
-            "limits",
-            "stalls",
+            "_net.clients",
+            "_net.datagram_endpoints",
+            "_net.servers",
+            "_net.sendfile",
+            "_loop.signals",
+            "_net.pipes",
+            "_process.subprocesses",
+            "_files.binary",
+            "_files.positions",
+            "_files.stream",
+            "_files.directories",
+            "_monitor.client",
+            "_ring.limits",
+            "_monitor.stalls",
         ),
     ),
-    ("running; text files", ("running", "filetext", "atomic")),
-    ("class Loop, open()", ("loop", "files")),
-    ("the policy, run(); paths", ("policy", "fs", "tempfile", "prometheus", "views", "fleet")),
+    ("running; text files", ("_loop.base", "_files.text", "_files.atomic")),
+    ("class Loop, open()", ("loop", "_files.open")),
+    (
+        "the policy, run(); paths",
+        ("policy", "fs", "tempfile", "prometheus", "_monitor.render", "_monitor.fleet"),
+    ),
     ("the public names", ("__init__",)),
     ("the names of uvloop", ("_as_uvloop", "_as_uvloop.uvloop.loop")),
     (
@@ -176,7 +179,20 @@ BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 # Packages whose __init__ has a docstring only.
-PROSE = {"_core", "_cpython", "_native", "bench"}
+PROSE = {
+    "_cpython",
+    "_files",
+    "_kernel",
+    "_loop",
+    "_monitor",
+    "_net",
+    "_process",
+    "_ring",
+    "_tls",
+    "_transport",
+    "_turn",
+    "bench",
+}
 
 SOURCES = sorted(
     path
@@ -497,7 +513,14 @@ def _is_of(path: Path, programs: tuple[str, ...]) -> bool:
 
 
 def test_the_library_does_not_print() -> None:
-    programs = ("bench/", "doctor.py", "top.py", "as_uvloop.py", "commands.py", "__main__.py")
+    programs = (
+        "bench/",
+        "doctor.py",
+        "top.py",
+        "as_uvloop.py",
+        "_monitor/command_line.py",
+        "__main__.py",
+    )
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]
     assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
 
@@ -519,8 +542,8 @@ def test_no_cast_is_checked_at_run_time() -> None:
 
 
 def test_submissions_are_filled_in_uring_h_only() -> None:
-    core = [path for path in CYTHON if path.parent.name == "_core"]
-    assert offences(core, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
+    above = [path for path in CYTHON if path.parent.name != "_kernel"]
+    assert offences(above, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
 
 
 # Without an exception clause a C result of these types loses or invents exceptions.
@@ -583,12 +606,12 @@ def test_the_rules_find_what_they_look_for(
 def test_imports_are_found_in_every_form(tmp_path: Path) -> None:
     cython = tmp_path / "example.pyx"
     cython.write_text(
-        "cimport cython\nfrom uringloop._core.ring cimport (\n    Ring,\n    Operation,\n)\n"
-        "    from uringloop._core cimport loop\n"
+        "cimport cython\nfrom uringloop._ring.ring cimport (\n    Ring,\n    Operation,\n)\n"
+        "    from uringloop._turn cimport turn\n"
     )
     assert list(cython_imports(cython)) == [
         (1, "cython"),
-        (2, "uringloop._core.ring.Ring"),
-        (2, "uringloop._core.ring.Operation"),
-        (6, "uringloop._core.loop"),
+        (2, "uringloop._ring.ring.Ring"),
+        (2, "uringloop._ring.ring.Operation"),
+        (6, "uringloop._turn.turn"),
     ]

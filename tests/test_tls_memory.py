@@ -18,11 +18,11 @@ from roles import Loop, noise, on_loop, reset, turns, until
 from secure import Peer, ending, tls_link, tls_stream
 
 import uringloop
-from uringloop._core import records as native
-from uringloop._core import secure
+from uringloop._tls import data_path
+from uringloop._tls import records as native
 
 RECORD = 16 * 1024
-PLENTY = 2 * secure.SCRATCH_MAX + 7
+PLENTY = 2 * data_path.SCRATCH_MAX + 7
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["lent", "copied"])
@@ -139,12 +139,12 @@ def test_a_damaged_record_among_others_is_an_error(
 
 SIZES = (
     1,
-    secure.SCRATCH_MIN - 1,
-    secure.SCRATCH_MIN,
+    data_path.SCRATCH_MIN - 1,
+    data_path.SCRATCH_MIN,
     RECORD,
     RECORD + 1,
     100_000,
-    secure.SCRATCH_MAX,
+    data_path.SCRATCH_MAX,
     PLENTY,
 )
 

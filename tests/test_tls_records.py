@@ -14,12 +14,11 @@ from roles import Loop, connected, noise, on_loop, turns, until
 from secure import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
 
 import uringloop
-from uringloop import tls
-from uringloop._core import records as native
-from uringloop._core import secure, tlsprotocol
+from uringloop._tls import data_path, ssl_protocol, upgrade
+from uringloop._tls import records as native
 
 RECORD = 16 * 1024
-HELD = secure.HELD_MAX
+HELD = data_path.HELD_MAX
 
 
 def record(size: int, kind: int = 23) -> bytes:
@@ -390,12 +389,14 @@ async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: C
             loop.start_tls(client, left, contexts.client, server_hostname="localhost"),
             loop.start_tls(server, right, contexts.server, server_side=True),
         )
-        assert isinstance(inner, tlsprotocol.SSLTransport)
+        assert isinstance(inner, ssl_protocol.SSLTransport)
         inner.close()
         await left.lost
 
 
-@pytest.mark.skipif(not tls.MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader")
+@pytest.mark.skipif(
+    not upgrade.MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader"
+)
 @on_loop
 async def test_a_hello_that_a_reader_has_read_ahead_is_not_lost(
     each_loop: Loop, contexts: Contexts

@@ -30,9 +30,10 @@ from watched import (
 )
 
 import uringloop
-from uringloop import monitor, top, views, watching
+from uringloop import monitor, top
+from uringloop._monitor import client, render
+from uringloop._monitor.client import Look
 from uringloop.monitor import LoopTold, Told
-from uringloop.watching import Look
 
 # The fixture is found by its name here.
 __all__ = ["place"]
@@ -142,7 +143,7 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
 
 def told(seconds: float, **stats: int) -> Told:
     """Return what a program with one loop says *seconds* after its start."""
-    counts: Any = {**dict.fromkeys((*watching.RATED, *watching.SHOWN), 0), **stats}
+    counts: Any = {**dict.fromkeys((*client.RATED, *client.SHOWN), 0), **stats}
     loop: LoopTold = {
         "id": 1,
         "class": "Loop",
@@ -198,7 +199,7 @@ def test_turn_that_lasts_is_called_blocked(blocked: float, state: str) -> None:
     one = told(10)
     one["loops"][0]["blocked"] = blocked
     one["loops"][0]["place"] = {"function": "f", "file": "x.py", "line": 3}
-    view = views.view_of(Look(one), [])
+    view = render.view_of(Look(one), [])
     (row,) = [row for row in view.rows if row.label == "state"]
     assert row.cells[0].startswith(state)
     assert row.alarms == [blocked > 0.1]
@@ -208,7 +209,7 @@ def test_turn_that_lasts_is_called_blocked(blocked: float, state: str) -> None:
 
 def test_trouble_is_marked() -> None:
     look = Look(told(12, turns=9, starved=4), Look(told(10)))
-    lines = views.plain_lines(views.view_of(look, []), 120)
+    lines = render.plain_lines(render.view_of(look, []), 120)
     (line,) = [line for line in lines if line.startswith("starved/s")]
     assert line.endswith("! 2.0")
     assert [line for line in lines if "!" in line] == [line]
@@ -226,23 +227,23 @@ def test_trouble_is_marked() -> None:
     ],
 )
 def test_bytes_have_the_unit_that_people_read(value: float, text: str) -> None:
-    assert views.size(value) == text
+    assert render.size(value) == text
 
 
-def many(count: int) -> views.View:
+def many(count: int) -> render.View:
     """Return the view of *count* loops with long numbers."""
     told_now = told(12, turns=200_000_000, sent_bytes=10**12)
     (loop,) = told_now["loops"]
     told_now["loops"] = [
         {**loop, "id": number, "name": f"ThreadPoolExecutor-0_{number}"} for number in range(count)
     ]
-    return views.view_of(Look(told_now, Look(told(10))), ["a note of the end"])
+    return render.view_of(Look(told_now, Look(told(10))), ["a note of the end"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
 def test_nothing_is_cut_in_plain_text(count: int) -> None:
     view = many(count)
-    lines = views.plain_lines(view, 120)
+    lines = render.plain_lines(view, 120)
     assert max(map(len, lines)) <= 120
     everything_is_in("\n".join(lines), view)
 
@@ -252,12 +253,12 @@ def test_nothing_is_cut_by_rich(count: int) -> None:
     console = pytest.importorskip("rich.console")
     file = io.StringIO()
     view = many(count)
-    console.Console(file=file, width=120).print(views.rich_group(view, 120))
+    console.Console(file=file, width=120).print(render.rich_group(view, 120))
     assert max(map(len, file.getvalue().split("\n"))) <= 120
     everything_is_in(file.getvalue(), view)
 
 
-def everything_is_in(text: str, view: views.View) -> None:
+def everything_is_in(text: str, view: render.View) -> None:
     assert "…" not in text
     for line in (*view.title, *view.headings, *view.notes):
         assert line in text
@@ -336,10 +337,10 @@ def test_terminal_has_a_table_of_richs(place: Path) -> None:
 def test_control_characters_of_a_program_stay_its_own() -> None:
     evil = told(1)
     evil["command"] = evil["loops"][0]["name"] = "\x1b[2Jname\n"
-    lines = views.plain_lines(views.view_of(Look(evil), []), 120)
+    lines = render.plain_lines(render.view_of(Look(evil), []), 120)
     assert lines[0] == "1  ?[2Jname "
     assert lines[3].endswith("  ?[2Jname")
-    lines = views.plain_lines(views.overview_of([], [(Look(evil), 0.0)], 120, []), 120)
+    lines = render.plain_lines(render.overview_of([], [(Look(evil), 0.0)], 120, []), 120)
     assert lines[2].startswith("1       ?[2Jname ")
     assert lines[2].endswith("  ?[2Jname")
 
@@ -473,10 +474,10 @@ def test_list_has_the_programs_that_live(place: Path) -> None:
 def test_want_of_programs_says_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "all_paths", list)
+    monkeypatch.setattr(client, "all_paths", list)
     for arguments in ([], ["--list"], ["--once"]):
         assert top.main(arguments) == 1
-        assert watching.HINT in capsys.readouterr().err
+        assert client.HINT in capsys.readouterr().err
 
 
 def test_path_that_the_program_has_chosen_is_found_by_its_number(place: Path) -> None:

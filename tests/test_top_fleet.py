@@ -12,9 +12,10 @@ import pytest
 from roles import PATIENCE
 from watched import environment, following, place, program, run_top, there, told_by
 
-from uringloop import monitor, views, watching
-from uringloop.fleet import Fleet
-from uringloop.watching import Look
+from uringloop import monitor
+from uringloop._monitor import client, render
+from uringloop._monitor.client import Look
+from uringloop._monitor.fleet import Fleet
 
 # The fixture is found by its name here.
 __all__ = ["place"]
@@ -72,7 +73,7 @@ def lines_of(text: str) -> dict[int, str]:
 
 def test_master_is_shown_with_the_loops_of_its_children(place: Path) -> None:
     with program(place, MASTER) as watched:
-        children = watching.descendants_of(watched.pid)
+        children = client.descendants_of(watched.pid)
         assert len(children) == 2
         done = run_top(place, watched.pid, "--once", "--interval", "0.3")
         assert (done.returncode, done.stderr) == (0, "")
@@ -95,7 +96,7 @@ def test_master_is_shown_with_the_loops_of_its_children(place: Path) -> None:
 
 def test_json_has_a_line_for_each_process(place: Path) -> None:
     with program(place, MASTER) as watched:
-        children = watching.descendants_of(watched.pid)
+        children = client.descendants_of(watched.pid)
         done = run_top(place, watched.pid, "--once", "--json", "--interval", "0.1")
         looks = [json.loads(line) for line in done.stdout.splitlines()]
         assert sorted(look["pid"] for look in looks) == sorted(children)
@@ -161,7 +162,7 @@ def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
 
 def test_silence_is_shown_where_the_state_is(loop: object) -> None:
     look = Look(monitor.snapshot())
-    view = views.overview_of(["title"], [(look, 3.0)], 120, [])
+    view = render.overview_of(["title"], [(look, 3.0)], 120, [])
     assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
     assert view.rows[0].alarms[0]
 
@@ -180,8 +181,8 @@ def test_end_of_all_processes_is_status_3(place: Path) -> None:
 def test_commands_are_cut_to_the_width(loop: object) -> None:
     told = monitor.snapshot()
     told["command"] = "python " + "x" * 300
-    view = views.overview_of([], [(Look(told), 0.0)], 150, [])
-    lines = views.plain_lines(view, 150)
+    view = render.overview_of([], [(Look(told), 0.0)], 150, [])
+    lines = render.plain_lines(view, 150)
     assert max(map(len, lines)) == 150
     assert lines[-1].endswith("…")
 
@@ -238,7 +239,7 @@ def test_loop_that_does_not_run_has_no_thread_to_be_called_by(loop: object) -> N
 def test_environment_is_asked_of_own_processes_only(place: Path) -> None:
     assert "URINGLOOP_MONITOR" not in environment(place)
     with program(place, IDLE) as watched:
-        assert watching.family_paths(watched.pid) == [str(watched.socket)]
+        assert client.family_paths(watched.pid) == [str(watched.socket)]
         watched.end()
-    assert watching.descendants_of(watched.pid) == []
-    assert watching.family_paths(watched.pid) == []
+    assert client.descendants_of(watched.pid) == []
+    assert client.family_paths(watched.pid) == []

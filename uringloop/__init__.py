@@ -13,14 +13,14 @@ from typing import Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
-from uringloop.filebinary import BufferedFile, RawFile
-from uringloop.files import open
-from uringloop.filestream import connect_file
-from uringloop.filetext import TextFile
+from uringloop._files.binary import BufferedFile, RawFile
+from uringloop._files.open import open
+from uringloop._files.stream import connect_file
+from uringloop._files.text import TextFile
+from uringloop._loop.base import Stats
+from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
-from uringloop.running import Stats
-from uringloop.serving import Server
 
 # What is imported on request: the loop takes a fraction of their time.
 SUBMODULES = (

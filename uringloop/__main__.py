@@ -6,7 +6,8 @@ import argparse
 import importlib.util
 import sys
 
-from uringloop import __version__, commands
+from uringloop import __version__
+from uringloop._monitor import command_line
 from uringloop.policy import ring_here
 
 PROGRAM = "python -m uringloop"
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(text())
         return 0
 
-    return commands.run(PROGRAM, tell)
+    return command_line.run(PROGRAM, tell)
 
 
 if __name__ == "__main__":

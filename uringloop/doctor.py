@@ -16,8 +16,9 @@ import resource
 import sys
 from pathlib import Path
 
-from uringloop import __version__, availability, commands, limits
-from uringloop._core import features
+from uringloop import __version__
+from uringloop._monitor import command_line
+from uringloop._ring import backends, features, limits
 from uringloop.loop import Loop
 
 PROGRAM = "python -m uringloop.doctor"
@@ -60,21 +61,21 @@ def container() -> str | None:
 def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     """Return one line for each lack that somebody can do something about."""
     lines = []
-    if backend != availability.IO_URING:
-        remedy = availability.remedy_in(reason)
+    if backend != backends.IO_URING:
+        remedy = backends.remedy_in(reason)
         if remedy is not None:
             lines.append(f"for io_uring: {remedy}")
-        elif backend == availability.SOFT:
+        elif backend == backends.SOFT:
             lines.append(f"the software ring was {reason}; without that io_uring is tried first")
         else:
             lines.append(reason)
     disabled = [name for name, state in states.items() if state == "disabled"]
     if disabled:
-        lines.append(f"{availability.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
+        lines.append(f"{backends.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
     absent = [name for name, state in states.items() if state == "absent"]
-    if absent and backend == availability.IO_URING:
+    if absent and backend == backends.IO_URING:
         lines.append(f"a newer kernel has: {', '.join(absent)}")
-    return lines + limits.advice(backend == availability.IO_URING)
+    return lines + limits.advice(backend == backends.IO_URING)
 
 
 def examine() -> Report:
@@ -87,15 +88,15 @@ def examine() -> Report:
     else:
         backend, reason = loop.backend, loop.backend_reason
         loop.close()
-    states = features.report(backend == availability.IO_URING)
+    states = features.report(backend == backends.IO_URING)
     return {
         "uringloop": __version__,
         "python": platform.python_version(),
         "liburing": features.LIBURING,
         "kernel": f"{platform.release()} {platform.machine()}",
-        "kernel.io_uring_disabled": availability.read(availability.SYSCTL) or "no such setting",
-        "kernel.io_uring_group": availability.read(availability.GROUP_SYSCTL) or "no such setting",
-        "seccomp mode": availability.seccomp_mode(),
+        "kernel.io_uring_disabled": backends.read(backends.SYSCTL) or "no such setting",
+        "kernel.io_uring_group": backends.read(backends.GROUP_SYSCTL) or "no such setting",
+        "seccomp mode": backends.seccomp_mode(),
         "container": container() or "none seen",
         "locked memory": limits.told(resource.RLIMIT_MEMLOCK),
         "descriptors": limits.told(resource.RLIMIT_NOFILE),
@@ -134,9 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     def tell() -> int:
         report = examine()
         print(json.dumps(report, indent=2) if options.json else text_of(report))
-        return 0 if report["backend"] == availability.IO_URING else 1
+        return 0 if report["backend"] == backends.IO_URING else 1
 
-    return commands.run(PROGRAM, tell)
+    return command_line.run(PROGRAM, tell)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import shutil
 import stat as modes
 from typing import TYPE_CHECKING, Any
 
-from uringloop._core import pathops
-from uringloop._core.fileturns import Turns, free, joined
-from uringloop.atomic import write_atomic
-from uringloop.filebase import in_thread
-from uringloop.files import open
-from uringloop.folders import listdir, scandir, walk
-from uringloop.textcodecs import decoded, encoded, new_decoder
+from uringloop._files import path_operations
+from uringloop._files.atomic import write_atomic
+from uringloop._files.base import in_thread
+from uringloop._files.codecs import decoded, encoded, new_decoder
+from uringloop._files.directories import listdir, scandir, walk
+from uringloop._files.open import open
+from uringloop._files.scheduling import Turns, free, joined
 
 if TYPE_CHECKING:
     from _typeshed import (
@@ -91,12 +91,12 @@ async def stat(
     path: FileDescriptorOrPath, *, dir_fd: int | None = None, follow_symlinks: bool = True
 ) -> os.stat_result:
     """os.stat, on the ring."""
-    return await pathops.stat(path, dir_fd, follow_symlinks)
+    return await path_operations.stat(path, dir_fd, follow_symlinks)
 
 
 async def lstat(path: StrOrBytesPath, *, dir_fd: int | None = None) -> os.stat_result:
     """os.lstat, on the ring."""
-    return await pathops.stat(path, dir_fd, False, judge=_judge_of_lstat)
+    return await path_operations.stat(path, dir_fd, False, judge=_judge_of_lstat)
 
 
 def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
@@ -208,7 +208,7 @@ async def readlink(path: Any, *, dir_fd: int | None = None) -> Any:
 
 async def mkdir(path: StrOrBytesPath, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
     """os.mkdir, on the ring."""
-    await pathops.mkdir(path, mode, dir_fd)
+    await path_operations.mkdir(path, mode, dir_fd)
 
 
 async def makedirs(name: StrOrBytesPath, mode: int = 0o777, exist_ok: bool = False) -> None:
@@ -238,7 +238,7 @@ async def rename(
     dst_dir_fd: int | None = None,
 ) -> None:
     """os.rename, on the ring."""
-    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd)
+    await path_operations.rename(src, dst, src_dir_fd, dst_dir_fd)
 
 
 async def replace(
@@ -249,7 +249,7 @@ async def replace(
     dst_dir_fd: int | None = None,
 ) -> None:
     """os.replace, on the ring."""
-    await pathops.rename(src, dst, src_dir_fd, dst_dir_fd, judge=os.replace)
+    await path_operations.rename(src, dst, src_dir_fd, dst_dir_fd, judge=os.replace)
 
 
 async def renames(old: StrOrBytesPath, new: StrOrBytesPath) -> None:
@@ -264,17 +264,17 @@ async def removedirs(name: StrOrBytesPath) -> None:
 
 async def remove(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.remove, on the ring."""
-    await pathops.unlink(path, dir_fd, judge=os.remove)
+    await path_operations.unlink(path, dir_fd, judge=os.remove)
 
 
 async def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.unlink, on the ring."""
-    await pathops.unlink(path, dir_fd)
+    await path_operations.unlink(path, dir_fd)
 
 
 async def rmdir(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.rmdir, on the ring."""
-    await pathops.rmdir(path, dir_fd)
+    await path_operations.rmdir(path, dir_fd)
 
 
 async def symlink(
@@ -285,7 +285,7 @@ async def symlink(
     dir_fd: int | None = None,
 ) -> None:
     """os.symlink, on the ring."""
-    await pathops.symlink(src, dst, dir_fd)
+    await path_operations.symlink(src, dst, dir_fd)
 
 
 async def link(
@@ -299,7 +299,7 @@ async def link(
     """os.link, on the ring."""
     plain = src_dir_fd is None and dst_dir_fd is None
     follow = follow_symlinks and (LINK_FOLLOWS or not plain)
-    await pathops.link(src, dst, src_dir_fd, dst_dir_fd, follow)
+    await path_operations.link(src, dst, src_dir_fd, dst_dir_fd, follow)
 
 
 async def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int) -> int:
@@ -317,7 +317,7 @@ async def truncate(path: FileDescriptorOrPath, length: int) -> None:
 
 async def read_bytes(path: StrOrBytesPath) -> bytes:
     """pathlib.Path.read_bytes, on the ring."""
-    data = pathops.read_now(path)
+    data = path_operations.read_now(path)
     if data is not None:
         return data
     async with open(path, "rb", buffering=0) as file:

@@ -10,22 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
-from uringloop import (
-    availability,
-    checks,
-    connecting,
-    datagrams,
+from uringloop._loop.base import RunningLoop
+from uringloop._net import (
+    argument_checks,
+    clients,
+    datagram_endpoints,
     pipes,
     resolver,
     sendfile,
-    serving,
-    subprocesses,
-    tls,
+    servers,
+    sock_calls,
 )
-from uringloop._core import socketops, watchers
-from uringloop._core.stream import StreamTransport
-from uringloop.resolver import AddressInfo
-from uringloop.running import RunningLoop
+from uringloop._net.resolver import AddressInfo
+from uringloop._net.stream import StreamTransport
+from uringloop._process import subprocesses
+from uringloop._ring import backends
+from uringloop._tls import upgrade
+from uringloop._turn import fd_watch
 
 _Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -92,9 +93,9 @@ class Loop(RunningLoop):
         stall_ms: int | None = None,
     ) -> None:
         try:
-            self._watchers = watchers.Watchers(self)
+            self._watchers = fd_watch.Watchers(self)
         except OSError as exc:
-            raise availability.explained(exc) from None
+            raise backends.explained(exc) from None
         try:
             super().__init__(
                 backend=backend,
@@ -169,11 +170,11 @@ class Loop(RunningLoop):
         interleave: int | None = None,
         all_errors: bool = False,
     ) -> tuple[asyncio.Transport, P]:
-        checks.check_server_hostname(ssl, server_hostname, host)
-        checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        argument_checks.check_server_hostname(ssl, server_hostname, host)
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         if sock is not None:
-            checks.check_socket(sock)
-        return await connecting.create_connection(
+            argument_checks.check_socket(sock)
+        return await clients.create_connection(
             self,
             protocol_factory,
             host,
@@ -186,7 +187,7 @@ class Loop(RunningLoop):
             happy_eyeballs_delay=happy_eyeballs_delay,
             interleave=interleave,
             all_errors=all_errors,
-            tls_options=tls.options(
+            tls_options=upgrade.options(
                 ssl,
                 server_side=False,
                 server_hostname=host if server_hostname is None else server_hostname,
@@ -208,14 +209,14 @@ class Loop(RunningLoop):
     ) -> tuple[asyncio.Transport, P]:
         if ssl and server_hostname is None:
             raise ValueError("you have to pass server_hostname when using ssl")
-        checks.check_server_hostname(ssl, server_hostname, None)
-        checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        return await connecting.create_unix_connection(
+        argument_checks.check_server_hostname(ssl, server_hostname, None)
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        return await clients.create_unix_connection(
             self,
             protocol_factory,
             path,
             sock=sock,
-            tls_options=tls.options(
+            tls_options=upgrade.options(
                 ssl,
                 server_side=False,
                 server_hostname=server_hostname,
@@ -233,23 +234,23 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> tuple[asyncio.Transport, P]:
-        checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = tls.options(
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        tls_options = upgrade.options(
             ssl,
             server_side=True,
             server_hostname="",
             handshake_timeout=ssl_handshake_timeout,
             shutdown_timeout=ssl_shutdown_timeout,
         )
-        return await connecting.connect_accepted_socket(self, protocol_factory, sock, tls_options)
+        return await clients.connect_accepted_socket(self, protocol_factory, sock, tls_options)
 
     # ── datagrams ────────────────────────────────────────────────────────────────────────────
 
     async def create_datagram_endpoint(  # type: ignore[override]
         self,
         protocol_factory: Callable[[], D],
-        local_addr: datagrams.Address = None,
-        remote_addr: datagrams.Address = None,
+        local_addr: datagram_endpoints.Address = None,
+        remote_addr: datagram_endpoints.Address = None,
         *,
         family: int = 0,
         proto: int = 0,
@@ -260,8 +261,8 @@ class Loop(RunningLoop):
         allow_broadcast: bool | None = None,
         sock: socket.socket | None = None,
     ) -> tuple[asyncio.DatagramTransport, D]:
-        datagrams.check_reuse_address(reuse_address)
-        return await datagrams.create_datagram_endpoint(
+        datagram_endpoints.check_reuse_address(reuse_address)
+        return await datagram_endpoints.create_datagram_endpoint(
             self,
             protocol_factory,
             local_addr,
@@ -278,7 +279,7 @@ class Loop(RunningLoop):
 
     async def create_server(
         self,
-        protocol_factory: serving.ProtocolFactory,
+        protocol_factory: servers.ProtocolFactory,
         host: str | Sequence[str] | None = None,
         port: int | str | None = None,
         *,
@@ -293,17 +294,17 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
-    ) -> serving.Server:
+    ) -> servers.Server:
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
-        checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = tls.options(
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        tls_options = upgrade.options(
             ssl,
             server_side=True,
             handshake_timeout=ssl_handshake_timeout,
             shutdown_timeout=ssl_shutdown_timeout,
         )
-        return await serving.create_server(
+        return await servers.create_server(
             self,
             protocol_factory,
             host,
@@ -321,7 +322,7 @@ class Loop(RunningLoop):
 
     async def create_unix_server(
         self,
-        protocol_factory: serving.ProtocolFactory,
+        protocol_factory: servers.ProtocolFactory,
         path: str | bytes | os.PathLike[str] | None = None,
         *,
         sock: socket.socket | None = None,
@@ -332,17 +333,17 @@ class Loop(RunningLoop):
         start_serving: bool = True,
         cleanup_socket: bool | None = CLEANUP_SOCKET,
         mode: int | None = None,
-    ) -> serving.Server:
+    ) -> servers.Server:
         if isinstance(ssl, bool):
             raise TypeError("ssl argument must be an SSLContext or None")
-        checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = tls.options(
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        tls_options = upgrade.options(
             ssl,
             server_side=True,
             handshake_timeout=ssl_handshake_timeout,
             shutdown_timeout=ssl_shutdown_timeout,
         )
-        return await serving.create_unix_server(
+        return await servers.create_unix_server(
             self,
             protocol_factory,
             path,
@@ -367,11 +368,11 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> asyncio.Transport | None:
-        return await tls.start(
+        return await upgrade.start(
             self,
             transport,
             protocol,
-            tls.Options(
+            upgrade.Options(
                 sslcontext,
                 server_side,
                 server_hostname,
@@ -466,17 +467,17 @@ class Loop(RunningLoop):
     # ── the user's own sockets ───────────────────────────────────────────────────────────────
 
     def _check_sock(self, sock: socket.socket) -> None:
-        checks.check_socket(sock)
+        argument_checks.check_socket(sock)
         if self.get_debug():
-            checks.check_nonblocking(sock)
+            argument_checks.check_nonblocking(sock)
 
-    sock_recv = socketops.sock_recv  # type: ignore[assignment]  # its stub has another name for n
-    sock_recv_into = socketops.sock_recv_into
-    sock_sendall = socketops.sock_sendall
+    sock_recv = sock_calls.sock_recv  # type: ignore[assignment]  # its stub has another name for n
+    sock_recv_into = sock_calls.sock_recv_into
+    sock_sendall = sock_calls.sock_sendall
 
     async def sock_recvfrom(self, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
         self._check_sock(sock)
-        result: tuple[bytes, Any] = await socketops.when_readable(self, sock, "recvfrom", bufsize)
+        result: tuple[bytes, Any] = await sock_calls.when_readable(self, sock, "recvfrom", bufsize)
         return result
 
     async def sock_recvfrom_into(
@@ -484,14 +485,14 @@ class Loop(RunningLoop):
     ) -> tuple[int, Any]:
         self._check_sock(sock)
         size = nbytes or len(buf)
-        result: tuple[int, Any] = await socketops.when_readable(
+        result: tuple[int, Any] = await sock_calls.when_readable(
             self, sock, "recvfrom_into", buf, size
         )
         return result
 
     async def sock_sendto(self, sock: socket.socket, data: Any, address: Any) -> int:
         self._check_sock(sock)
-        result: int = await socketops.when_writable(self, sock, "sendto", data, address)
+        result: int = await sock_calls.when_writable(self, sock, "sendto", data, address)
         return result
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
@@ -504,45 +505,45 @@ class Loop(RunningLoop):
                 # asyncio trips over the empty list; the words are those of create_connection().
                 raise OSError("getaddrinfo() returned empty list")
             address = infos[0][4]
-        await socketops.sock_connect(self, sock, address)
+        await sock_calls.sock_connect(self, sock, address)
 
     async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
         self._check_sock(sock)
-        return await socketops.sock_accept(self, sock)
+        return await sock_calls.sock_accept(self, sock)
 
     # ── watchers ─────────────────────────────────────────────────────────────────────────────
 
     def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, watchers.READ, callback, args)
+        self._add_watcher(fd, fd_watch.READ, callback, args)
 
     def remove_reader(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, watchers.READ)
+        return self._remove_watcher(fd, fd_watch.READ)
 
     def add_writer(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, watchers.WRITE, callback, args)
+        self._add_watcher(fd, fd_watch.WRITE, callback, args)
 
     def remove_writer(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, watchers.WRITE)
+        return self._remove_watcher(fd, fd_watch.WRITE)
 
     def _add_watcher(
         self, fd: FileLike, event: int, callback: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
-        number = checks.descriptor(fd)
+        number = argument_checks.descriptor(fd)
         self._check_no_transport(number)
         self._check_closed()
-        checks.check_descriptor(number)
-        checks.check_is_c_int(number)
+        argument_checks.check_descriptor(number)
+        argument_checks.check_is_c_int(number)
         self._watchers.watch(number, event, callback, args, fd)
 
     def _remove_watcher(self, fd: FileLike, event: int) -> bool:
-        number = checks.descriptor(fd)
+        number = argument_checks.descriptor(fd)
         self._check_no_transport(number)
         if self.is_closed():
             return False
         if number < 0:
             # Closed meanwhile: it is known by what was watched.
             number = self._watchers.descriptor_of(fd)
-        checks.check_descriptor(number)
+        argument_checks.check_descriptor(number)
         return self._watchers.remove(number, event)
 
     def _check_no_transport(self, fd: int) -> None:

@@ -30,10 +30,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from uringloop._core.counting import open_loops, place_of, stats_of, time_turns
+from uringloop._turn.stats import open_loops, place_of, stats_of, time_turns
 
 if TYPE_CHECKING:
-    from uringloop.running import RunningLoop, Stats
+    from uringloop._loop.base import RunningLoop, Stats
 
 # Of the answers. What is added leaves it as it is; what changes its meaning raises it.
 PROTOCOL = 1
@@ -59,7 +59,7 @@ MAIN_THREAD = "MainThread"
 # The peer of a socket: process, user, group.
 PEER = struct.Struct("3i")
 # Where a thread is that runs a loop and nothing of the program's.
-RUNNING = os.path.join(os.path.dirname(__file__), "running.py")
+RUNNING = os.path.join(os.path.dirname(__file__), "_loop", "base.py")
 
 logger = logging.getLogger("uringloop")
 

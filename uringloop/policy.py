@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uringloop import nesting
+from uringloop._loop import nesting
 from uringloop.loop import Loop
 
 T = TypeVar("T")

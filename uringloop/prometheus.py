@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from uringloop._core.counting import histograms_of, keep_histograms
-from uringloop._core.timing import BOUNDS
+from uringloop._turn.stats import histograms_of, keep_histograms
+from uringloop._turn.timing import BOUNDS
 from uringloop.loop import Loop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from uringloop._core.fileturns import Turns, free, joined
-from uringloop._core.fileviews import bytes_of, room_in
-from uringloop.filebase import Lines, in_thread, in_turn, limit_of
-from uringloop.files import Opening, layered, open
-from uringloop.filetext import TextFile
-from uringloop.textcodecs import PIECE, encoded
-from uringloop.textpositions import POSITION_MASK
+from uringloop._files.base import Lines, in_thread, in_turn, limit_of
+from uringloop._files.codecs import PIECE, encoded
+from uringloop._files.memory import bytes_of, room_in
+from uringloop._files.open import Opening, layered, open
+from uringloop._files.positions import POSITION_MASK
+from uringloop._files.scheduling import Turns, free, joined
+from uringloop._files.text import TextFile
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
 

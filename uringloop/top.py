@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from uringloop import commands, watching
-from uringloop.fleet import Fleet, Member
-from uringloop.views import (
+from uringloop._monitor import client, command_line
+from uringloop._monitor.client import CannotWatch, Connection, Ended, Look
+from uringloop._monitor.fleet import Fleet, Member
+from uringloop._monitor.render import (
     View,
     duration,
     is_blocked,
@@ -34,7 +35,6 @@ from uringloop.views import (
     rich_group,
     view_of,
 )
-from uringloop.watching import CannotWatch, Connection, Ended, Look
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,7 +121,7 @@ def watch_fleet(
     members = fleet.look(options.interval)
     follows = not (options.once or options.json)
     if not members:
-        raise CannotWatch(f"no program that can be watched: {watching.HINT}")
+        raise CannotWatch(f"no program that can be watched: {client.HINT}")
     if follows:
         show(members)
     while True:
@@ -175,10 +175,10 @@ def print_list() -> int:
     """Print the programs that can be watched, and return the exit status."""
     rows = [
         (str(told["pid"]), str(len(told["loops"])), printable(path), printable(told["command"]))
-        for path, told in watching.listed()
+        for path, told in client.listed()
     ]
     if not rows:
-        print(f"no program that can be watched: {watching.HINT}", file=sys.stderr)
+        print(f"no program that can be watched: {client.HINT}", file=sys.stderr)
         return 1
     rows.insert(0, ("PID", "loops", "socket", "command"))
     pids, loops, paths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -226,15 +226,15 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return print_list()
     if options.target is None:
-        run_fleet(watching.all_paths, "all programs", options)
+        run_fleet(client.all_paths, "all programs", options)
         return 0
     if options.target.isdecimal():
         pid = int(options.target)
-        if list(watching.existing_paths_of(watching.descendants_of(pid))):
+        if list(client.existing_paths_of(client.descendants_of(pid))):
             heading = printable(f"{pid} and its descendants")
-            run_fleet(lambda: watching.family_paths(pid), heading, options)
+            run_fleet(lambda: client.family_paths(pid), heading, options)
             return 0
-    with Connection(watching.path_of(options.target)) as connection:
+    with Connection(client.path_of(options.target)) as connection:
         if options.json:
             watch(connection, options, _json)
             return 0
@@ -246,7 +246,7 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
     try:
-        return commands.run(PROGRAM, lambda: run(options))
+        return command_line.run(PROGRAM, lambda: run(options))
     except KeyboardInterrupt:
         return 0
     except CannotWatch as exc:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 with atheris.instrument_imports(include=["uringloop"]):
     import uringloop
-    from uringloop import resolver
+    from uringloop._net import resolver
 
 from contexts import Contexts, client_context, server_context
 

@@ -2,7 +2,7 @@
 #ifndef FUZZ_LEDGER_H
 #define FUZZ_LEDGER_H
 
-#include "requests.h"
+#include "_kernel/sockets.h"
 
 #include <stdio.h>
 

@@ -10,7 +10,7 @@ import random
 
 from uringloop._cpython.loading import FILE
 
-# As in softfaults.h, in this order.
+# As in _softring/faults.h, in this order.
 HARMLESS = (
     "late",
     "short",

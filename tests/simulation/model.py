@@ -20,7 +20,7 @@ from contexts import client_context, server_context
 
 import uringloop
 from simulation.ends import Buffered, End, Plain
-from uringloop.availability import Backend
+from uringloop._ring.backends import Backend
 
 KINDS = ("tcp", "unix", "pair", "tls", "pipe")
 SERVED = ("tcp", "unix", "tls")

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutants"
 SOURCES = ("uringloop", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-CORE = "uringloop/_core/"
+PACKAGE = "uringloop"
 # Seeds in which a mutant must be found, and seconds for them.
 SEEDS = 2000
 PATIENCE_S = 300
@@ -38,143 +38,143 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "no receive after a lack of buffers",
-        "stream.pyx",
+        "_net/stream.pyx",
         "return self.loop.starve(self, self.loop.pool)",
         "return 0",
     ),
     Mutant(
         "no receive after a multishot has ended",
-        "stream.pyx",
+        "_net/stream.pyx",
         '            return self.end_reading(os_error(res, ""))\n        return self.want_recv()',
         '            return self.end_reading(os_error(res, ""))\n        return 0',
     ),
     Mutant(
         "the bytes of a multishot's last completion are dropped",
-        "stream.pyx",
+        "_net/stream.pyx",
         "            if res > 0:\n                self.receive(res, flags)\n",
         "            if res > 0 and False:\n                self.receive(res, flags)\n",
     ),
     Mutant(
         "a buffer is given back twice",
-        "stream.pyx",
+        "_net/stream.pyx",
         "        finally:\n            self.loop.pool.give_back(flags)\n",
         "        finally:\n            self.loop.pool.give_back(flags)\n"
         "            self.loop.pool.give_back(flags)\n",
     ),
     Mutant(
         "what comes while reading is paused is lost",
-        "reader.pyx",
+        "_transport/pausing.pyx",
         "        self.stash.append(item)\n",
         "",
     ),
     Mutant(
         "what is left of an item goes behind the others",
-        "reader.pyx",
+        "_transport/pausing.pyx",
         "self.stash.insert(0, item)",
         "self.stash.append(item)",
     ),
     Mutant(
         "an end overtakes the bytes before it",
-        "reader.pyx",
+        "_transport/pausing.pyx",
         "        if self.paused or self.stash:\n            return self.keep(item)",
         "        if self.paused:\n            return self.keep(item)",
     ),
     Mutant(
         "bytes are delivered while reading is paused",
-        "stream.pyx",
+        "_net/stream.pyx",
         "cdef bint stashing = self.paused or self.stash",
         "cdef bint stashing = bool(self.stash)",
     ),
     Mutant(
         "two sends are in flight",
-        "writer.pyx",
+        "_transport/writer.pyx",
         "        if self.send_op.in_flight:\n            return 0\n        if self.queue.count:\n",
         "        if self.queue.count:\n",
     ),
     Mutant(
         "a send's count is not looked at",
-        "writer.pyx",
+        "_transport/writer.pyx",
         "return self.sent(res)",
         "return self.sent(self.queue.data_size)",
     ),
     Mutant(
         "a quiet send that has failed is taken for done",
-        "ring.pyx",
+        "_ring/ring.pyx",
         "            if user_data & QUIET:\n",
         "            if user_data & QUIET and False:\n",
     ),
     Mutant(
         "an item that was sent in part is sent again",
-        "writequeue.pyx",
+        "_transport/write_queue.pyx",
         "            self.data = PyBytes_AS_STRING(<bytes>item) + offset\n",
         "            self.data = PyBytes_AS_STRING(<bytes>item)\n",
     ),
     Mutant(
         "close drops what is queued",
-        "writer.pyx",
+        "_transport/writer.pyx",
         "        self.stop_reading()\n        if not self.queue.count:\n",
         "        self.stop_reading()\n        if True:\n",
     ),
     Mutant(
         "the end of writing overtakes the bytes before it",
-        "writer.pyx",
+        "_transport/writer.pyx",
         "        if not self.queue.count and not self.closing:\n            self.eof_sent",
         "        if not self.closing:\n            self.eof_sent",
     ),
     Mutant(
         "a completion that was taken out of turn comes again",
-        "ring.pyx",
+        "_ring/ring.pyx",
         "                cqe.user_data = 0\n                flags = cqe.flags\n",
         "                flags = cqe.flags\n",
     ),
     Mutant(
         "nothing is accepted after descriptors were short",
-        "listener.pyx",
+        "_net/listener.pyx",
         "        self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, "
         "self._retry_accept)\n",
         "",
     ),
     Mutant(
         "nothing is accepted after a multishot has ended",
-        "listener.pyx",
+        "_net/listener.pyx",
         "        # At the end of this turn, or in the first of the next run.\n"
         "        return self.loop.add_flush(self)",
         "        return 0",
     ),
     Mutant(
         "of connections that came at once one is accepted",
-        "listener.pyx",
+        "_net/listener.pyx",
         "more = uring_may_accept(self.fd)",
         "more = False",
     ),
     Mutant(
         "what one turn has not accepted of a crowd is forgotten",
-        "listener.pyx",
+        "_net/listener.pyx",
         "                # The poll does not tell of these again.\n"
         "                self.loop.add_flush(self)",
         "                pass",
     ),
     Mutant(
         "what waited while descriptors were short is not accepted",
-        "listener.pyx",
+        "_net/listener.pyx",
         "        self.retry = None\n        self.start()\n        self.accept_waiting(ACCEPTS)\n",
         "        self.retry = None\n        self.start()\n",
     ),
     Mutant(
         "no more is heard of other threads",
-        "wakeup.pyx",
+        "_ring/wakeup.pyx",
         '                    raise os_error(res, "poll")\n                self.arm()',
         '                    raise os_error(res, "poll")',
     ),
     Mutant(
         "a timer runs early",
-        "timers.pyx",
+        "_turn/timers.pyx",
         "while self.count and self.entries[0].ns <= now_ns:",
         "while self.count and self.entries[0].ns <= now_ns + 1000000:",
     ),
     Mutant(
         "a short write to a file is taken for all of it",
-        "openfile.pyx",
+        "_files/open_file.pyx",
         "            operation = self.writing(view, written, start + written)\n"
         "            if not operation.has_ended:\n"
         "                await operation.run()\n"
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "a kernel that is busy ends the run",
-        "ring.pyx",
+        "_ring/ring.pyx",
         "res == -EAGAIN or res == -EBUSY:",
         "res == -EAGAIN:",
     ),
@@ -250,7 +250,7 @@ def main() -> int:
     for mutant in MUTANTS:
         if options.names and not any(name in mutant.name for name in options.names):
             continue
-        file = FOLDER / CORE / mutant.file
+        file = FOLDER / PACKAGE / mutant.file
         text = file.read_text()
         if text.count(mutant.right) != 1:
             raise SystemExit(f"{mutant.name}: the line is not there once")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import warnings
 
-from uringloop import availability
+from uringloop._ring import backends
 from uringloop.policy import new_event_loop
 
 try:
@@ -37,12 +37,12 @@ class Worker(GunicornWebWorker):
     @classmethod
     def setup(cls) -> None:
         """Runs once, in gunicorn's main process."""
-        availability.ask()
+        backends.ask()
 
     def init_process(self) -> None:
         close_inherited_loop()
         self.loop = loop = new_event_loop()
-        self.log.info(availability.described(loop.backend, loop.backend_reason))
+        self.log.info(backends.described(loop.backend, loop.backend_reason))
         asyncio.set_event_loop(loop)
         # aiohttp's own would replace the loop by one of asyncio's.
         base.Worker.init_process(self)

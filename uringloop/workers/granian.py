@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uringloop import availability
+from uringloop._ring import backends
 from uringloop.loop import Loop
 from uringloop.policy import new_event_loop
 
@@ -26,11 +26,11 @@ except ImportError as exc:
 def build_loop() -> Loop:
     """Return the loop of a worker, which is the current one of its thread."""
     loop = new_event_loop()
-    logger.info(availability.described(loop.backend, loop.backend_reason))
+    logger.info(backends.described(loop.backend, loop.backend_reason))
     asyncio.set_event_loop(loop)
     return loop
 
 
 if __name__ == "__main__":
-    availability.ask()
+    backends.ask()
     entrypoint()

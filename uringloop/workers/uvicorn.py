@@ -12,7 +12,8 @@ import socket
 import sys
 from typing import ClassVar
 
-from uringloop import availability, policy
+from uringloop import policy
+from uringloop._ring import backends
 from uringloop.loop import Loop
 
 try:
@@ -36,7 +37,7 @@ logger = logging.getLogger("uvicorn.error")
 def new_event_loop() -> Loop:
     """Return the loop of a worker."""
     loop = policy.new_event_loop()
-    logger.info(availability.described(loop.backend, loop.backend_reason))
+    logger.info(backends.described(loop.backend, loop.backend_reason))
     return loop
 
 
@@ -75,4 +76,4 @@ class Worker(UvicornWorker):
     @classmethod
     def setup(cls) -> None:
         """Runs once, in gunicorn's main process."""
-        availability.ask()
+        backends.ask()

@@ -6,16 +6,16 @@ Classes of uvloop that stand for parts of libuv have no counterpart and are miss
 from __future__ import annotations
 
 import uringloop
-from uringloop._core.datagram import DatagramTransport as UDPTransport
-from uringloop._core.handles import Handle, TimerHandle
-from uringloop._core.pipe import ReadPipeTransport as ReadUnixTransport
-from uringloop._core.pipe import WritePipeTransport as WriteUnixTransport
-from uringloop._core.stream import StreamTransport as TCPTransport
-from uringloop._core.stream import StreamTransport as UnixTransport
-from uringloop._core.tlsprotocol import SSLTransport as _SSLProtocolTransport
-from uringloop._core.tlsprotocol import TLSProtocol as SSLProtocol
-from uringloop.serving import Server
-from uringloop.subprocesses import SubprocessTransport as UVProcessTransport
+from uringloop._net.datagram import DatagramTransport as UDPTransport
+from uringloop._net.pipe import ReadPipeTransport as ReadUnixTransport
+from uringloop._net.pipe import WritePipeTransport as WriteUnixTransport
+from uringloop._net.servers import Server
+from uringloop._net.stream import StreamTransport as TCPTransport
+from uringloop._net.stream import StreamTransport as UnixTransport
+from uringloop._process.subprocesses import SubprocessTransport as UVProcessTransport
+from uringloop._tls.ssl_protocol import SSLTransport as _SSLProtocolTransport
+from uringloop._tls.ssl_protocol import TLSProtocol as SSLProtocol
+from uringloop._turn.handles import Handle, TimerHandle
 
 __all__ = [
     "Handle",

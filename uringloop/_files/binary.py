@@ -1,0 +1,503 @@
+"""Binary files, without a buffer and with one.
+
+A BufferedFile keeps bytes that it has read ahead, or bytes that it has yet to write, never both.
+Where the descriptor stands is known to the kernel: behind the bytes read ahead, in front of those
+to write.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from operator import index
+from typing import IO, TYPE_CHECKING
+
+from uringloop._files.base import AsyncFile, Fact, in_order, in_turn, limit_of, warn_unclosed
+from uringloop._files.lines import LineFile
+from uringloop._files.memory import bytes_of, room_in
+from uringloop._files.open_file import OpenFile
+from uringloop._files.requests import REQUEST_MAX
+from uringloop._files.scheduling import Turns, joined
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# As much as is read at once of what has no known size; what is joined later is freed in such parts.
+CHUNK_BYTES = 1024 * 1024
+# What a readline without a buffer reads, to put back what is behind the line.
+LINE_BYTES = 1024
+
+
+class BinaryFile(OpenFile, AsyncFile[bytes]):
+    """What both have."""
+
+    _NOT_READABLE = "File not open for reading"
+    _NOT_WRITABLE = "File not open for writing"
+
+    def __init__(self, fd: int, name: object, *, mode: str, closefd: bool = True) -> None:
+        super().__init__(
+            fd,
+            name,
+            closefd=closefd,
+            readable=mode[0] == "r" or "+" in mode,
+            writable=mode[0] != "r" or "+" in mode,
+            appending=mode[0] == "a",
+        )
+        self.mode = mode
+        self._turns = Turns()
+
+    def __repr__(self) -> str:
+        return f"<uringloop.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
+
+    def __del__(self) -> None:
+        if not self.closed and self.closefd:
+            warn_unclosed(self)
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._close_now()
+
+    def readable(self) -> Fact:
+        self._check_open()
+        return Fact(self._readable)
+
+    def writable(self) -> Fact:
+        self._check_open()
+        return Fact(self._writable)
+
+    def seekable(self) -> Fact:
+        self._check_open()
+        return Fact(self._seekable)
+
+    def isatty(self) -> Fact:
+        return Fact(os.isatty(self.fileno()))
+
+    def _check_readable(self) -> None:
+        self._check_open()
+        if not self._readable:
+            raise io.UnsupportedOperation(self._NOT_READABLE)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if not self._writable:
+            raise io.UnsupportedOperation(self._NOT_WRITABLE)
+
+    async def _read_to_end(self, parts: list[bytes]) -> bytes:
+        """Read what there is, behind *parts*, which have it all if that is cancelled."""
+        size = io.DEFAULT_BUFFER_SIZE
+        if self._regular:
+            ahead = b"".join(parts)
+            # One byte more than there should be: the answer then tells whether that was all.
+            wanted = min(max(self._size() - self._tell(), 0) + 1, REQUEST_MAX)
+            parts[:] = [await self._fill_behind(ahead, wanted)]
+            if len(parts[0]) == len(ahead):
+                return ahead
+        # Not every short read is the end: /proc has files without a size.
+        while chunk := await self._fill(size):
+            parts.append(chunk)
+            size = min(2 * size, CHUNK_BYTES) if len(chunk) == size else io.DEFAULT_BUFFER_SIZE
+        return await joined(self._turns, parts) if parts else b""
+
+
+class RawFile(BinaryFile):
+    """A file without a buffer: each call is one of the kernel's."""
+
+    @in_turn
+    async def read(self, size: int | None = -1) -> bytes:
+        self._check_readable()
+        limit = limit_of(size)
+        if limit >= 0:
+            return await self._fill(limit)
+        parts: list[bytes] = []
+        try:
+            return await self._read_to_end(parts)
+        except BaseException:
+            self._give_back(parts)
+            raise
+
+    async def readall(self) -> bytes:
+        return await self.read()
+
+    @in_turn
+    async def readinto(self, buffer: Buffer) -> int:
+        self._check_readable()
+        view = room_in(buffer)
+        return await self._fill(len(view), view)
+
+    @in_turn
+    async def readline(self, size: int | None = -1) -> bytes:
+        self._check_readable()
+        return await self._line(limit_of(size))
+
+    async def _line(self, limit: int) -> bytes:
+        self._check_readable()
+        parts: list[bytes] = []
+        end = 0
+        try:
+            while limit and not end:
+                wanted = LINE_BYTES if self._seekable else 1
+                chunk = await self._fill(min(wanted, limit) if limit > 0 else wanted)
+                if not chunk:
+                    break
+                end = chunk.find(b"\n") + 1
+                if 0 < end < len(chunk):
+                    self._give_back([chunk[end:]])
+                    chunk = chunk[:end]
+                parts.append(chunk)
+                limit -= len(chunk) if limit > 0 else 0
+            return await joined(self._turns, parts) if parts else b""
+        except BaseException:
+            self._give_back(parts)
+            raise
+
+    async def _return(self, lines: list[bytes], mark: object) -> None:
+        self._give_back(lines)
+
+    @in_turn
+    async def write(self, data: Buffer) -> int:
+        """Write all of *data*. An OSError tells with `characters_written` what has gone."""
+        view = bytes_of(data)
+        self._check_writable()
+        await self._drain(view)
+        return len(view)
+
+    @in_turn
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check_open()
+        return await self._seek(index(offset), index(whence))
+
+    @in_turn
+    async def tell(self) -> int:
+        return self._tell()
+
+    @in_turn
+    async def truncate(self, size: int | None = None) -> int:
+        self._check_writable()
+        size = self._tell() if size is None else index(size)
+        await self._resize(size)
+        return size
+
+    async def flush(self) -> None:
+        self._check_open()
+
+    async def close(self) -> None:
+        if self._detached:
+            raise ValueError(self._DETACHED)
+        if not self.closed:
+            await self._close()
+
+    @in_order
+    async def _close(self) -> None:
+        await self._close_descriptor()
+
+
+class BufferedFile(LineFile, BinaryFile):
+    """A file that reads ahead, and collects what is written."""
+
+    _NOT_READABLE = "read"
+    _NOT_WRITABLE = "write"
+
+    def __init__(
+        self,
+        fd: int,
+        name: object,
+        *,
+        mode: str,
+        closefd: bool = True,
+        buffer_size: int = -1,
+    ) -> None:
+        super().__init__(fd, name, mode=mode, closefd=closefd)
+        if buffer_size < 0:
+            buffer_size = max(io.DEFAULT_BUFFER_SIZE, self._block_size)
+        self._buffer_size = buffer_size
+
+    def _abandon(self) -> None:
+        """Write what is left, as plain files do; there is nobody to tell if that fails."""
+        try:
+            while self._pending:
+                del self._pending[: os.write(self.fileno(), self._pending)]
+        finally:
+            super()._abandon()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+
+    async def _prepare_to_read(self) -> None:
+        self._check_readable()
+        if self._pending:
+            await self._write_out()
+
+    def _take(self, size: int) -> bytes:
+        start = self._start
+        self._start = start + size
+        return self._ahead[start : self._start]
+
+    async def _fetch(self) -> bool:
+        """Read ahead; the bytes read ahead before must be used up. False at the end."""
+        self._ahead, self._start = await self._fill(self._buffer_size), 0
+        return bool(self._ahead)
+
+    def _put_back(self, parts: list[bytes]) -> None:
+        """Make what a cancelled read has taken the bytes to be read next."""
+        self._ahead = b"".join(parts) + self._ahead[self._start :]
+        self._start = 0
+
+    @in_turn
+    async def read(self, size: int | None = -1) -> bytes:
+        limit = limit_of(size)
+        if limit < -1:
+            raise ValueError("read length must be non-negative or -1")
+        return await self._read(limit)
+
+    async def _read(self, size: int) -> bytes:
+        await self._prepare_to_read()
+        have = len(self._ahead) - self._start
+        if 0 <= size <= have:
+            return self._take(size)
+        parts = [self._take(have)] if have else []
+        try:
+            if size < 0:
+                return await self._read_to_end(parts)
+            missing = size - have
+            if missing >= self._buffer_size and self._regular:
+                return await self._fill_behind(b"".join(parts), missing)
+            while missing:
+                if missing >= self._buffer_size:
+                    chunk = await self._fill(missing)
+                else:
+                    await self._fetch()
+                    chunk = self._take(min(missing, len(self._ahead)))
+                if not chunk:
+                    break
+                parts.append(chunk)
+                missing -= len(chunk)
+            return await joined(self._turns, parts) if parts else b""
+        except BaseException:
+            self._put_back(parts)
+            raise
+
+    @in_turn
+    async def read1(self, size: int = -1) -> bytes:
+        return await self._read1(index(size))
+
+    async def _read1(self, size: int) -> bytes:
+        await self._prepare_to_read()
+        if size < 0:
+            size = self._buffer_size
+        have = len(self._ahead) - self._start
+        if have or not size:
+            return self._take(min(size, have))
+        return await self._fill(size)
+
+    @in_turn
+    async def readinto(self, buffer: Buffer) -> int:
+        return await self._read_into(buffer, to_the_end=True)
+
+    @in_turn
+    async def readinto1(self, buffer: Buffer) -> int:
+        return await self._read_into(buffer, to_the_end=False)
+
+    async def _read_into(self, buffer: Buffer, *, to_the_end: bool) -> int:
+        await self._prepare_to_read()
+        view = room_in(buffer)
+        done = min(len(view), len(self._ahead) - self._start)
+        view[:done] = self._take(done)
+        try:
+            while done < len(view) and (to_the_end or not done):
+                missing = len(view) - done
+                if missing >= self._buffer_size:
+                    count = await self._fill(missing, view[done:])
+                else:
+                    await self._fetch()
+                    count = min(missing, len(self._ahead))
+                    view[done : done + count] = self._take(count)
+                if not count:
+                    break
+                done += count
+        except BaseException:
+            self._put_back([bytes(view[:done])])
+            raise
+        return done
+
+    @in_turn
+    async def peek(self, size: int = 0) -> bytes:
+        """Return bytes that the next read will return too, without reading more than once."""
+        index(size)
+        await self._prepare_to_read()
+        if self._start == len(self._ahead):
+            await self._fetch()
+        return self._ahead[self._start :]
+
+    @in_turn
+    async def _readline(self, size: int | None) -> bytes:
+        await self._prepare_to_read()
+        return await self._line(limit_of(size))
+
+    async def _line(self, limit: int) -> bytes:
+        await self._prepare_to_read()
+        parts: list[bytes] = []
+        try:
+            while limit:
+                start = self._start
+                end = self._ahead.find(b"\n", start) + 1
+                stop = end or len(self._ahead)
+                if 0 < limit < stop - start:
+                    stop = start + limit
+                    end = stop
+                self._start = stop
+                part = self._ahead[start:stop]
+                if end and not parts:
+                    return part
+                if part:
+                    parts.append(part)
+                    limit -= len(part) if limit > 0 else 0
+                if end or not limit or not await self._fetch():
+                    break
+            return await joined(self._turns, parts) if parts else b""
+        except BaseException:
+            self._put_back(parts)
+            raise
+
+    async def _return(self, lines: list[bytes], mark: object) -> None:
+        self._put_back(lines)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+
+    @in_turn
+    async def _write_now(self, data: Buffer) -> int:
+        return await self._write(data)
+
+    async def _write(self, data: Buffer) -> int:
+        self._check_writable()
+        view = bytes_of(data)
+        if self._ahead:
+            await self._forget_ahead()
+        if len(self._pending) + len(view) > self._buffer_size:
+            await self._write_out()
+        if len(view) > self._buffer_size:
+            await self._drain(view)
+        else:
+            self._pending += view
+        return len(view)
+
+    async def _write_out(self) -> None:
+        """Write what is kept; what an error or a cancel leaves of it is kept on."""
+        if self._pending:
+            try:
+                await self._drain(bytes(self._pending))
+            finally:
+                del self._pending[: self._moved]
+
+    async def _forget_ahead(self) -> None:
+        """Have the descriptor stand where the next byte is read from."""
+        unread = len(self._ahead) - self._start
+        if unread and self._seekable:
+            await self._seek(-unread, os.SEEK_CUR)
+        if self._seekable:
+            self._ahead, self._start = b"", 0
+
+    @in_turn
+    async def flush(self) -> None:
+        await self._flush()
+
+    async def _flush(self) -> None:
+        self._check_open()
+        await self._write_out()
+        if self._writable and self._ahead:
+            await self._forget_ahead()
+
+    @in_turn
+    async def _write_and_sync(self, flags: int) -> None:
+        self._check_open()
+        synced = False
+        if self._pending:
+            try:
+                synced = await self._drain_and_sync(bytes(self._pending), flags)
+            finally:
+                del self._pending[: self._moved]
+        await self._flush()
+        if not synced:
+            await self._sync(flags)
+
+    # ── position, end ────────────────────────────────────────────────────────────────────────
+
+    @in_turn
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return await self._go(offset, whence)
+
+    async def _go(self, offset: int, whence: int) -> int:
+        self._check_open()
+        offset, whence = index(offset), index(whence)
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE):
+            raise ValueError(f"whence value {whence} unsupported")
+        self._check_seekable()
+        await self._write_out()
+        unread = len(self._ahead) - self._start
+        if unread and whence in (os.SEEK_SET, os.SEEK_CUR):
+            here = self._tell() - unread
+            target = offset if whence == os.SEEK_SET else here + offset
+            if -self._start <= target - here <= unread:
+                self._start += target - here
+                return target
+        if whence == os.SEEK_CUR:
+            offset -= unread
+        position = await self._seek(offset, whence)
+        self._ahead, self._start = b"", 0
+        return position
+
+    def _check_seekable(self) -> None:
+        if not self._seekable:
+            raise io.UnsupportedOperation("File or stream is not seekable.")
+
+    @in_turn
+    async def tell(self) -> int:
+        return self._where()
+
+    def _where(self) -> int:
+        self._check_open()
+        return self._tell() - (len(self._ahead) - self._start) + len(self._pending)
+
+    @in_turn
+    async def truncate(self, size: int | None = None) -> int:
+        return await self._cut(size)
+
+    async def _cut(self, size: int | None) -> int:
+        self._check_open()
+        if not self._writable:
+            raise io.UnsupportedOperation("truncate")
+        await self._flush()
+        size = self._tell() if size is None else index(size)
+        await self._resize(size)
+        return size
+
+    def detach(self) -> IO[bytes]:
+        """Return a plain file that has the descriptor from now on, and what is still to write."""
+        self._check_open()
+        unread = len(self._ahead) - self._start
+        if unread:
+            os.lseek(self.fileno(), -unread, os.SEEK_CUR)
+        pending = bytes(self._pending)
+        plain = open(self._give_up_descriptor(), self.mode, closefd=self.closefd)  # noqa: SIM115
+        if pending:
+            plain.write(pending)
+        self._detached = True
+        return plain
+
+    async def close(self) -> None:
+        if self._detached:
+            raise ValueError(self._DETACHED)
+        if not self.closed:
+            await self._close()
+
+    @in_order
+    async def _close(self) -> None:
+        if self.closed:
+            return
+        try:
+            await self._flush()
+        except GeneratorExit:
+            # Thrown away, and maybe its loop is too: the rest is done when the file is.
+            raise
+        except BaseException:
+            await self._close_descriptor()
+            raise
+        await self._close_descriptor()

@@ -1,0 +1,268 @@
+"""Lines: cut out of what a file has read ahead, bytes or text.
+
+What a line needs that is all there is done here, in one call, and so is a write that is kept; all
+else is for the classes in Python. Nothing here waits, and nothing goes on when the turn has no time
+for files.
+"""
+
+cimport cython
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_GET_SIZE,
+    PyByteArray_Resize,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.string cimport memchr, memcpy
+
+from uringloop._cpython.pyapi cimport (
+    PyUnicode_FindChar,
+    PyUnicode_Substring,
+    set_step,
+    stop_with,
+)
+from uringloop._files.open_file cimport OpenFile
+from uringloop._files.scheduling cimport Turns
+
+
+# Lines that are cut between two looks at the clock, if they are short; and how much, if not.
+LINES_MAX = 64
+LINE_BYTES_MAX = 16 * 1024
+
+cdef Py_ssize_t LINES = LINES_MAX
+cdef Py_ssize_t LINE_BYTES = LINE_BYTES_MAX
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(8)
+cdef class ReadyLine:
+    # What __anext__ returns for a line that is there: awaiting it does not suspend. One that nobody
+    # awaits gives its line back.
+    cdef object line
+    cdef LineFile file              # one of the two, which has given the line
+    cdef LineText text
+    cdef Py_ssize_t end             # where that one was behind it
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # Replaced by `ready_line_step`; it makes the type an iterator.
+        raise StopIteration
+
+    def __dealloc__(self):
+        if self.line is not None:
+            if self.file is not None and self.file._start == self.end:
+                self.file._start -= len(self.line)
+            elif self.text is not None and self.text._used == self.end:
+                self.text._used -= len(self.line)
+
+
+cdef PyObject *ready_line_step(PyObject *step) noexcept:
+    cdef ReadyLine ready = <ReadyLine>step
+    line = ready.line
+    ready.line = None
+    stop_with(StopIteration, line)
+    return NULL
+
+
+set_step(ReadyLine, ready_line_step)
+
+
+cdef class LineFile(OpenFile):
+
+    def __cinit__(self, *args, **options):
+        self._ahead = b""
+        self._pending = bytearray()
+        self._turns = Turns()
+
+    cdef Py_ssize_t end_of_line(self) noexcept:
+        """Return the index behind the next line end that was read ahead, 0 if there is none."""
+        cdef const char *data = PyBytes_AS_STRING(self._ahead)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self._ahead) - self._start
+        cdef const char *end
+        if size <= 0:
+            return 0
+        end = <const char*>memchr(data + self._start, c"\n", size)
+        return 0 if end == NULL else end - data + 1
+
+    cdef bytes next_line(self):
+        """Return the next line if it is there and may be had now, else None."""
+        cdef Py_ssize_t start = self._start
+        cdef Py_ssize_t end
+        if self.fd < 0 or not self._readable or self._pending or self._turns.taken:
+            return None
+        end = self.end_of_line()
+        if end == 0 or self._turns.is_spent():
+            return None
+        self._start = end
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self._ahead) + start, end - start)
+
+    def __anext__(self):
+        cdef ReadyLine ready
+        line = self.next_line()
+        if line is None:
+            return self._next_line()
+        ready = ReadyLine.__new__(ReadyLine)
+        ready.line = line
+        ready.file = self
+        ready.end = self._start
+        return ready
+
+    async def _next_line(self):
+        line = await self._readline(-1)
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def _readline(self, size):
+        """Read a line that is not all there, or may not be had now: for the classes in Python."""
+        raise NotImplementedError
+
+    async def readline(self, size=-1):
+        if type(size) is int and size < 0:
+            line = self.next_line()
+            if line is not None:
+                return line
+        return await self._readline(size)
+
+    async def write(self, data):
+        """Write *data*, or keep it; what is not kept must not change meanwhile."""
+        if not self._turns.taken and type(data) is bytes and not self._turns.is_spent():
+            if self._keep(data):
+                return PyBytes_GET_SIZE(data)
+        return await self._write_now(data)
+
+    async def _write_now(self, data):
+        """Write what is not simply kept: for the class in Python."""
+        raise NotImplementedError
+
+    def _keep(self, bytes data):
+        """Keep *data* to be written later; False where something else must be done first."""
+        cdef Py_ssize_t kept = PyByteArray_GET_SIZE(self._pending)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if self.fd < 0 or not self._writable or self._ahead or kept + size > self._buffer_size:
+            return False
+        PyByteArray_Resize(self._pending, kept + size)
+        memcpy(PyByteArray_AS_STRING(self._pending) + kept, PyBytes_AS_STRING(data), size)
+        return True
+
+    def _cut_lines(self, list lines, Py_ssize_t length, Py_ssize_t limit):
+        """Append whole lines that are there, while there is time, until *length* exceeds *limit*.
+
+        Returns the *length* of all lines; without a positive limit it has none.
+        """
+        cdef const char *data = PyBytes_AS_STRING(self._ahead)
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t size = 0
+        cdef Py_ssize_t end
+        while not 0 < limit < length:
+            end = self.end_of_line()
+            if end == 0:
+                break
+            lines.append(PyBytes_FromStringAndSize(data + self._start, end - self._start))
+            length += end - self._start
+            size += end - self._start
+            count += 1
+            self._start = end
+            if count >= LINES or size >= LINE_BYTES:
+                count = size = 0
+                if self._turns.is_spent():
+                    break
+        return length
+
+
+cdef class LineText:
+
+    def __init__(self, LineFile buffer, newline):
+        self.buffer = buffer
+        self.newline = newline
+        self._turns = buffer._turns
+        self._chars = ""
+
+    cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1:
+        """Return the index behind the first line end from *start* on, 0 if there is none."""
+        cdef Py_ssize_t size = len(self._chars)
+        cdef Py_ssize_t lf, cr
+        if start >= size:
+            return 0
+        if self.newline is None:
+            return PyUnicode_FindChar(self._chars, c"\n", start, size, 1) + 1
+        if self.newline:
+            lf = self._chars.find(self.newline, start)
+            return lf + len(self.newline) if lf >= 0 else 0
+        lf = PyUnicode_FindChar(self._chars, c"\n", start, size, 1)
+        cr = PyUnicode_FindChar(self._chars, c"\r", start, lf if lf >= 0 else size, 1)
+        if cr >= 0:
+            return cr + (2 if cr + 1 == lf else 1)
+        return lf + 1
+
+    def _end_of_line(self, Py_ssize_t start):
+        return self.end_of_line(start)
+
+    cdef str next_line(self):
+        """Return the next line if it is there and may be had now, else None."""
+        cdef Py_ssize_t start = self._used
+        cdef Py_ssize_t end
+        if self.buffer.fd < 0 or self._turns.taken:
+            return None
+        end = self.end_of_line(start)
+        if end == 0 or self._turns.is_spent():
+            return None
+        self._used = end
+        return PyUnicode_Substring(self._chars, start, end)
+
+    def __anext__(self):
+        cdef ReadyLine ready
+        line = self.next_line()
+        if line is None:
+            return self._next_line()
+        ready = ReadyLine.__new__(ReadyLine)
+        ready.line = line
+        ready.text = self
+        ready.end = self._used
+        return ready
+
+    async def _next_line(self):
+        line = await self._readline(-1)
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+    async def _readline(self, size):
+        """Read a line that is not all there, or may not be had now: for the classes in Python."""
+        raise NotImplementedError
+
+    async def readline(self, size=-1):
+        if type(size) is int and size < 0:
+            line = self.next_line()
+            if line is not None:
+                return line
+        return await self._readline(size)
+
+    def _cut_lines(self, list lines, Py_ssize_t length, Py_ssize_t limit):
+        """Append whole lines that are there, while there is time, until *length* exceeds *limit*.
+
+        Returns the *length* of all lines; without a positive limit it has none.
+        """
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t size = 0
+        cdef Py_ssize_t end
+        while not 0 < limit < length:
+            end = self.end_of_line(self._used)
+            if end == 0:
+                break
+            lines.append(PyUnicode_Substring(self._chars, self._used, end))
+            length += end - self._used
+            size += end - self._used
+            count += 1
+            self._used = end
+            if count >= LINES or size >= LINE_BYTES:
+                count = size = 0
+                if self._turns.is_spent():
+                    break
+        return length

@@ -1,0 +1,250 @@
+"""open(): the built-in's, awaited, on the ring of the running loop.
+
+Under another loop than ours the same calls are made by threads of its executor, so that a library
+may use this without asking which loop runs. What open() takes, and says about what it does not
+take, is left to the built-in itself: it is called with an opener that opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from uringloop._files.base import AsyncFile
+from uringloop._files.binary import BufferedFile, RawFile
+from uringloop._files.path_operations import open_descriptor
+from uringloop._files.text import TextFile
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorOrPath, OpenBinaryMode, OpenTextMode
+
+Opener = Callable[[str, int], int]
+F = TypeVar("F", bound="AsyncFile[Any]")
+
+
+class Opening(Generic[F]):
+    """A file to be opened: to be awaited, or used with `async with`."""
+
+    def __init__(self, opening: Coroutine[Any, Any, F]) -> None:
+        self._opening = opening
+        self._obj: F | None = None
+
+    def __await__(self) -> Generator[Any, None, F]:
+        if self._obj is None:
+            self._obj = yield from self._opening.__await__()
+        return self._obj
+
+    async def __aenter__(self) -> F:
+        return await self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._obj is not None:
+            await self._obj.__aexit__(kind, value, traceback)
+
+
+@overload
+def open(
+    file: FileDescriptorOrPath,
+    mode: OpenTextMode = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Opener | None = None,
+) -> Opening[TextFile]: ...
+@overload
+def open(  # type: ignore[overload-overlap]
+    file: FileDescriptorOrPath,
+    mode: OpenBinaryMode,
+    buffering: Literal[0],
+    encoding: None = None,
+    errors: None = None,
+    newline: None = None,
+    closefd: bool = True,
+    opener: Opener | None = None,
+) -> Opening[RawFile]: ...
+@overload
+def open(
+    file: FileDescriptorOrPath,
+    mode: OpenBinaryMode,
+    buffering: int = -1,
+    encoding: None = None,
+    errors: None = None,
+    newline: None = None,
+    closefd: bool = True,
+    opener: Opener | None = None,
+) -> Opening[BufferedFile]: ...
+@overload
+def open(
+    file: FileDescriptorOrPath,
+    mode: str,
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Opener | None = None,
+) -> Opening[Any]: ...
+def open(
+    file: FileDescriptorOrPath,
+    mode: str = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Opener | None = None,
+) -> Any:
+    """Open *file* as the built-in does, for `await` or `async with`.
+
+    The file belongs to no loop: each call uses the one that runs. Calls of one file wait for each
+    other, in the order in which they were begun; those with an offset (`pread`, `pwrite`) do not.
+    """
+    return Opening(_open(file, mode, buffering, encoding, errors, newline, closefd, opener))
+
+
+class _Checked(BaseException):
+    """Carries what the built-in would have opened; nobody else sees it."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.path = path
+        self.flags = flags
+
+
+def _checked(
+    file: FileDescriptorOrPath, mode: str, buffering: int, closefd: bool, texts: tuple[Any, ...]
+) -> tuple[int | str | bytes, int]:
+    """Return path and flags of what is to be opened; a descriptor is returned as it is."""
+
+    def stop(path: str, flags: int) -> int:
+        raise _Checked(path, flags)
+
+    check: Callable[..., object] = builtins.open
+    if isinstance(file, int):
+        # Neither closed nor taken over, only looked at.
+        check(file, mode, buffering, *texts, closefd=False, opener=stop)
+        return file, 0
+    try:
+        check(file, mode, buffering, *texts, closefd=closefd, opener=stop)
+    except _Checked as checked:
+        return checked.path, checked.flags
+    raise AssertionError("the built-in open() asks its opener")
+
+
+async def _open(
+    file: FileDescriptorOrPath,
+    mode: str,
+    buffering: int,
+    encoding: str | None,
+    errors: str | None,
+    newline: str | None,
+    closefd: bool,
+    opener: Opener | None,
+) -> RawFile | BufferedFile | TextFile:
+    path, flags = _checked(file, mode, buffering, closefd, (encoding, errors, newline))
+    if isinstance(path, int):
+        fd = path
+    elif opener is None:
+        fd = await open_descriptor(path, flags)
+    else:
+        fd = await _open_by(opener, path, flags)
+    try:
+        return layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
+    except BaseException:
+        if not isinstance(path, int):
+            os.close(fd)
+        raise
+
+
+async def _open_by(opener: Opener, path: Any, flags: int) -> int:
+    """Have *opener* open it, in a thread: it may wait."""
+    lock = threading.Lock()
+    opened: list[Any] = []
+    wanted = True
+
+    def call() -> None:
+        fd = opener(path, flags)
+        with lock:
+            if wanted:
+                opened.append(fd)
+                return
+        _close_unwanted(fd)
+
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, call)
+    except BaseException:
+        with lock:
+            wanted = False
+        for fd in opened:
+            _close_unwanted(fd)
+        raise
+    (fd,) = opened
+    if not isinstance(fd, int):
+        raise TypeError("expected integer from opener")
+    if fd < 0:
+        raise ValueError(f"opener returned {fd}")
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _close_unwanted(fd: Any) -> None:
+    if isinstance(fd, int) and fd >= 0:
+        os.close(fd)
+
+
+def layered(
+    fd: int,
+    name: object,
+    mode: str,
+    buffering: int,
+    encoding: str | None,
+    errors: str | None,
+    newline: str | None,
+    closefd: bool,
+) -> RawFile | BufferedFile | TextFile:
+    """Make the file of the kind that was asked for."""
+    binary = "b" in mode
+    if buffering == 0 and not binary:
+        # The built-in has said so too, but for a path, which it was kept from opening.
+        raise ValueError("can't have unbuffered text I/O")
+    kind = next(letter for letter in mode if letter in "rwax")
+    plus = "+" if "+" in mode else ""
+    # As a plain binary file has it: before 3.15 "w+" is "rb+" there.
+    raw_mode = "rb+" if kind + plus == "w+" and sys.version_info < (3, 15) else f"{kind}b{plus}"
+    if buffering == 0:
+        return RawFile(fd, name, mode=raw_mode, closefd=closefd)
+    line_buffering = not binary and (buffering == 1 or (buffering < 0 and os.isatty(fd)))
+    size = buffering if buffering > 1 else -1
+    buffer = BufferedFile(fd, name, mode=raw_mode, closefd=closefd, buffer_size=size)
+    if plus and not buffer._seekable:
+        buffer._give_up_descriptor()
+        raise io.UnsupportedOperation("File or stream is not seekable.")
+    if binary:
+        return buffer
+    try:
+        # It knows the default encoding, and what is wrong with another.
+        model = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
+        return TextFile(
+            buffer,
+            mode=mode,
+            encoding=model.encoding,
+            errors=model.errors or "strict",
+            newline=newline,
+            line_buffering=line_buffering,
+        )
+    except BaseException:
+        buffer._give_up_descriptor()
+        raise

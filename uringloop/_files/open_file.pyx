@@ -1,0 +1,488 @@
+"""An open file: its descriptor, and what is done with it at an offset or where it stands.
+
+Calls with an offset run beside each other; those without are made by one caller at a time, which
+is for the classes in Python to see to. Where the descriptor stands is the kernel's to know, as for
+plain files: it is shared with children and copies. What is cancelled leaves it where it was.
+"""
+
+import io
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy, strerror
+
+from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
+from uringloop._files.memory cimport shortened, vectors_of
+from uringloop._files.operation cimport FileOperation, begin_linked, new_operation, ring_loop
+from uringloop._files.requests cimport FileRequests
+from uringloop._kernel.errors cimport ECANCELED, EISDIR, ESPIPE, errno
+from uringloop._kernel.files cimport (
+    IORING_FSYNC_DATASYNC,
+    S_ISDIR,
+    S_ISREG,
+    SEEK_CUR,
+    SEEK_END,
+    SEEK_SET,
+    io_uring_prep_close,
+    io_uring_prep_fallocate,
+    io_uring_prep_fsync,
+    io_uring_prep_readv,
+    io_uring_prep_writev,
+    lseek,
+    statx,
+    uring_file_facts,
+    uring_find_facts,
+    uring_leave_to_worker,
+    uring_prep_ftruncate,
+    uring_prep_size,
+    uring_reads_at,
+    uring_size_in,
+    uring_writes_at,
+)
+from uringloop._kernel.uring cimport close, iovec
+from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
+from uringloop._turn.turn cimport LoopCore
+
+from uringloop._files.memory import bytes_of, room_in
+
+
+cdef object UnsupportedOperation = io.UnsupportedOperation
+
+
+cdef class OpenFile(FileRequests):
+
+    def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
+                 appending=False):
+        """Take over the descriptor *fd*; without *closefd* only borrow it."""
+        cdef uring_file_facts facts
+        cdef int res = uring_find_facts(fd, uses(CACHED_PATHS), &facts)
+        if res < 0:
+            raise OSError(-res, strerror(-res).decode())
+        if S_ISDIR(facts.mode):
+            raise IsADirectoryError(EISDIR, strerror(EISDIR).decode(), name)
+        self._regular = S_ISREG(facts.mode)
+        self._block_size = facts.block_size
+        self.local, self.in_memory = facts.local, facts.in_memory
+        self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
+        self.reads_at = self._seekable and (self._regular or uring_reads_at(fd))
+        self.writes_at = self._seekable and writable and uring_writes_at(fd)
+        if appending:
+            self.go_to_end(fd, facts.size)
+        self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
+        self.fd, self.name, self.closefd = fd, name, closefd
+        self._readable = readable
+        self._writable = writable
+        self._appending = appending
+
+    cdef int go_to_end(self, int fd, int64_t size) except -1:
+        """Stand where plain files stand; what is written goes to the end wherever that is."""
+        cdef int error
+        if self._regular and self.writes_at:
+            # By what is known of it here: a server's lseek would wait.
+            lseek(fd, size, SEEK_SET)
+            return 0
+        error = errno if lseek(fd, 0, SEEK_END) < 0 else 0
+        if error not in (0, ESPIPE):
+            raise OSError(error, strerror(error).decode())
+        return 0
+
+    @property
+    def closed(self):
+        return self.fd < 0
+
+    def fileno(self):
+        self.check_open()
+        return self.fd
+
+    cdef int check(self, bint able, str message) except -1:
+        self.check_open()
+        if not able:
+            raise UnsupportedOperation(message)
+        return 0
+
+    async def flush(self):
+        """Hand over what is kept here: nothing, where there is no buffer."""
+        self.check_open()
+
+    # ── at an offset ─────────────────────────────────────────────────────────────────────────
+
+    async def pread(self, Py_ssize_t n, offset):
+        """Read up to *n* bytes at *offset*; less only at the end of the file."""
+        cdef FileOperation operation
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
+        if n < 0:
+            raise ValueError("negative size")
+        operation = self.reading(None, 0, n, start)
+        operation.detachable = self._regular
+        if not operation.has_ended:
+            await self._ask(operation)
+        return self.result_of(operation)
+
+    async def pread_into(self, buffer, offset):
+        """Read at *offset* into *buffer*; return how many bytes there were.
+
+        The buffer must not change meanwhile. Who is cancelled comes back when the kernel has
+        let go of it.
+        """
+        cdef FileOperation operation
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
+        view = room_in(buffer)
+        operation = self.reading(view, 0, len(view), start)
+        if not operation.has_ended:
+            await self._ask(operation)
+        return self.count_of(operation)
+
+    async def pwrite(self, data, offset):
+        """Write all of *data* at *offset*; return how many bytes that were.
+
+        After an OSError its `characters_written` tells how many have been written. A file that was
+        opened for appending is appended to, as by os.pwrite.
+        """
+        cdef Py_ssize_t written = 0
+        cdef FileOperation operation
+        cdef int64_t start
+        self.check(self._writable, "not writable")
+        start = self.start_at(offset, self.writes_at)
+        view = bytes_of(data)
+        size = len(view)
+        if self.has_to_wait(size):
+            await self._next_turn()
+        while written < size:
+            operation = self.writing(view, written, start + written)
+            if not operation.has_ended:
+                await operation.run()
+            written += self.written_of(operation, written)
+        return written
+
+    async def preadv(self, buffers, offset):
+        """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
+        cdef FileOperation operation
+        cdef int64_t start
+        self.check(self._readable, "not readable")
+        start = self.start_at(offset, self.reads_at)
+        views = [room_in(buffer) for buffer in buffers]
+        vectors = vectors_of(views, 0)
+        operation = new_operation(self, (views, vectors))
+        operation.op.lingers = operation.repeatable = True
+        io_uring_prep_readv(
+            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
+        await operation.run()
+        return self.count_of(operation)
+
+    async def pwritev(self, buffers, offset):
+        """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
+        cdef Py_ssize_t written = 0
+        cdef FileOperation operation
+        cdef int64_t start
+        self.check(self._writable, "not writable")
+        start = self.start_at(offset, self.writes_at)
+        views = [bytes_of(buffer) for buffer in buffers]
+        size = sum(map(len, views))
+        while written < size:
+            vectors = vectors_of(views, written)
+            operation = new_operation(self, (views, vectors))
+            operation.op.lingers = True
+            operation.repeatable = not self._appending
+            self.writes += 1
+            io_uring_prep_writev(
+                &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
+                PyBytes_GET_SIZE(vectors) // sizeof(iovec), start + written)
+            await operation.run()
+            written += self.written_of(operation, written)
+        return written
+
+    cdef int64_t start_at(self, object offset, bint able) except -1:
+        """Return *offset*, if that is one, and the file is *able* to take it."""
+        cdef int64_t start = PyNumber_Index(offset)
+        if start < 0:
+            raise ValueError("negative offset")
+        if not able:
+            raise self.failure(-ESPIPE)
+        return start
+
+    # ── where the descriptor stands ──────────────────────────────────────────────────────────
+
+    async def _fill(self, Py_ssize_t n, buffer=None):
+        """Read up to *n* bytes, into *buffer* if there is one; return them, or how many they were.
+
+        Of a regular file less than that only at its end, of a stream what is there.
+        """
+        cdef FileOperation operation
+        self.check_open()
+        if self.stray is not None:
+            data = self.stray[:n]
+            self.stray = self.stray[n:] if len(self.stray) > n else None
+            if buffer is None:
+                return bytes(data)
+            buffer[:len(data)] = data
+            return len(data)
+        operation = self.reading(buffer, 0, n, -1)
+        operation.detachable = self._regular and buffer is None
+        if not operation.has_ended:
+            try:
+                await self._ask(operation)
+            except BaseException:
+                if operation.filled and self.fd >= 0:
+                    lseek(self.fd, -operation.filled, SEEK_CUR)
+                if not self.reads_at and operation.has_ended and operation.res > 0:
+                    taken = operation.held if buffer is None else bytes(buffer)
+                    self.stray = memoryview(taken)[:operation.res]
+                raise
+        if buffer is None:
+            data = self.result_of(operation)
+            count = len(data)
+        else:
+            data = count = self.count_of(operation)
+        if self.reads_at and operation.res > 0:
+            # What was cached has moved it already.
+            self.move_to(operation.request.off + operation.res)
+        return data
+
+    async def _fill_behind(self, bytes ahead, Py_ssize_t n):
+        """Return *ahead* and up to *n* bytes behind it, less only at the end of a regular file."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(ahead)
+        cdef Py_ssize_t before = size
+        cdef Py_ssize_t count
+        cdef FileOperation operation = None
+        cdef PyObject *data
+        self.check_open()
+        n += size
+        held = take_bytes(PyBytes_New(NULL, n))
+        memcpy(PyBytes_AS_STRING(held), PyBytes_AS_STRING(ahead), size)
+        try:
+            while size < n:
+                operation = self.reading(held, size, n - size, -1)
+                operation.detachable = True
+                if not operation.has_ended:
+                    await self._ask(operation)
+                count = self.count_of(operation)
+                if self.reads_at and operation.res > 0:
+                    # What was cached has moved it already.
+                    self.move_to(operation.request.off + operation.res)
+                operation.held = operation = None
+                if count == 0:
+                    break
+                size += count
+        except BaseException:
+            if operation is not None:
+                before -= operation.filled
+            if before != size and self.fd >= 0:
+                lseek(self.fd, before - size, SEEK_CUR)
+            raise
+        data = <PyObject*>held
+        Py_INCREF(held)
+        held = None
+        return shortened(data, size)
+
+    def _give_back(self, list parts):
+        """Have the bytes in *parts*, the last ones that were read, be what is read next."""
+        cdef Py_ssize_t size = sum(map(len, parts))
+        if size == 0 or self.fd < 0:
+            return
+        if self.stray is not None:
+            parts = [*parts, self.stray]
+        elif self._seekable and lseek(self.fd, -size, SEEK_CUR) >= 0:
+            return
+        self.stray = memoryview(b"".join(parts))
+
+    async def _drain(self, view):
+        """Write all of *view*, bytes or a memoryview; `_moved` has gone, also after errors."""
+        cdef FileOperation operation
+        cdef int64_t position = -1
+        self.check_open()
+        self._moved = 0
+        size = len(view)
+        if self.has_to_wait(size):
+            await self._next_turn()
+        while self._moved < size:
+            if self.writes_at and not self._appending:
+                position = self.position()
+            operation = self.writing(view, self._moved, position)
+            if not operation.has_ended:
+                try:
+                    await operation.run()
+                except BaseException:
+                    if operation.has_ended and operation.res > 0:
+                        self.note_written(operation.res, size, position)
+                    raise
+            self.note_written(self.written_of(operation, self._moved), size, position)
+
+    async def _drain_and_sync(self, data, unsigned int flags):
+        """Write *data* and sync the file, in one submission; return whether both were done.
+
+        What has gone is `_moved`, also after errors; the rest is for the caller to do.
+        """
+        cdef FileOperation writing, syncing
+        cdef unsigned int done
+        cdef int64_t position = -1
+        self.check_open()
+        self._moved = 0
+        if ring_loop() is None or not self._regular or self.in_memory:
+            return False
+        if self.writes_at and not self._appending:
+            position = self.position()
+        writing = self.request_to_write(data, 0, position)
+        done = self.writes_done()
+        writing.repeatable = False
+        syncing = new_operation(self, None)
+        io_uring_prep_fsync(&syncing.request, self.fd, flags)
+        begin_linked(writing, syncing)
+        try:
+            await syncing.end()
+        finally:
+            if writing.has_ended and writing.res > 0:
+                self.note_written(writing.res, len(data), position)
+        if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
+            # A short write, or a ring that was lost.
+            return False
+        self.written_of(writing, 0)
+        self.count_of(syncing)
+        self.synced = done
+        return True
+
+    cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1:
+        """Note that *count* more of all *size* bytes have gone, from *position* on or appended."""
+        self._moved += count
+        # Thrown away together with who has written, the file may be closed by now.
+        if self.fd < 0:
+            return 0
+        if position >= 0:
+            self.move_to(position + count)
+        elif self._moved < size and self._regular and self.writes_at:
+            # An append that an error ends in the middle does not move it in the ring.
+            self.move_to(self._size())
+        return 0
+
+    async def _seek(self, int64_t offset, int whence):
+        """Move the descriptor; return where it then stands."""
+        cdef FileOperation operation
+        cdef int64_t position
+        self.check_open()
+        if whence == SEEK_END and self._regular:
+            # The size may be a server's to tell: lseek would wait for it here.
+            operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
+            uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
+            operation.op.lingers = operation.repeatable = True
+            await operation.run()
+            self.count_of(operation)
+            offset += uring_size_in(PyBytes_AS_STRING(operation.held))
+            whence = SEEK_SET
+        position = lseek(self.fd, offset, whence)
+        if position < 0:
+            raise self.failure(-errno)
+        return position
+
+    def _tell(self):
+        self.check_open()
+        return self.position()
+
+    def _size(self):
+        """Return the size of the file as far as it is known here."""
+        cdef uring_file_facts facts
+        return facts.size if uring_find_facts(self.fd, False, &facts) == 0 else 0
+
+    # ── the file as a whole ──────────────────────────────────────────────────────────────────
+
+    async def fsync(self):
+        """Have the kernel write the file to its disk; what is still kept here is written first."""
+        await self._write_and_sync(0)
+
+    async def fdatasync(self):
+        """Like `fsync`, but of what is known about the file only what it takes to read it."""
+        await self._write_and_sync(IORING_FSYNC_DATASYNC)
+
+    async def _write_and_sync(self, unsigned int flags):
+        await self._sync(flags)
+
+    async def _sync(self, unsigned int flags):
+        cdef FileOperation operation
+        cdef unsigned int done = self.writes_done()
+        self.check_open()
+        if self.in_memory:
+            # There is nothing that it could be synced to.
+            return
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        io_uring_prep_fsync(&operation.request, self.fd, flags)
+        await operation.run()
+        self.count_of(operation)
+        self.synced = done
+
+    cdef unsigned int writes_done(self) noexcept:
+        """How many writes a sync that begins now includes, as far as that can be told."""
+        return self.synced if self.operations_in_flight else self.writes
+
+    async def fallocate(self, offset, size, *, mode=0):
+        """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
+        cdef FileOperation operation
+        self.check(self._writable, "not writable")
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        io_uring_prep_fallocate(
+            &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
+            PyNumber_Index(size))
+        self.writes += 1
+        await operation.run()
+        self.count_of(operation)
+
+    async def _resize(self, int64_t size):
+        cdef FileOperation operation
+        cdef LoopCore loop = ring_loop()
+        self.check_open()
+        self.writes += 1
+        operation = new_operation(self, None)
+        operation.repeatable = True
+        operation.in_thread = loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL)
+        uring_prep_ftruncate(&operation.request, self.fd, size)
+        await operation.run()
+        self.count_of(operation)
+
+    async def _close_descriptor(self):
+        """Close it when what is in flight has ended. It is closed even if that tells an error."""
+        cdef FileOperation operation
+        cdef int fd = self.fd
+        if fd < 0:
+            return
+        if self.operations_in_flight:
+            await self._become_idle()
+        self.fd = -1
+        if not self.closefd:
+            return
+        if self.local and (self.in_memory or self.writes == self.synced):
+            # There is nothing to write back.
+            if close(fd) < 0:
+                raise self.failure(-errno)
+            return
+        operation = new_operation(None, self)
+        io_uring_prep_close(&operation.request, fd)
+        operation.op.closes = operation.op.lingers = True
+        if self._writable:
+            uring_leave_to_worker(&operation.request)
+        try:
+            operation.begin()
+        except BaseException:
+            close(fd)
+            raise
+        await operation.end()
+        self.count_of(operation)
+
+    def _close_now(self):
+        """Close the descriptor of a file that nobody refers to any more."""
+        cdef int fd = self.fd
+        self.fd = -1
+        if fd >= 0 and self.closefd:
+            close(fd)
+
+    def _give_up_descriptor(self):
+        """Return the descriptor, which somebody else closes from now on."""
+        cdef int fd = self.fd
+        self.check_open()
+        self.fd = -1
+        return fd

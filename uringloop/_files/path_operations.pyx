@@ -1,0 +1,393 @@
+"""What takes a path, as an operation of the ring: open, stat, mkdir, rename, unlink, link.
+
+Arguments are as those of `os`, and so are the errors, with the paths in them. What the kernel has
+in its cache of a local file system is answered without the ring, up to a share of the turn.
+"""
+
+import os
+import sys
+from asyncio import CancelledError, get_running_loop, wait
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.string cimport strerror
+
+from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
+from uringloop._files.memory cimport shortened
+from uringloop._files.operation cimport (
+    SLICE_BYTES,
+    FileOperation,
+    begin_linked,
+    is_spent,
+    new_operation,
+    ring_loop,
+)
+from uringloop._kernel.errors cimport EAGAIN, ECANCELED
+from uringloop._kernel.files cimport (
+    io_uring_prep_fsync,
+    uring_file_facts,
+    uring_find_facts,
+    uring_leave_to_worker,
+    uring_read_cached,
+)
+from uringloop._kernel.paths cimport (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_REMOVEDIR,
+    AT_SYMLINK_FOLLOW,
+    AT_SYMLINK_NOFOLLOW,
+    O_CLOEXEC,
+    O_EXCL,
+    O_RDONLY,
+    STATX_BASIC_STATS,
+    io_uring_prep_linkat,
+    io_uring_prep_mkdirat,
+    io_uring_prep_openat,
+    io_uring_prep_renameat,
+    io_uring_prep_statx,
+    io_uring_prep_symlinkat,
+    io_uring_prep_unlinkat,
+    makedev,
+    statx,
+    statx_timestamp,
+    uring_open_cached,
+    uring_stat_cached,
+)
+from uringloop._kernel.uring cimport close
+from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
+from uringloop._turn.turn cimport LoopCore
+
+# What the arguments are made of is for `os` to judge, in its own words.
+cdef tuple UNFIT = (TypeError, ValueError, OverflowError)
+
+
+async def open_descriptor(path, int flags, int mode=0o666):
+    """Open *path* and return the descriptor. Raises OSError with *path* as it was given.
+
+    A file that is made has *mode*, without what the umask takes away.
+    """
+    cdef bytes name = name_of(path)
+    cdef FileOperation operation
+    cdef LoopCore loop = ring_loop()
+    cdef int fd
+    if may_look(loop):
+        fd = uring_open_cached(name, flags)
+        if fd != -EAGAIN:
+            return taken(fd, path)
+    operation = new_operation(None, name)
+    io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
+    # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
+    uring_leave_to_worker(&operation.request)
+    operation.op.opens = True
+    operation.res = -1
+    # A second time it would find what the first one has made.
+    operation.repeatable = not flags & O_EXCL
+    await operation.run()
+    fd = taken(operation.res, path)
+    operation.op.opens = False
+    return fd
+
+
+async def open_nameless(folder, int mode):
+    """Return a descriptor to write a file of *folder* that has no name; -1 if there are none."""
+    if not uses(NAMELESS_FILES):
+        return -1
+    try:
+        return await open_descriptor(
+            folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode)
+    except OSError:
+        # The file system has none, or nothing can be made there: a file with a name will tell why.
+        return -1
+
+
+async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
+    """os.stat: on the ring, or from the kernel's cache; *judge* says what is wrong with a path."""
+    cdef int folder, flags
+    cdef bytes name
+    cdef FileOperation operation
+    if isinstance(path, int) and (path < 0 or dir_fd is not None or not follow_symlinks):
+        # To the kernel one of the negative ones is the current folder.
+        return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    try:
+        if isinstance(path, int):
+            name = b""
+            folder = path
+            flags = AT_EMPTY_PATH
+        else:
+            name = name_of(path)
+            folder = folder_of(dir_fd)
+            flags = 0 if follow_symlinks else AT_SYMLINK_NOFOLLOW
+    except UNFIT:
+        return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    if name:
+        result = stat_now(folder, name, follow_symlinks)
+        if result is not None:
+            return result
+    facts = take_bytes(PyBytes_New(NULL, sizeof(statx)))
+    operation = new_operation(None, (name, facts))
+    io_uring_prep_statx(
+        &operation.request, folder, name, flags, STATX_BASIC_STATS,
+        <statx*>PyBytes_AS_STRING(facts))
+    operation.repeatable = True
+    await operation.run()
+    taken(operation.res, path)
+    return stat_result(<statx*>PyBytes_AS_STRING(facts))
+
+
+def read_now(path):
+    """Return what a regular file holds if it is all in the cache, else None."""
+    cdef LoopCore loop = ring_loop()
+    cdef uring_file_facts facts
+    cdef Py_ssize_t count
+    cdef int rest = 0
+    cdef int fd
+    cdef PyObject *data
+    cdef bytes name = name_of(path)
+    if not uses(CACHED_FILES) or not may_look(loop):
+        return None
+    fd = uring_open_cached(name, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
+        return None
+    try:
+        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
+            return None
+        # One byte more than there should be: whether that was all.
+        held = take_bytes(PyBytes_New(NULL, facts.size + 1))
+        count = uring_read_cached(
+            fd, PyBytes_AS_STRING(held), facts.size + 1, 0, facts.in_memory, &rest)
+    finally:
+        close(fd)
+    if rest != 0 or count > facts.size:
+        return None
+    data = <PyObject*>held
+    Py_INCREF(held)
+    held = None
+    return shortened(data, count)
+
+
+async def mkdir(path, mode=0o777, dir_fd=None):
+    """os.mkdir, on the ring."""
+    cdef FileOperation operation
+    try:
+        operation = new_operation(None, name_of(path))
+        io_uring_prep_mkdirat(
+            &operation.request, folder_of(dir_fd), operation.held, PyNumber_Index(mode))
+    except UNFIT:
+        return os.mkdir(path, mode, dir_fd=dir_fd)
+    sys.audit("os.mkdir", path, mode, audited(dir_fd))
+    await operation.run()
+    taken(operation.res, path)
+
+
+async def unlink(path, dir_fd=None, *, judge=os.unlink):
+    """os.unlink and os.remove, which are the same but for what *judge* says, on the ring."""
+    cdef FileOperation operation
+    try:
+        operation = new_operation(None, name_of(path))
+        io_uring_prep_unlinkat(&operation.request, folder_of(dir_fd), operation.held, 0)
+    except UNFIT:
+        return judge(path, dir_fd=dir_fd)
+    sys.audit("os.remove", path, audited(dir_fd))
+    await operation.run()
+    taken(operation.res, path)
+
+
+async def rmdir(path, dir_fd=None):
+    """os.rmdir, on the ring."""
+    cdef FileOperation operation
+    try:
+        operation = new_operation(None, name_of(path))
+        io_uring_prep_unlinkat(
+            &operation.request, folder_of(dir_fd), operation.held, AT_REMOVEDIR)
+    except UNFIT:
+        return os.rmdir(path, dir_fd=dir_fd)
+    sys.audit("os.rmdir", path, audited(dir_fd))
+    await operation.run()
+    taken(operation.res, path)
+
+
+async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename):
+    """os.rename and os.replace, which are the same but for what *judge* says, on the ring."""
+    cdef FileOperation operation
+    cdef bytes old, new
+    try:
+        old = name_of(src)
+        new = name_of(dst)
+        operation = new_operation(None, (old, new))
+        io_uring_prep_renameat(
+            &operation.request, folder_of(src_dir_fd), old, folder_of(dst_dir_fd), new, 0)
+    except UNFIT:
+        return judge(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    sys.audit("os.rename", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
+    await operation.run()
+    taken(operation.res, src, dst)
+
+
+async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=True):
+    """os.link, on the ring; *follow_symlinks* is what the kernel is told."""
+    cdef FileOperation operation
+    cdef bytes old, new
+    try:
+        old = name_of(src)
+        new = name_of(dst)
+        operation = new_operation(None, (old, new))
+        io_uring_prep_linkat(
+            &operation.request, folder_of(src_dir_fd), old, folder_of(dst_dir_fd), new,
+            AT_SYMLINK_FOLLOW if follow_symlinks else 0)
+    except UNFIT:
+        return os.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    sys.audit("os.link", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
+    await operation.run()
+    taken(operation.res, src, dst)
+
+
+async def link_and_rename(src, temporary, dst):
+    """Link *src* to *temporary*, and rename that to *dst*: in one submission, one after the other.
+
+    An OSError of the link has *temporary* as its second path, one of the rename has *dst*.
+    """
+    cdef FileOperation linking, renaming
+    cdef bytes source = name_of(src)
+    cdef bytes between = name_of(temporary)
+    cdef bytes target = name_of(dst)
+    sys.audit("os.link", src, temporary, -1, -1)
+    sys.audit("os.rename", temporary, dst, -1, -1)
+    linking = new_operation(None, (source, between))
+    io_uring_prep_linkat(
+        &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
+    renaming = new_operation(None, (between, target))
+    io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
+    if ring_loop() is None:
+        await to_its_end(
+            get_running_loop().run_in_executor(None, perform_both, linking, renaming))
+    else:
+        begin_linked(linking, renaming)
+        await renaming.end()
+    taken(linking.res, src, temporary)
+    if renaming.res == -ECANCELED:
+        # The ring was lost between the two.
+        return await rename(temporary, dst, judge=os.replace)
+    taken(renaming.res, temporary, dst)
+
+
+def perform_both(FileOperation first, FileOperation second):
+    """Do the first and, if that succeeds, the second; a thread calls this."""
+    if first._perform() >= 0:
+        second._perform()
+
+
+async def to_its_end(future):
+    """Wait for the end of what can not be cancelled; a cancel is raised after that."""
+    cancelled = None
+    while not future.done():
+        try:
+            await wait([future])
+        except CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+    future.result()
+
+
+async def symlink(src, dst, dir_fd=None):
+    """os.symlink, on the ring."""
+    cdef FileOperation operation
+    cdef bytes target, name
+    try:
+        target = name_of(src)
+        name = name_of(dst)
+        operation = new_operation(None, (target, name))
+        io_uring_prep_symlinkat(&operation.request, target, folder_of(dir_fd), name)
+    except UNFIT:
+        return os.symlink(src, dst, dir_fd=dir_fd)
+    sys.audit("os.symlink", src, dst, audited(dir_fd))
+    await operation.run()
+    taken(operation.res, src, dst)
+
+
+async def sync(int fd, path):
+    """fsync of what is open as *fd*, on the ring; errors have *path* in them."""
+    cdef FileOperation operation = new_operation(None, None)
+    operation.repeatable = True
+    io_uring_prep_fsync(&operation.request, fd, 0)
+    await operation.run()
+    taken(operation.res, path)
+
+
+# ── arguments and results ────────────────────────────────────────────────────────────────────
+
+
+cdef bytes name_of(object path):
+    cdef bytes name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    return name
+
+
+cdef int folder_of(object dir_fd) except? -1:
+    return AT_FDCWD if dir_fd is None else PyNumber_Index(dir_fd)
+
+
+cdef object audited(object dir_fd):
+    """Return what `os` tells those who watch the program (sys.addaudithook)."""
+    return -1 if dir_fd is None else dir_fd
+
+
+cdef bint may_look(LoopCore loop) except -1:
+    """Whether the turn may still answer from the cache."""
+    return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
+
+
+cdef int taken(int res, object path, object second=None) except -1:
+    """Return a result; raise what it stands for, as `os` would."""
+    if res >= 0:
+        return res
+    reason = strerror(-res).decode("utf-8", "replace")
+    if not isinstance(path, int):
+        path = os.fspath(path)
+    if second is None:
+        raise OSError(-res, reason, path)
+    raise OSError(-res, reason, path, None, os.fspath(second))
+
+
+cdef object stat_now(int folder, bytes name, bint follow):
+    """Return the result if it can be had without waiting, else None."""
+    cdef statx facts
+    if not may_look(ring_loop()) or uring_stat_cached(folder, name, follow, &facts) < 0:
+        return None
+    return stat_result(&facts)
+
+
+cdef object stat_result(const statx *facts):
+    return os.stat_result((
+        facts.stx_mode,
+        facts.stx_ino,
+        makedev(facts.stx_dev_major, facts.stx_dev_minor),
+        facts.stx_nlink,
+        facts.stx_uid,
+        facts.stx_gid,
+        facts.stx_size,
+        facts.stx_atime.tv_sec,
+        facts.stx_mtime.tv_sec,
+        facts.stx_ctime.tv_sec,
+        seconds(facts.stx_atime),
+        seconds(facts.stx_mtime),
+        seconds(facts.stx_ctime),
+        nanoseconds(facts.stx_atime),
+        nanoseconds(facts.stx_mtime),
+        nanoseconds(facts.stx_ctime),
+        facts.stx_blksize,
+        facts.stx_blocks,
+        makedev(facts.stx_rdev_major, facts.stx_rdev_minor),
+    ))
+
+
+cdef double seconds(statx_timestamp at) noexcept:
+    return at.tv_sec + 1e-9 * at.tv_nsec
+
+
+cdef object nanoseconds(statx_timestamp at):
+    # An int64 would do until 2262; Python's own are longer.
+    return <object>at.tv_sec * 1_000_000_000 + at.tv_nsec

@@ -1,0 +1,33 @@
+"""The requests of an open file: what is cached is moved at once, the rest is asked for."""
+
+from libc.stdint cimport int64_t
+
+from uringloop._files.operation cimport FileOperation, InFlight
+
+
+cdef class FileRequests(InFlight):
+    cdef int fd                     # -1 once it is closed
+    cdef public object name         # what was opened: a path or a descriptor
+    cdef readonly bint _appending
+    cdef readonly bint _seekable
+    cdef bint reads_at              # reads may be given an offset; and whoever reads
+    cdef bint writes_at             # or writes so moves the descriptor, not the kernel
+    cdef readonly bint _regular     # a file of a file system, whose reads end by themselves
+    cdef bint reads_cached          # the file system reads its page cache without waiting
+    cdef bint writes_cached         # the same for writes
+    cdef bint in_memory             # there is no disk to wait for
+    cdef unsigned int writes        # that have been begun
+
+    cdef int check_open(self) except -1
+    cdef FileOperation reading(
+        self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset)
+    cdef int take_cached(self, FileOperation operation) except -1
+    cdef bint has_to_wait(self, Py_ssize_t size) except -1
+    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)
+    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset)
+    cdef int64_t position(self) except? -1
+    cdef int move_to(self, int64_t position) except -1
+    cdef object failure(self, int res)
+    cdef object result_of(self, FileOperation operation)
+    cdef Py_ssize_t count_of(self, FileOperation operation) except -1
+    cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1

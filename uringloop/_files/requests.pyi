@@ -1,0 +1,20 @@
+"""The requests of an open file: what is cached is moved at once, the rest is asked for."""
+
+from typing import Final
+
+from typing_extensions import disjoint_base
+
+from uringloop._files.operation import FileOperation, InFlight
+
+REQUEST_MAX: int
+WORKER_BYTES: int
+
+@disjoint_base
+class FileRequests(InFlight):
+    name: object
+    _appending: Final[bool]
+    _seekable: Final[bool]
+    _regular: Final[bool]
+
+    async def _ask(self, operation: FileOperation) -> None: ...
+    async def _next_turn(self) -> None: ...

@@ -1,0 +1,210 @@
+"""The requests of an open file: what is cached is moved at once, the rest is asked for.
+
+A read first takes what is in the page cache, without waiting and without a ring, as long as the
+turn has time for files or nobody waits for the next one; the rest goes to the ring. Where the file
+system can write without waiting the same holds for small writes.
+"""
+
+import asyncio
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport strerror
+
+from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
+from uringloop._files.memory cimport shortened, start_of
+from uringloop._files.operation cimport (
+    SLICE_BYTES,
+    FileOperation,
+    InFlight,
+    is_spent,
+    new_operation,
+    ring_loop,
+)
+from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
+from uringloop._kernel.files cimport (
+    SEEK_CUR,
+    SEEK_SET,
+    io_uring_prep_read,
+    io_uring_prep_write,
+    lseek,
+    uring_leave_to_worker,
+    uring_take_cached,
+    uring_write_cached,
+)
+from uringloop._turn.turn cimport LoopCore
+
+
+# The kernel moves 2 GiB less a page at once, and its answer is an int.
+REQUEST_MAX = 1 << 30
+# Reads from this size on wait for the next turn, or are left to a worker of the kernel: the ring
+# would copy them in the loop's own thread.
+WORKER_BYTES = 128 * 1024
+
+cdef Py_ssize_t REQUEST = REQUEST_MAX
+cdef Py_ssize_t WORKER = WORKER_BYTES
+
+
+cdef class FileRequests(InFlight):
+
+    def __cinit__(self, *args, **options):
+        self.fd = -1
+
+    cdef int check_open(self) except -1:
+        if self.fd < 0:
+            raise ValueError("I/O operation on closed file.")
+        return 0
+
+    # ── reading and writing ───────────────────────────────────────────────────────────────────────
+
+    cdef FileOperation reading(
+            self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset):
+        """Take what is cached into *target* behind its first *skip* bytes; ask for the rest of it.
+
+        *target* is a view, bytes that nobody else has yet, or None for new bytes.
+        """
+        cdef FileOperation operation = new_operation(self, target)
+        cdef char *data
+        size = min(size, REQUEST)
+        if target is None:
+            operation.held = take_bytes(PyBytes_New(NULL, size))
+        data = <char*>start_of(operation.held) + skip
+        if size == 0:
+            operation.has_ended = True
+            return operation
+        io_uring_prep_read(
+            &operation.request, self.fd, data, <unsigned int>size,
+            <uint64_t>-1 if offset < 0 else offset)
+        operation.op.lingers = self._regular
+        operation.repeatable = True
+        self.take_cached(operation)
+        return operation
+
+    cdef int take_cached(self, FileOperation operation) except -1:
+        """Read what is in the page cache while the turn has time; the rest stays asked for."""
+        cdef LoopCore loop
+        cdef Py_ssize_t share
+        cdef ssize_t count
+        cdef int rest = 0
+        operation.postponed = False
+        loop = ring_loop() if self.reads_cached else None
+        if loop is None:
+            return 0
+        while rest == 0 and not operation.has_ended and not is_spent(loop):
+            share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
+            count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
+            operation.filled += count
+            if rest == 0 and (count < share or operation.request.len == 0):
+                operation.has_ended = True
+            self.reads_cached = rest in (0, -EAGAIN)
+        operation.postponed = rest == 0 and operation.request.len >= WORKER
+        return 0
+
+    async def _ask(self, FileOperation operation):
+        """Have what is left of a read be done: in later turns as long as it is cached."""
+        cdef Py_ssize_t before = -1
+        while operation.postponed and operation.filled != before:
+            before = operation.filled
+            await self._next_turn()
+            self.take_cached(operation)
+        if not operation.has_ended:
+            if self.reads_at and operation.request.off == <uint64_t>-1:
+                operation.request.off = self.position()
+            if operation.postponed:
+                uring_leave_to_worker(&operation.request)
+            await operation.run()
+
+    async def _next_turn(self):
+        """Let the loop go round once, with the file kept open."""
+        self.operations_in_flight += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.ended()
+
+    cdef bint has_to_wait(self, Py_ssize_t size) except -1:
+        """Whether this turn has no time for a write that the next one may have time for."""
+        cdef LoopCore loop
+        if not self.writes_cached or size > SLICE_BYTES:
+            return False
+        loop = ring_loop()
+        return loop is not None and is_spent(loop)
+
+    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
+        """Write what the file system takes without waiting, or ask for all to be written."""
+        cdef FileOperation operation
+        cdef LoopCore loop
+        cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
+        cdef int res
+        if self.writes_cached:
+            # More at once is left to a worker: in slices it would not be one write to others.
+            loop = ring_loop() if size <= SLICE_BYTES else None
+            if loop is not None and not is_spent(loop):
+                res = uring_write_cached(
+                    self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
+                    self.in_memory)
+                if res > 0:
+                    self.writes += 1
+                    operation = new_operation(self, None)
+                    operation.res = res
+                    operation.has_ended = True
+                    return operation
+                if res != -EAGAIN:
+                    self.writes_cached = False
+        return self.request_to_write(data, skip, offset)
+
+    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset):
+        cdef FileOperation operation = new_operation(self, data)
+        self.writes += 1
+        io_uring_prep_write(
+            &operation.request, self.fd, start_of(data) + skip,
+            <unsigned int>min(len(data) - skip, REQUEST),
+            <uint64_t>-1 if offset < 0 else offset)
+        operation.op.lingers = self._regular
+        operation.repeatable = self._regular and not self._appending and offset >= 0
+        return operation
+
+    # ── where the descriptor stands ───────────────────────────────────────────────────────────────
+
+    cdef int64_t position(self) except? -1:
+        cdef int64_t position = lseek(self.fd, 0, SEEK_CUR)
+        if position < 0:
+            raise self.failure(-errno)
+        return position
+
+    cdef int move_to(self, int64_t position) except -1:
+        if lseek(self.fd, position, SEEK_SET) < 0:
+            raise self.failure(-errno)
+        return 0
+
+    # ── results ───────────────────────────────────────────────────────────────────────────────────
+
+    cdef object failure(self, int res):
+        """Build the OSError for *res*, with the name of the file where it has one."""
+        reason = strerror(-res).decode("utf-8", "replace")
+        if isinstance(self.name, int):
+            return OSError(-res, reason)
+        return OSError(-res, reason, self.name)
+
+    cdef object result_of(self, FileOperation operation):
+        """Return the bytes that a read has brought, without the room that they left."""
+        cdef Py_ssize_t count = self.count_of(operation)
+        cdef PyObject *data = <PyObject*>operation.held
+        Py_INCREF(operation.held)
+        operation.held = None
+        return shortened(data, count)
+
+    cdef Py_ssize_t count_of(self, FileOperation operation) except -1:
+        """Return how many bytes were moved; an error is raised unless some were."""
+        if operation.res < 0 and not operation.filled:
+            raise self.failure(operation.res)
+        return operation.filled + max(operation.res, 0)
+
+    cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1:
+        if operation.res <= 0:
+            # Nothing written and no error: there is no room, and trying on would not end.
+            exc = self.failure(operation.res or -ENOSPC)
+            exc.characters_written = before
+            raise exc
+        return operation.res

@@ -1,0 +1,167 @@
+"""connect_file(): what connect_read_pipe does for a pipe, for any file.
+
+A selector can not wait for a regular file, which is always ready; so asyncio refuses a redirected
+standard input. Here blocks are read on the ring, or by threads under another loop, and handed to
+the protocol as they come; one is read ahead at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import warnings
+from asyncio.log import logger
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from uringloop._files.open_file import OpenFile
+from uringloop._transport.stream_reader import lose
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+# As asyncio's pipes read.
+BLOCK_BYTES = 256 * 1024
+
+
+async def connect_file(
+    protocol_factory: Callable[[], P], file: Any
+) -> tuple[asyncio.ReadTransport, P]:
+    """Read *file* as a stream; return a transport and its protocol.
+
+    *file* has `fileno()` and `close()`, and belongs to the transport from now on. It is read from
+    where its descriptor stands. Pipes, sockets and terminals go to the loop's `connect_read_pipe`,
+    so that standard input may be whatever it is::
+
+        reader = asyncio.StreamReader()
+        await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    """
+    loop = asyncio.get_running_loop()
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(file.fileno()):
+        transport, connected = await loop.connect_read_pipe(protocol_factory, file)
+        return transport, connected
+    # Refused as open() refuses it.
+    source = OpenFile(file.fileno(), getattr(file, "name", file), closefd=False, readable=True)
+    protocol = protocol_factory()
+    made = FileReadTransport(loop, file, source, protocol)
+    loop.call_soon(protocol.connection_made, made)
+    loop.call_soon(made._start)
+    # As of a pipe: back when the protocol knows of it.
+    await asyncio.sleep(0)
+    if loop.get_debug():
+        logger.debug("File %r connected: (%r, %r)", file, made, protocol)
+    return made, protocol
+
+
+class FileReadTransport(asyncio.ReadTransport):
+    """Reads a file block by block, unless reading is paused."""
+
+    _closing = False
+    _paused = False
+    _closed = False
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        file: Any,
+        source: OpenFile,
+        protocol: asyncio.BaseProtocol,
+    ) -> None:
+        super().__init__({"file": file})
+        self._loop = loop
+        self._file = file
+        self._source = source
+        # Whoever wants the bytes has the methods of asyncio.Protocol, of whatever class it is.
+        self._protocol: Any = protocol
+        self._held = b""
+        self._reason: OSError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        if self._closed:
+            state = "closed"
+        elif self._closing:
+            state = "closing"
+        else:
+            state = "paused" if self._paused else "reading"
+        return f"<{type(self).__name__} {state} file={self._file!r}>"
+
+    def __del__(self) -> None:
+        if not self._closed:
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, 2, self)
+            self._file.close()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return not self._paused and not self._closing
+
+    def pause_reading(self) -> None:
+        if self.is_reading():
+            self._paused = True
+
+    def resume_reading(self) -> None:
+        if not self._closing and self._paused:
+            self._paused = False
+            self._start()
+
+    def close(self) -> None:
+        if not self._closing:
+            self._end(None)
+
+    def _start(self) -> None:
+        """Have a task read until reading is paused; while it is there is none."""
+        if self.is_reading() and self._task is None:
+            self._task = self._loop.create_task(self._read())
+            self._task.add_done_callback(self._stopped)
+
+    async def _read(self) -> None:
+        try:
+            while self.is_reading():
+                data = self._held or await self._source._fill(BLOCK_BYTES)
+                self._held = b""
+                if not self.is_reading():
+                    self._held = data
+                elif data:
+                    # What it raises is reported as that of any callback.
+                    self._loop.call_soon(self._protocol.data_received, data)
+                    await asyncio.sleep(0)
+                else:
+                    self._loop.call_soon(self._protocol.eof_received)
+                    self._end(None)
+        except OSError as exc:
+            if not self._closing:
+                self._end(exc)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Whatever ended it; it may have been cancelled before it began."""
+        self._task = None
+        if self._closing:
+            self._lose()
+        else:
+            # Paused, and resumed before it had come to its end.
+            self._start()
+
+    def _end(self, exc: OSError | None) -> None:
+        self._closing = True
+        self._reason = exc
+        if self._task is None:
+            self._loop.call_soon(self._lose)
+        elif self._task is not asyncio.current_task(self._loop):
+            self._task.cancel()
+
+    def _lose(self) -> None:
+        self._closed = True
+        try:
+            lose(self._protocol, self._reason)
+        finally:
+            self._file.close()

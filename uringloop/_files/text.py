@@ -1,0 +1,467 @@
+"""Text files: characters out of the bytes of a BufferedFile, and into them.
+
+Decoders, encoders and the translation of line ends are the standard library's. The numbers that
+`tell` returns are those of plain files (see `textposition`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+from operator import index
+from typing import IO, TYPE_CHECKING, Any
+
+from uringloop._files.base import AsyncFile, Fact, in_turn, limit_of
+from uringloop._files.binary import BufferedFile
+from uringloop._files.codecs import PIECE, decoded, encoded, new_decoder
+from uringloop._files.lines import LineText
+from uringloop._files.positions import START_MASK, Chunk, Place, found
+from uringloop._files.scheduling import free, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from typing_extensions import Buffer
+
+# As much as plain text files decode at once: in a file that is read and written it shows.
+CHUNK_BYTES = 8192
+# Of what is unread for a line or a read that is longer a part is put aside.
+LONG = 256 * 1024
+
+
+class Mark:
+    """Where a text file stands: what it takes to go back there without waiting and decoding."""
+
+    def __init__(self, file: TextFile) -> None:
+        self._file = file
+        self._state = file._decoder and file._decoder.getstate()
+        self._ahead = file._chars, file._used, file._bytes_per_char
+        self._chunks = file._chunks[:]
+        self._position = file.buffer._where() if file.buffer._seekable else 0
+
+    async def go_back(self, parts: list[str]) -> None:
+        """Have *parts*, which is all that was taken since, be read again."""
+        file = self._file
+        if file.closed or not parts:
+            return
+        if not file.buffer._seekable:
+            file._chars = "".join(parts) + file._chars[file._used :]
+            file._used = 0
+            return
+        if file.buffer._where() != self._position:
+            # Nothing is left to be written: bytes were read since.
+            await file.buffer._go(self._position, os.SEEK_SET)
+        if self._state:
+            file._decoder.setstate(self._state)
+        elif file._decoder:
+            file._decoder.reset()
+        file._chars, file._used, file._bytes_per_char = self._ahead
+        file._chunks[:] = self._chunks
+
+
+class Aside:
+    """What a long line, or a large read, has taken of a text file before it is all there."""
+
+    def __init__(self, file: TextFile) -> None:
+        self.parts: list[str] = []
+        self._file = file
+        self._mark: Mark | None = None
+
+    def put(self, end: int) -> None:
+        """Take the characters that are unread, up to *end*."""
+        if self._mark is None:
+            self._mark = Mark(self._file)
+        self.parts.append(self._file._take(end))
+
+    async def put_back(self) -> None:
+        """Have the file stand where it stood, if something was taken: the call was cancelled."""
+        if self._mark is not None:
+            await self._mark.go_back(self.parts)
+
+
+class TextFile(LineText, AsyncFile[str]):
+    """A text file over a binary one, in `buffer`."""
+
+    buffer: BufferedFile
+    _DETACHED = "underlying buffer has been detached"
+
+    def __init__(
+        self,
+        buffer: BufferedFile,
+        *,
+        mode: str,
+        encoding: str,
+        errors: str,
+        newline: str | None,
+        line_buffering: bool,
+    ) -> None:
+        super().__init__(buffer, newline)
+        self.mode = mode
+        self.encoding = encoding
+        self.errors = errors
+        self.line_buffering = line_buffering
+        self._newline = newline
+        self._written_newline = newline if newline not in (None, "", "\n") else None
+        self._decoder: Any = None
+        self._encoder: Any = None
+        self._chunks: list[Chunk] = []
+        self._bytes_per_char = 0.0
+        # A mark of the byte order belongs to the beginning of a file.
+        self._past_start = bool(buffer._writable and buffer._seekable and buffer._where())
+
+    def __repr__(self) -> str:
+        return (
+            f"<uringloop.{type(self).__name__} name={self.name!r} mode={self.mode!r} "
+            f"encoding={self.encoding!r}>"
+        )
+
+    # ── what the binary file knows ───────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> object:
+        return self.buffer.name
+
+    @property
+    def closed(self) -> bool:
+        return self.buffer.closed
+
+    @property
+    def newlines(self) -> str | tuple[str, ...] | None:
+        return getattr(self._decoder, "newlines", None)
+
+    def fileno(self) -> int:
+        return self.buffer.fileno()
+
+    def isatty(self) -> Fact:
+        return self.buffer.isatty()
+
+    def readable(self) -> Fact:
+        return self.buffer.readable()
+
+    def writable(self) -> Fact:
+        return self.buffer.writable()
+
+    def seekable(self) -> Fact:
+        return self.buffer.seekable()
+
+    async def flush(self) -> None:
+        await self.buffer.flush()
+
+    async def close(self) -> None:
+        if self._detached:
+            raise ValueError(self._DETACHED)
+        await self.buffer.close()
+
+    def detach(self) -> IO[bytes]:
+        """Return a plain binary file that has the descriptor from now on."""
+        self._check_open()
+        plain = self.buffer.detach()
+        self._detached = True
+        return plain
+
+    # ── positional calls, on bytes ───────────────────────────────────────────────────────────
+
+    async def pread(self, n: int, offset: int) -> bytes:
+        return await self.buffer.pread(n, offset)
+
+    async def pread_into(self, buffer: Buffer, offset: int) -> int:
+        return await self.buffer.pread_into(buffer, offset)
+
+    async def preadv(self, buffers: Iterable[Buffer], offset: int) -> int:
+        return await self.buffer.preadv(buffers, offset)
+
+    async def pwrite(self, data: Buffer, offset: int) -> int:
+        return await self.buffer.pwrite(data, offset)
+
+    async def pwritev(self, buffers: Iterable[Buffer], offset: int) -> int:
+        return await self.buffer.pwritev(buffers, offset)
+
+    async def fsync(self) -> None:
+        await self.buffer.fsync()
+
+    async def fdatasync(self) -> None:
+        await self.buffer.fdatasync()
+
+    async def fallocate(self, offset: int, size: int, *, mode: int = 0) -> None:
+        await self.buffer.fallocate(offset, size, mode=mode)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+
+    def _check_readable(self) -> None:
+        self._check_open()
+        if not self.buffer._readable:
+            raise io.UnsupportedOperation("not readable")
+
+    def _get_decoder(self) -> Any:
+        if self._decoder is None:
+            self._decoder = new_decoder(self.encoding, self.errors, self._newline)
+        return self._decoder
+
+    def _forget_chars(self) -> None:
+        self._chars, self._used = "", 0
+        self._chunks.clear()
+
+    async def _fetch(self, chars: int = 0) -> bool:
+        """Decode the next bytes behind what is unread; False at the end of the file.
+
+        As plain files do, it asks for as many bytes as *chars* may need.
+        """
+        if self._turns.spent():
+            await self._turns.pause()
+        decoder = self._get_decoder()
+        # More where a lot is unread already, so that a long line is not copied over and over.
+        unread = len(self._chars) - self._used
+        least = PIECE if self._reads_all else CHUNK_BYTES
+        wanted = max(least, unread, int(max(self._bytes_per_char, 1.0) * chars))
+        held, flags = decoder.getstate()
+        data = await self.buffer._read1(min(wanted, LONG))
+        try:
+            text = "".join(await decoded(self._turns, decoder, data, not data))
+        except UnicodeError:
+            raise
+        except BaseException:
+            self.buffer._put_back([data])
+            raise
+        while self._chunks and self._used >= self._chunks[0].chars:
+            self._drop(self._chunks.pop(0).chars)
+        if not self.buffer._seekable:
+            self._drop(self._used)
+        elif data or text or not self._chunks:
+            self._chunks.append(Chunk(flags, held + data, len(data), len(text)))
+        self._chars += text
+        self._bytes_per_char = len(data) / len(text) if text else 0.0
+        return bool(data or text)
+
+    def _drop(self, chars: int) -> None:
+        self._chars = self._chars[chars:]
+        self._used -= chars
+
+    def _take(self, end: int) -> str:
+        text = self._chars[self._used : end]
+        self._used += len(text)
+        return text
+
+    @in_turn
+    async def read(self, size: int | None = -1) -> str:
+        self._check_readable()
+        limit = limit_of(size)
+        return await (self._read_to_end() if limit < 0 else self._read(limit))
+
+    async def _read_to_end(self) -> str:
+        decoder = self._get_decoder()
+        state = decoder.getstate()
+        data = await self.buffer._read(-1)
+        try:
+            texts = await decoded(self._turns, decoder, data, True)
+            text = await joined(self._turns, [self._chars[self._used :], *texts])
+        except UnicodeError:
+            raise
+        except BaseException:
+            decoder.setstate(state)
+            self.buffer._put_back([data])
+            raise
+        self._forget_chars()
+        held = [data]
+        del data
+        free(held)
+        return text
+
+    async def _read(self, missing: int) -> str:
+        more = True
+        aside = Aside(self)
+        try:
+            while more and missing > (unread := len(self._chars) - self._used):
+                if unread >= LONG:
+                    aside.put(len(self._chars))
+                    missing -= unread
+                    unread = 0
+                more = await self._fetch(missing - unread)
+            aside.parts.append(self._take(self._used + missing))
+            return await joined(self._turns, aside.parts)
+        except UnicodeError:
+            # What could be decoded counts as read, as of plain files.
+            self._used = len(self._chars)
+            raise
+        except BaseException:
+            await aside.put_back()
+            raise
+
+    @in_turn
+    async def _readline(self, size: int | None) -> str:
+        self._check_readable()
+        return await self._line(-1 if size is None else max(index(size), -1))
+
+    async def _line(self, limit: int) -> str:
+        self._check_readable()
+        searched = 0
+        more = True
+        aside = Aside(self)
+        try:
+            while True:
+                unread = len(self._chars) - self._used
+                end = self._end_of_line(self._used + searched)
+                if not end and not more:
+                    # At the end of the file a plain one knows where it is by the bytes alone.
+                    aside.parts.append(self._chars[self._used :])
+                    self._forget_chars()
+                    break
+                if limit >= 0 and (unread >= limit or end):
+                    end = min(end or self._used + limit, self._used + limit)
+                if end or not limit:
+                    aside.parts.append(self._take(end))
+                    break
+                if unread >= LONG:
+                    # A line end of two characters may have been split.
+                    aside.put(len(self._chars) - 1)
+                    limit -= unread - 1 if limit > 0 else 0
+                    unread = 1
+                more = await self._fetch()
+                searched = max(unread - 1, 0)
+            return await joined(self._turns, aside.parts)
+        except UnicodeError:
+            # Plain files forget the line, and stand where they last began to decode.
+            last = self._chunks[-1:]
+            self._forget_chars()
+            self._chunks += [chunk._replace(chars=0) for chunk in last]
+            raise
+        except BaseException:
+            await aside.put_back()
+            raise
+
+    def _mark(self) -> Mark:
+        self._check_readable()
+        return Mark(self)
+
+    async def _return(self, lines: list[str], mark: Any) -> None:
+        await mark.go_back(lines)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+
+    async def write(self, data: str) -> int:
+        # As `in_turn` does it, without a coroutine more: this is called for each piece of a line.
+        turns = self._turns
+        if not turns.start():
+            await turns.take()
+        try:
+            self._check_open()
+            if not isinstance(data, str):
+                raise TypeError(f"write() argument must be str, not {type(data).__name__}")
+            if not self.buffer._writable:
+                raise io.UnsupportedOperation("not writable")
+            await self._write(data)
+            self._forget_chars()
+            if self._decoder is not None:
+                self._decoder.reset()
+            return len(data)
+        finally:
+            turns.give()
+
+    async def _write(self, data: str) -> None:
+        encoder = self._get_encoder()
+        newline = self._written_newline
+        if len(data) <= PIECE:
+            raw = encoder.encode(data if newline is None else data.replace("\n", newline))
+            if not self.buffer._keep(raw):
+                await self.buffer._write(raw)
+        else:
+            held = [await encoded(self._turns, self.encoding, encoder, data, newline)]
+            await self.buffer._write(held[0])
+            free(held)
+        if self.line_buffering and ("\n" in data or "\r" in data):
+            await self.buffer._flush()
+
+    def _get_encoder(self) -> Any:
+        if self._encoder is None:
+            self._encoder = codecs.getincrementalencoder(self.encoding)(self.errors)
+            self._set_encoder(self._past_start)
+        return self._encoder
+
+    def _set_encoder(self, position: int) -> None:
+        """Have a mark of the byte order be written at the beginning of the file only."""
+        self._past_start = bool(position)
+        if self._encoder is not None:
+            if position:
+                self._encoder.setstate(0)
+            else:
+                self._encoder.reset()
+
+    @in_turn
+    async def truncate(self, size: int | None = None) -> int:
+        self._check_open()
+        await self.buffer._flush()
+        return await self.buffer._cut(size)
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────
+
+    @in_turn
+    async def tell(self) -> int:
+        return await self._position()
+
+    async def _position(self) -> int:
+        self._check_open()
+        if not self.buffer._seekable:
+            raise io.UnsupportedOperation("underlying stream is not seekable")
+        await self.buffer._flush()
+        position = self.buffer._where()
+        if not self._chunks:
+            return position
+        used = self._used
+        position -= sum(chunk.bytes_read for chunk in self._chunks)
+        for chunk in self._chunks:
+            if used < chunk.chars or chunk is self._chunks[-1]:
+                break
+            used -= chunk.chars
+            position += chunk.bytes_read
+        position -= len(chunk.data) - chunk.bytes_read
+        if not used:
+            return Place(position, chunk.flags).cookie()
+        guess = int(self._bytes_per_char * used)
+        place = await found(self._turns, self._decoder, chunk, used, guess)
+        return place._replace(position=position + place.position).cookie()
+
+    @in_turn
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check_open()
+        if not self.buffer._seekable:
+            raise io.UnsupportedOperation("underlying stream is not seekable")
+        offset, whence = index(offset), index(whence)
+        if whence == os.SEEK_CUR:
+            if offset:
+                raise io.UnsupportedOperation("can't do nonzero cur-relative seeks")
+            offset = await self._position()
+        elif whence == os.SEEK_END:
+            if offset:
+                raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
+            position = await self.buffer._go(0, os.SEEK_END)
+            self._forget_chars()
+            if self._decoder is not None:
+                self._decoder.reset()
+            self._set_encoder(position)
+            return position
+        elif whence != os.SEEK_SET:
+            raise ValueError(f"invalid whence ({whence}, should be {0}, {1} or {2})")
+        if offset < 0:
+            raise ValueError(f"negative seek position {offset}")
+        await self._restore(offset)
+        self._set_encoder(offset & START_MASK)
+        return offset
+
+    async def _restore(self, cookie: int) -> None:
+        place = Place.of(cookie)
+        await self.buffer._go(place.position, os.SEEK_SET)
+        self._forget_chars()
+        if not cookie:
+            if self._decoder is not None:
+                self._decoder.reset()
+        elif self.buffer._readable or place.flags or place.skip:
+            self._get_decoder().setstate((b"", place.flags))
+            self._chunks.append(Chunk(place.flags, b"", 0, 0))
+        if place.skip:
+            data = await self.buffer._read(place.feed)
+            texts = await decoded(self._turns, self._decoder, data, place.at_end)
+            self._chars = "".join(texts)
+            self._chunks[:] = [Chunk(place.flags, data, len(data), len(self._chars))]
+            if len(self._chars) < place.skip:
+                raise OSError("can't restore logical file position")
+            self._used = place.skip

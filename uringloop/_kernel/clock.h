@@ -1,0 +1,32 @@
+/* The loop's clock, in nanoseconds. */
+#ifndef URINGLOOP_CLOCK_H
+#define URINGLOOP_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#ifdef URINGLOOP_SIMULATOR
+/* faults.c: how far a simulated clock is ahead. */
+int64_t uring_clock_ahead_ns(void);
+#else
+static inline int64_t uring_clock_ahead_ns(void) {
+    return 0;
+}
+#endif
+
+static inline int64_t uring_clock_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
+}
+
+/* The same clock as of the last tick, 1 to 10 ms ago: a seventh of the time. */
+static inline int64_t uring_clock_coarse_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* What files need from the kernel beside the ring: attempts that never wait, and the same requests
+ * as plain system calls, for a thread of an executor where there is no ring.
+ *
+ * Every function returns a count or 0, or -errno.
+ */
+#ifndef URINGLOOP_FILECALLS_H
+#define URINGLOOP_FILECALLS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "_kernel/compat.h"
+#include "_kernel/mounts.h"
+#include "_kernel/uring.h"
+
+/* What the kernel reads at once is at least so much. */
+#define URING_SAMPLE_BYTES (64 * 1024)
+
+/* What is known of an open file without asking a server. */
+typedef struct uring_file_facts {
+    int64_t size;
+    unsigned mode;
+    unsigned block_size;
+    bool local;     /* no server and no process is asked about it */
+    bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
+} uring_file_facts;
+
+/* Where it lives is only asked for with *mounts*, which needs the GIL, see mounts.h. */
+static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts) {
+    struct statx found;
+    uring_mount_kinds kind;
+
+    *facts = (uring_file_facts){0};
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+              STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0), &found) < 0)
+        return -errno;
+    facts->mode = found.stx_mode;
+    facts->size = (int64_t)found.stx_size;
+    facts->block_size = found.stx_blksize;
+    if (mounts && S_ISREG(found.stx_mode)) {
+        kind = uring_mount_kind(&found);
+        facts->local = kind != URING_MOUNT_OTHER;
+        facts->in_memory = kind == URING_MOUNT_MEMORY;
+    }
+    return 0;
+}
+
+/* Whether reads and writes may be given an offset: those of an eventfd may not, nor the writes of a
+ * file of /proc, though both can be positioned. Without a vector the file itself is not asked. */
+static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
+
+static inline bool uring_writes_at(int fd) {
+    return pwritev(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
+}
+
+/* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
+ * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
+ * *size* bytes or the end of the file, otherwise the -errno that stopped it: EAGAIN where a page is
+ * not in the cache, EOPNOTSUPP where the file system can not tell. Files in memory can not tell and
+ * need not. */
+static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset,
+                                        bool in_memory, int *rest) {
+    size_t filled = 0;
+    struct iovec part;
+    ssize_t res;
+
+    *rest = 0;
+    while (filled < size) {
+        part.iov_base = data + filled;
+        part.iov_len = size - filled;
+        res = preadv2(fd, &part, 1, offset < 0 ? -1 : offset + (int64_t)filled,
+                      in_memory ? 0 : RWF_NOWAIT);
+        if (res < 0)
+            *rest = -errno;
+        if (res <= 0)
+            break;
+        filled += (size_t)res;
+    }
+    return (ssize_t)filled;
+}
+
+/* The same of at most *share* bytes of what a submission asks for; it then asks for what is left. */
+static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, bool in_memory,
+                                        int *rest) {
+    bool here = sqe->off == (uint64_t)-1;
+    ssize_t count = uring_read_cached(sqe->fd, (char *)(uintptr_t)sqe->addr, share,
+                                      here ? -1 : (int64_t)sqe->off, in_memory, rest);
+
+    sqe->addr += (uint64_t)count;
+    sqe->len -= (uint32_t)count;
+    if (!here)
+        sqe->off += (uint64_t)count;
+    return count;
+}
+
+/* Writes what the file system takes without waiting; the same result. ext4 has no such thing. */
+static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset,
+                                         bool in_memory) {
+    struct iovec part = {.iov_base = (char *)(uintptr_t)data, .iov_len = size};
+    ssize_t res = pwritev2(fd, &part, 1, offset, in_memory ? 0 : RWF_NOWAIT);
+
+    return res < 0 ? -errno : res;
+}
+
+/* Whether *size* bytes from *offset* on are in the page cache, as far as samples tell; a file system
+ * that can not tell is taken at its word. */
+static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
+    char byte;
+    struct iovec part = {.iov_base = &byte, .iov_len = 1};
+
+    for (int64_t at = 0; at < size; at += URING_SAMPLE_BYTES)
+        if (preadv2(fd, &part, 1, offset + at, RWF_NOWAIT) < 0)
+            return errno != EAGAIN;
+    return true;
+}
+
+/* Asks for the size of an open file; *facts* has room for sizeof(struct statx). */
+static inline void uring_prep_size(struct io_uring_sqe *sqe, int fd, void *facts) {
+    io_uring_prep_statx(sqe, fd, "", AT_EMPTY_PATH, STATX_SIZE, facts);
+}
+
+static inline int64_t uring_size_in(const void *facts) {
+    return (int64_t)((const struct statx *)facts)->stx_size;
+}
+
+static inline void uring_prep_ftruncate(struct io_uring_sqe *sqe, int fd, int64_t size) {
+    io_uring_prep_nop(sqe);
+    sqe->opcode = URING_OP_FTRUNCATE;
+    sqe->fd = fd;
+    sqe->off = (uint64_t)size;
+}
+
+static inline void uring_copy_submission(struct io_uring_sqe *sqe,
+                                         const struct io_uring_sqe *source) {
+    *sqe = *source;
+}
+
+/* The next submission begins when this one has been done, all of it. */
+static inline void uring_link(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_IO_LINK; }
+
+static inline void uring_unlink(struct io_uring_sqe *sqe) {
+    sqe->flags &= (uint8_t)~IOSQE_IO_LINK;
+}
+
+/* A worker of the kernel takes it at once: it would wait, or copy for long. */
+static inline void uring_leave_to_worker(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_ASYNC; }
+
+/* Does what a submission asks for in the calling thread, waiting as long as that takes. */
+static inline int uring_perform(const struct io_uring_sqe *sqe) {
+    void *address = (void *)(uintptr_t)sqe->addr;
+    bool here = sqe->off == (uint64_t)-1;
+    off_t offset = (off_t)sqe->off;
+    ssize_t res;
+
+    switch (sqe->opcode) {
+    case IORING_OP_READ:
+        res = here ? read(sqe->fd, address, sqe->len) : pread(sqe->fd, address, sqe->len, offset);
+        break;
+    case IORING_OP_WRITE:
+        res = here ? write(sqe->fd, address, sqe->len) : pwrite(sqe->fd, address, sqe->len, offset);
+        break;
+    case IORING_OP_READV:
+        res = preadv2(sqe->fd, address, (int)sqe->len, offset, 0);
+        break;
+    case IORING_OP_WRITEV:
+        res = pwritev2(sqe->fd, address, (int)sqe->len, offset, 0);
+        break;
+    case IORING_OP_FSYNC:
+        res = sqe->fsync_flags & IORING_FSYNC_DATASYNC ? fdatasync(sqe->fd) : fsync(sqe->fd);
+        break;
+    case IORING_OP_FALLOCATE:
+        res = fallocate(sqe->fd, (int)sqe->len, offset, (off_t)sqe->addr);
+        break;
+    case IORING_OP_OPENAT:
+        res = openat(sqe->fd, address, (int)sqe->open_flags, sqe->len);
+        break;
+    case IORING_OP_CLOSE:
+        res = close(sqe->fd);
+        break;
+    case IORING_OP_STATX:
+        res = statx(sqe->fd, address, (int)sqe->statx_flags, sqe->len,
+                    (struct statx *)(uintptr_t)sqe->off);
+        break;
+    case IORING_OP_MKDIRAT:
+        res = mkdirat(sqe->fd, address, sqe->len);
+        break;
+    case IORING_OP_UNLINKAT:
+        res = unlinkat(sqe->fd, address, (int)sqe->unlink_flags);
+        break;
+    case IORING_OP_RENAMEAT:
+        res = renameat(sqe->fd, address, (int)sqe->len, (char *)(uintptr_t)sqe->addr2);
+        break;
+    case IORING_OP_SYMLINKAT:
+        res = symlinkat(address, sqe->fd, (char *)(uintptr_t)sqe->addr2);
+        break;
+    case IORING_OP_LINKAT:
+        res = linkat(sqe->fd, address, (int)sqe->len, (char *)(uintptr_t)sqe->addr2,
+                     (int)sqe->hardlink_flags);
+        break;
+    case URING_OP_FTRUNCATE:
+        res = ftruncate(sqe->fd, offset);
+        break;
+    default:
+        return -EINVAL;
+    }
+    return res < 0 ? -errno : (int)res;
+}
+
+/* The same in the loop's thread, for want of a worker: all that it does not wait for is the other end
+ * of a FIFO, which may never come. */
+static inline int uring_perform_here(const struct io_uring_sqe *sqe) {
+    const int ready = O_NONBLOCK | O_PATH | O_RDWR;
+    struct stat facts;
+
+    if (sqe->opcode == IORING_OP_OPENAT && !((int)sqe->open_flags & ready) &&
+        fstatat(sqe->fd, (const char *)(uintptr_t)sqe->addr, &facts, 0) == 0 &&
+        S_ISFIFO(facts.st_mode))
+        return -EAGAIN;
+    return uring_perform(sqe);
+}
+
+#endif

@@ -1,0 +1,114 @@
+/* What kind of file system something is on, without asking the file system: a server may not answer,
+ * and a process that serves one may be this one. (statfs(2) does ask.)
+ *
+ * Needs the GIL, for what is remembered.
+ */
+#ifndef URINGLOOP_MOUNTS_H
+#define URINGLOOP_MOUNTS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "_kernel/compat.h"
+
+#define URING_STATX_MNT_ID_UNIQUE 0x4000U /* 6.8 */
+#define URING_SYS_STATMOUNT 457           /* 6.8 */
+#define URING_STATMOUNT_SB_BASIC 1U
+
+/* Mounts that are remembered; a program has few. */
+#define URING_MOUNTS_MAX 64
+
+typedef enum uring_mount_kinds {
+    URING_MOUNT_OTHER,  /* a server, a process, or not known */
+    URING_MOUNT_LOCAL,  /* it answers for what is in the kernel's caches by itself */
+    URING_MOUNT_MEMORY, /* so, and there is no disk behind them */
+} uring_mount_kinds;
+
+typedef struct uring_mount_request {
+    uint32_t size;
+    uint32_t spare;
+    uint64_t mount;
+    uint64_t wanted;
+} uring_mount_request;
+
+/* The beginning of the kernel's struct statmount, and room for the rest of it. */
+typedef struct uring_mount_facts {
+    uint32_t size;
+    uint32_t options;
+    uint64_t known;
+    uint32_t major;
+    uint32_t minor;
+    uint64_t magic;
+    char rest[512 - 32];
+} uring_mount_facts;
+
+static inline uring_mount_kinds uring_kind_of_magic(uint64_t magic) {
+    switch (magic) {
+    case 0x01021994: /* tmpfs */
+    case 0x858458F6: /* ramfs */
+        return URING_MOUNT_MEMORY;
+    case 0xEF53:     /* ext2, ext3, ext4 */
+    case 0x58465342: /* xfs */
+    case 0x9123683E: /* btrfs */
+    case 0xF2F52010: /* f2fs */
+    case 0x2FC12FC1: /* zfs */
+    case 0x794C7630: /* overlayfs */
+    case 0xE0F5E1E2: /* erofs */
+    case 0x73717368: /* squashfs */
+    case 0x9660:     /* isofs */
+        return URING_MOUNT_LOCAL;
+    default:
+        return URING_MOUNT_OTHER;
+    }
+}
+
+static inline uint64_t uring_mount_number(const struct statx *facts) {
+    uint64_t number;
+
+    /* Older headers have no name for it, but the place. */
+    memcpy(&number, (const char *)facts + 0x90, sizeof(number));
+    return number;
+}
+
+static inline bool uring_ask_mount(const struct statx *facts, uring_mount_facts *mount) {
+    uring_mount_request request = {.size = sizeof(request),
+                                   .mount = uring_mount_number(facts),
+                                   .wanted = URING_STATMOUNT_SB_BASIC};
+
+    memset(mount, 0, sizeof(*mount));
+    return syscall(URING_SYS_STATMOUNT, &request, mount, sizeof(*mount), 0) >= 0;
+}
+
+/* Tells the kind of what *facts* are about, which were asked for with URING_STATX_MNT_ID_UNIQUE. The
+ * kernel gives the number of a mount only once, so that an answer stays right. */
+static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
+    static uint64_t numbers[URING_MOUNTS_MAX];
+    static uring_mount_kinds kinds[URING_MOUNTS_MAX];
+    static unsigned count;
+    uring_mount_facts mount;
+    uint64_t number;
+    unsigned place;
+
+    if (!(facts->stx_mask & URING_STATX_MNT_ID_UNIQUE))
+        return URING_MOUNT_OTHER;
+    number = uring_mount_number(facts);
+    for (unsigned i = 0; i < count && i < URING_MOUNTS_MAX; i++)
+        if (numbers[i] == number)
+            return kinds[i];
+    if (!uring_ask_mount(facts, &mount))
+        mount.magic = 0;
+    place = count % URING_MOUNTS_MAX;
+    numbers[place] = number;
+    kinds[place] = uring_kind_of_magic(mount.magic);
+    count = count + 1 < 2 * URING_MOUNTS_MAX ? count + 1 : URING_MOUNTS_MAX;
+    return kinds[place];
+}
+
+#endif

@@ -1,0 +1,112 @@
+/* What a kernel does, tried on a ring and a socket pair of the trial's own: version numbers lie,
+ * since distributions carry mends to older kernels. Each trial takes some 100 us, once in a process.
+ * A trial that cannot be made counts as failed: there is a slower way for everything.
+ */
+#ifndef URINGLOOP_PROBES_H
+#define URINGLOOP_PROBES_H
+
+#include "_kernel/files.h"
+#include "_kernel/sockets.h"
+
+/* What a ring of this kernel can do. */
+typedef struct uring_abilities {
+    int quiet_sends; /* a quiet send does what it promises: nothing for success, the count of a short
+                      * send, EAGAIN for none */
+    int truncates;   /* there is an operation for that */
+    int waits_epoll; /* and one for epoll_wait(2) */
+    unsigned facts;  /* the features that the kernel tells of */
+} uring_abilities;
+
+typedef struct uring_trial {
+    uring u;
+    int pair[2]; /* of UNIX stream sockets */
+} uring_trial;
+
+/* 0, or -errno; to be closed either way. */
+static inline int uring_trial_open(uring_trial *trial) {
+    int res;
+
+    memset(trial, 0, sizeof(*trial));
+    trial->pair[0] = trial->pair[1] = -1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0)
+        return -errno;
+    res = uring_open(&trial->u, 4, 16);
+    return res < 0 ? res : uring_enable(&trial->u);
+}
+
+static inline void uring_trial_close(uring_trial *trial) {
+    uring_close(&trial->u);
+    if (trial->pair[0] >= 0) {
+        close(trial->pair[0]);
+        close(trial->pair[1]);
+    }
+}
+
+/* Enters; 1 with the oldest completion taken from the queue, 0 if there is none, or -errno. */
+static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *completion) {
+    int res = uring_submit(&trial->u);
+    unsigned head = uring_head(&trial->u);
+
+    if (res < 0 || head == uring_tail(&trial->u))
+        return res < 0 ? res : 0;
+    *completion = *uring_completion(&trial->u, head);
+    uring_consume(&trial->u, head + 1);
+    return 1;
+}
+
+/* Whether the kernel knows an operation: asked for, since a try would start a worker. */
+static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
+    struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
+    bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
+
+    if (probe != NULL)
+        io_uring_free_probe(probe);
+    return known;
+}
+
+/* Makes a ring and enters it: 0, or -errno where either is refused. */
+static inline int uring_try(uring_abilities *found) {
+    static const char data[256 * 1024];
+    const size_t sizes[] = {1, sizeof(data), sizeof(data)};
+    struct io_uring_cqe completion;
+    uring_trial trial;
+    int results[3] = {0, 0, 0}, res = uring_trial_open(&trial), i;
+
+    for (i = 0; res == 0 && i < 3; i++) {
+        struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
+
+        uring_prep_send(sqe, trial.pair[0], data, sizes[i], true);
+        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
+        res = uring_trial_run(&trial, &completion);
+        if (res > 0)
+            results[i] = completion.res;
+        if (uring_pending(&trial.u) != 0)
+            results[i] = -1;
+        res = res < 0 ? res : 0;
+    }
+    found->facts = trial.u.ring.features;
+    found->truncates = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
+    found->waits_epoll = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
+    uring_trial_close(&trial);
+    found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
+                         results[1] < (int)sizeof(data) && results[2] == -EAGAIN;
+    return res;
+}
+
+/* Whether the kernel tells what it has of a path in its cache, and what that is mounted from. */
+static inline bool uring_try_paths(void) {
+    uring_open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = URING_RESOLVE_CACHED};
+    struct statx facts;
+    int fd = uring_openat2(AT_FDCWD, "/", &how);
+    uring_mount_facts mount;
+    bool told;
+
+    if (fd < 0)
+        return false;
+    told = statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
+           facts.stx_mask & URING_STATX_MNT_ID_UNIQUE && uring_ask_mount(&facts, &mount);
+    close(fd);
+    return told;
+}
+
+#endif

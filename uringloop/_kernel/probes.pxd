@@ -1,0 +1,12 @@
+"""What this kernel does, tried (probes.h)."""
+
+
+cdef extern from "_kernel/probes.h" nogil:
+    struct uring_abilities:
+        bint quiet_sends
+        bint truncates
+        bint waits_epoll
+        unsigned int facts
+
+    int uring_try(uring_abilities *found)
+    bint uring_try_paths()

@@ -1,0 +1,185 @@
+/* How the requests of sockets are prepared, and what comes with their answers.
+ *
+ * liburing's helpers do the rest; those of files are in files.h and paths.h.
+ */
+#ifndef URINGLOOP_REQUESTS_H
+#define URINGLOOP_REQUESTS_H
+
+#include "_kernel/uring.h"
+
+/* Room in front of each datagram for an address of IPv4 or IPv6, rounded up so that what follows is
+ * aligned, and for the size of the datagrams that the kernel has merged (UDP_GRO, 24 bytes), behind
+ * a time stamp and a count of losses, which a program may have asked its socket for. With the
+ * header of 16 bytes that is 128, and the datagram begins on a cache line of its own. */
+#define URING_NAME_ROOM 32
+#define URING_CONTROL_ROOM 80
+
+/* prep helpers leave user_data alone and may reset the flags: this comes last, always. */
+static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
+                                       unsigned flags) {
+    sqe->flags |= flags;
+    sqe->user_data = user_data;
+}
+
+/* Has a receive take its memory from *group*; with *poll_first* it polls before it tries. */
+static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool poll_first) {
+    sqe->buf_group = (uint16_t)group;
+    sqe->flags |= IOSQE_BUFFER_SELECT;
+    if (poll_first)
+        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
+}
+
+/* Has up to *size* of the events of an epoll instance written to *events*, once there are any. */
+static inline void uring_prep_epoll_wait(struct io_uring_sqe *sqe, int epoll_fd, void *events,
+                                         unsigned size) {
+    io_uring_prep_nop(sqe);
+    sqe->opcode = URING_OP_EPOLL_WAIT;
+    sqe->fd = epoll_fd;
+    sqe->addr = (uint64_t)(uintptr_t)events;
+    sqe->len = size;
+}
+
+static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
+                                             bool poll_first) {
+    io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
+    uring_select_buffer(sqe, group, poll_first);
+}
+
+static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int group,
+                                          bool poll_first) {
+    io_uring_prep_recv(sqe, fd, NULL, 0, 0);
+    uring_select_buffer(sqe, group, poll_first);
+}
+
+/* The kernel reads the message while it submits: how much room a buffer leaves for an address and
+ * for control messages, before which it puts a header, and after which the datagram. */
+static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group,
+                                                bool poll_first) {
+    static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,
+                                    .msg_controllen = URING_CONTROL_ROOM};
+
+    io_uring_prep_recvmsg_multishot(sqe, fd, &message, 0);
+    uring_select_buffer(sqe, group, poll_first);
+}
+
+/* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is
+ * room for now; WAITALL makes less than everything a failure, which alone posts a completion when
+ * CQE_SKIP_SUCCESS is asked for too. */
+static inline int uring_send_flags(bool once) {
+    return MSG_NOSIGNAL | MSG_WAITALL | (once ? MSG_DONTWAIT : 0);
+}
+
+static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data, size_t size,
+                                   bool once) {
+    io_uring_prep_send(sqe, fd, data, size, uring_send_flags(once));
+}
+
+static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
+                                      const struct msghdr *message, bool once) {
+    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
+}
+
+/* Has the socket tell with each receive how much it leaves; false if it can not. */
+static inline bool uring_tell_left(int fd) {
+    int on = 1;
+
+    return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
+}
+
+/* Receives without waiting: the bytes, 0 at the end, or -errno. *left* is what the socket still
+ * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). One that does not
+ * gets no room for messages: a descriptor of a UNIX peer would be opened there, for nobody. */
+static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_left, int *left) {
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec part = {.iov_base = data, .iov_len = size};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+        .msg_controllen = tells_left ? sizeof(control) : 0};
+    ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
+    struct cmsghdr *head;
+
+    if (res < 0)
+        return -errno;
+    *left = -1;
+    head = CMSG_FIRSTHDR(&message);
+    if (head != NULL && head->cmsg_level == IPPROTO_TCP && head->cmsg_type == TCP_CM_INQ)
+        memcpy(left, CMSG_DATA(head), sizeof(*left));
+    return res;
+}
+
+/* Whether a socket has bytes that nobody has received yet. */
+static inline bool uring_has_unread(int fd) {
+    char byte;
+
+    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+/* Whether a connection that has told its end, by a receive of 0 bytes, was reset in fact. The kernel
+ * tells an error only once, and a send that it has tried again and given up keeps the error for
+ * itself. A FIN still counts as one byte that is left; behind a reset nothing is. */
+static inline bool uring_was_reset(int fd) {
+    char byte;
+    int left = -1;
+
+    return uring_tell_left(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
+}
+
+/* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
+static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
+    int res;
+
+    if (u->soft != NULL)
+        return softring_accept(fd, name, size);
+    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return res < 0 ? -errno : res;
+}
+
+/* Whether a connection waits at a listening socket, or an error: 0.2 us, where an accept4(2) that finds
+ * none has made a socket and a file for it first, 2 us. */
+static inline bool uring_may_accept(int fd) {
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+
+    return poll(&one, 1, 0) != 0;
+}
+
+static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {
+    io_uring_prep_cancel64(sqe, user_data, 0);
+}
+
+/* ── datagrams ─────────────────────────────────────────────────────────────────────────────────── */
+
+/* Finds the parts of a datagram in a buffer that a recvmsg has filled with *size* bytes; they point
+ * into it. False if it is none. */
+static inline bool uring_find_datagram(const char *buffer, int size, const char **name,
+                                       unsigned *name_size, const char **data, size_t *data_size) {
+    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
+    size_t before = sizeof(*head) + URING_NAME_ROOM + URING_CONTROL_ROOM;
+
+    if (size < 0 || (size_t)size < before)
+        return false;
+    *name = buffer + sizeof(*head);
+    *name_size = head->namelen < URING_NAME_ROOM ? head->namelen : URING_NAME_ROOM;
+    *data = buffer + before;
+    *data_size = (size_t)size - before;
+    return true;
+}
+
+/* The size of each datagram but the last, where the kernel has merged several of one sender's into
+ * this one: it does where a program has set UDP_GRO on its socket (5.0). 0 where it has not. */
+static inline size_t uring_merged_size(const char *buffer) {
+    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
+    struct msghdr message = {
+        .msg_control = (void *)(uintptr_t)(buffer + sizeof(*head) + URING_NAME_ROOM),
+        .msg_controllen = head->controllen,
+    };
+    struct cmsghdr *control;
+    int size = 0;
+
+    for (control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control))
+        if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO &&
+            control->cmsg_len >= CMSG_LEN(sizeof(size)))
+            memcpy(&size, CMSG_DATA(control), sizeof(size));
+    return size > 0 ? (size_t)size : 0;
+}
+
+#endif

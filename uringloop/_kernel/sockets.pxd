@@ -1,0 +1,29 @@
+"""Declarations of sockets.h: the requests of sockets, and what comes with their answers."""
+
+from libc.stdint cimport uint64_t
+
+from uringloop._kernel.uring cimport io_uring_sqe, msghdr, uring
+
+
+cdef extern from "_kernel/sockets.h" nogil:
+    void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
+    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    bint uring_tell_left(int fd)
+    ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
+    bint uring_has_unread(int fd)
+    bint uring_was_reset(int fd)
+    void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_send(
+        io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
+    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
+    int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
+    bint uring_may_accept(int fd)
+    void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
+    void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)
+    void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
+    bint uring_find_datagram(
+        const char *buffer, int size, const char **name, unsigned int *name_size,
+        const char **data, size_t *data_size)
+    size_t uring_merged_size(const char *buffer)

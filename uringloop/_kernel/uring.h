@@ -1,0 +1,533 @@
+/* The only door to the rings, the kernel's and the software ring's: everything above talks to these
+ * functions. Of a software ring (softring.h) the queues are memory of this process, and its functions
+ * are called instead of the kernel.
+ *
+ * Header-only, over liburing 2.3 or newer. What liburing 2.3 lacks is here by number, because a
+ * feature belongs to the kernel that runs, not to the header that was there at build time. Every
+ * function returns 0 or a count, or -errno; none of them raises, allocates Python memory or needs
+ * the GIL. A uring belongs to one Ring object (_ring/ring.pyx), which opens and closes it.
+ */
+#ifndef URINGLOOP_URING_H
+#define URINGLOOP_URING_H
+
+#include <errno.h>
+#include <liburing.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "_kernel/clock.h"
+#include "_kernel/compat.h"
+#include "_softring/softring.h"
+
+/* Values newer than liburing 2.3; the kernel that brought each one is named beside it. */
+#define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
+#define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
+#define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
+#define URING_OP_FTRUNCATE 55               /* 6.9 */
+
+/* How long a kernel thread is given before it is asked again. */
+#define URING_PATIENCE_NS 10000000
+
+/* The version of liburing, which setup.py knows: its headers tell since 2.4 only. */
+#ifndef URINGLOOP_LIBURING
+#define URINGLOOP_LIBURING "unknown"
+#endif
+
+/* A wait without a deadline. */
+#define URING_FOREVER INT64_MIN
+
+/* io_uring_getevents_arg, whose third member older headers call a pad. */
+typedef struct uring_wait_arg {
+    uint64_t sigmask;
+    uint32_t sigmask_sz;
+    uint32_t min_wait_usec;
+    uint64_t ts;
+} uring_wait_arg;
+_Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
+               "the kernel tells its arguments by their size");
+
+typedef struct uring {
+    struct io_uring ring;
+    softring *soft;       /* not the kernel's ring; NULL if it is */
+    uint64_t enters;      /* system calls made */
+    unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
+    bool open;
+    bool enabled;
+    bool threaded;      /* a thread of the kernel's takes the submissions (SQPOLL) */
+    bool inherited;     /* made by a parent process: no memory of it may be touched */
+    int doors_fd;       /* shared_sockets.h: the epoll instance that it sleeps at, or -1 */
+    int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
+    int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
+    int reserve_fd;     /* given up for a connection when there is no other descriptor, or -1 */
+    struct pollfd *doors; /* the listening sockets there, or NULL; freed with doors_fd */
+    unsigned doors_count;
+    bool woken;         /* from a sleep there, by another thread or by what is watched */
+    bool away;          /* from the doors: it sleeps in the ring, although it has some */
+    unsigned naps;      /* short sleeps there in a row that no connection has ended */
+    bool rested;        /* the newest sleep there was one: nothing was waiting */
+    struct uring *next; /* the list of live rings that the fork handler walks */
+} uring;
+
+/* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
+
+static inline void uring_clear(uring *u) {
+    memset(u, 0, sizeof(*u));
+    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
+}
+
+/* Closes what shared_sockets.h has opened. */
+static inline void uring_forget_doors(uring *u) {
+    if (u->doors_fd >= 0)
+        close(u->doors_fd);
+    if (u->bell_fd >= 0)
+        close(u->bell_fd);
+    if (u->reserve_fd >= 0)
+        close(u->reserve_fd);
+    free(u->doors);
+    u->doors = NULL;
+    u->doors_count = 0;
+    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
+    u->away = false;
+    u->naps = 0;
+}
+
+static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
+    struct io_uring_params params;
+
+    memset(&params, 0, sizeof(params));
+    params.flags = flags;
+    params.cq_entries = cq_entries;
+    uring_clear(u);
+    return io_uring_queue_init_params(sq_entries, &u->ring, &params);
+}
+
+/* The rest of the opening, whatever kind of ring it is. */
+static inline int uring_opened(uring *u) {
+    int res;
+
+    if (u->ring.features & URING_FEATURE_NO_IOWAIT)
+        u->enter_flags |= URING_ENTER_NO_IOWAIT;
+    u->open = true;
+    /* A forked child must not see the rings: one store there would corrupt the parent's. */
+    res = io_uring_ring_dontfork(&u->ring);
+    if (res < 0) {
+        io_uring_queue_exit(&u->ring);
+        u->open = false;
+        return res;
+    }
+    return 0;
+}
+
+/* Opens a disabled ring: the thread that enables it becomes its only issuer.
+ * Kernel 6.1 is the first with DEFER_TASKRUN; an older one answers EINVAL. */
+static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries) {
+    unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
+                     IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER |
+                     IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
+    int res = uring_setup(u, sq_entries, cq_entries, flags);
+
+    return res < 0 ? res : uring_opened(u);
+}
+
+/* Opens a disabled ring whose submissions a thread of the kernel's takes as they are published. It
+ * also runs what completes, and sleeps after *idle_ms* without work. No thread of ours owns the
+ * ring. *cpu* is where the thread runs, -1 for anywhere; ENXIO if it can not run there. */
+static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq_entries,
+                                      unsigned idle_ms, int cpu) {
+    struct io_uring_params params;
+    /* The kernels that serve are the same, and refuse for the same reasons. */
+    int res = uring_open(u, sq_entries, cq_entries);
+
+    if (res < 0)
+        return res;
+    io_uring_queue_exit(&u->ring);
+    uring_clear(u);
+    memset(&params, 0, sizeof(params));
+    params.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
+                   IORING_SETUP_R_DISABLED | IORING_SETUP_SQPOLL;
+    params.cq_entries = cq_entries;
+    params.sq_thread_idle = idle_ms;
+    if (cpu >= 0) {
+        params.flags |= IORING_SETUP_SQ_AFF;
+        params.sq_thread_cpu = (unsigned)cpu;
+    }
+    res = io_uring_queue_init_params(sq_entries, &u->ring, &params);
+    if (res < 0)
+        return res == -EINVAL && cpu >= 0 ? -ENXIO : res;
+    u->threaded = true;
+    return uring_opened(u);
+}
+
+/* Opens a disabled software ring. */
+static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_entries) {
+    int res;
+
+    uring_clear(u);
+    u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
+    u->open = u->soft != NULL;
+    /* In two sleeps. */
+    u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
+    return u->open ? 0 : res;
+}
+
+/* Does without what the kernel has of these. */
+static inline void uring_leave_out(uring *u, bool no_iowait, bool min_wait) {
+    if (no_iowait)
+        u->enter_flags &= ~URING_ENTER_NO_IOWAIT;
+    if (min_wait)
+        u->ring.features &= ~URING_FEATURE_MIN_TIMEOUT;
+}
+
+static inline int uring_enable(uring *u) {
+    int res = 0;
+
+    if (u->soft != NULL)
+        softring_enable(u->soft);
+    else
+        res = io_uring_enable_rings(&u->ring);
+    if (res < 0)
+        return res;
+    u->enabled = true;
+    return 0;
+}
+
+/* Bounds the threads of the kernel that wait for files: *bounded* for regular ones and devices,
+ * *unbounded* for the rest, whose number has no limit otherwise. */
+static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbounded) {
+    unsigned limits[2] = {bounded, unbounded};
+
+    if (u->soft != NULL) {
+        softring_limit_workers(u->soft, bounded);
+        return 0;
+    }
+    return io_uring_register_iowq_max_workers(&u->ring, limits);
+}
+
+/* Unmaps and closes. In a forked child the fork handler has closed the descriptor and the maps
+ * were never there (other memory may live at their addresses): nothing is left to do. */
+static inline void uring_close(uring *u) {
+    if (u->open && !u->inherited) {
+        if (u->soft != NULL)
+            softring_close(u->soft);
+        else
+            io_uring_queue_exit(&u->ring);
+        uring_forget_doors(u);
+    }
+    u->open = false;
+}
+
+/* Opens an enabled ring in place of *old*, of its size, for the calling thread: the kernel's or a
+ * software ring. */
+static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
+    unsigned sq_entries = *old->ring.sq.kring_entries, cq_entries = *old->ring.cq.kring_entries;
+    int res = soft ? uring_open_soft(u, sq_entries, cq_entries)
+                   : uring_open(u, sq_entries, cq_entries);
+
+    if (res < 0)
+        return res;
+    res = uring_enable(u);
+    if (res < 0)
+        uring_close(u);
+    u->ring.features &= old->ring.features;
+    u->enter_flags &= old->enter_flags;
+    u->next = old->next;
+    u->enters = old->enters;
+    return res;
+}
+
+/* Whether a security policy forbids the call that has answered so; the kernel's own answers to this
+ * loop's calls are others. */
+static inline bool uring_is_forbidden(int res) {
+    return res == -EPERM || res == -EACCES || res == -ENOSYS;
+}
+
+/* For the fork handler's child: the maps are gone (dontfork), the descriptor must go too, or it
+ * would keep the parent's sockets alive after the parent has closed them. */
+static inline void uring_leave_to_parent(uring *u) {
+    if (u->open && !u->inherited) {
+        if (u->soft != NULL)
+            softring_leave_to_parent(u->soft);
+        else
+            close(u->ring.ring_fd);
+        uring_forget_doors(u);
+    }
+    u->inherited = true;
+}
+
+static inline unsigned uring_room(const uring *u) {
+    return *u->ring.sq.kring_entries - (u->ring.sq.sqe_tail - *u->ring.sq.khead);
+}
+
+/* ── completions ────────────────────────────────────────────────────────────────────────────── */
+
+static inline unsigned uring_head(const uring *u) { return *u->ring.cq.khead; }
+
+static inline unsigned uring_tail(const uring *u) {
+    return io_uring_smp_load_acquire(u->ring.cq.ktail);
+}
+
+static inline struct io_uring_cqe *uring_completion(const uring *u, unsigned index) {
+    return &u->ring.cq.cqes[index & *u->ring.cq.kring_mask];
+}
+
+static inline void uring_consume(uring *u, unsigned head) {
+    io_uring_smp_store_release(u->ring.cq.khead, head);
+}
+
+/* Puts a completion into the queue of a software ring. */
+static inline void uring_post(uring *u, uint64_t user_data, int res, unsigned flags) {
+    softring_post(u->soft, user_data, res, flags);
+}
+
+/* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
+
+/* What is prepared, or published and not yet taken by a kernel thread. */
+static inline unsigned uring_pending(const uring *u) {
+    return u->ring.sq.sqe_tail - *u->ring.sq.khead;
+}
+
+/* Deferred completions that only an enter with GETEVENTS can bring into the queue. It may be said for
+ * nothing: another processor sets the flag after it has put the work in, and an enter may have run
+ * the work in between. The flag then stays until there is work again (seen on 6.18). So whoever would
+ * not sleep because of it enters once, and sleeps if that brings nothing. */
+static inline bool uring_has_task_work(const uring *u) {
+    return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) &
+            (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/* Whether an enter would do anything, as far as one knows without. */
+static inline bool uring_needs_enter(const uring *u) {
+    return uring_pending(u) != 0 || uring_has_task_work(u) ||
+           (u->soft != NULL && softring_is_due(u->soft));
+}
+
+/* Completions that found the queue full: the kernel keeps them for an enter with GETEVENTS. */
+static inline bool uring_has_overflow(const uring *u) {
+    return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_CQ_OVERFLOW) != 0;
+}
+
+/* Publishes the prepared submissions; the kernel reads them in the next enter. */
+static inline unsigned uring_publish(uring *u) {
+    struct io_uring_sq *sq = &u->ring.sq;
+
+    if (sq->sqe_head != sq->sqe_tail) {
+        sq->sqe_head = sq->sqe_tail;
+        io_uring_smp_store_release(sq->ktail, sq->sqe_tail);
+    }
+    return sq->sqe_tail - *sq->khead;
+}
+
+/* What a kernel thread with *count* submissions before it must be told by a system call: to wake up,
+ * if it sleeps, and that we wait for room, if its queue is full. 0 if it needs no call. */
+static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
+    unsigned flags = 0;
+
+    /* It says that it will sleep and then looks at the queue; we do it the other way round. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_NEED_WAKEUP)
+        flags |= IORING_ENTER_SQ_WAKEUP;
+    if (count >= *u->ring.sq.kring_entries)
+        flags |= IORING_ENTER_SQ_WAIT;
+    return flags;
+}
+
+/* Publishes what is prepared, and enters: with a kernel thread only if one of us needs that. */
+static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *arg, size_t size) {
+    unsigned count = uring_publish(u);
+
+    if (u->soft != NULL) {
+        u->enters++;
+        return softring_enter(u->soft, wanted, flags & IORING_ENTER_GETEVENTS, -1);
+    }
+    if (u->threaded) {
+        unsigned told = uring_thread_flags(u, count);
+
+        if (!told && !wanted && !uring_has_overflow(u))
+            return 0;
+        flags |= told;
+        count = 0;
+    }
+    u->enters++;
+    return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, arg, size);
+}
+
+/* Submits, and runs deferred completions; never sleeps. A zero timeout would: it arms a timer
+ * and schedules, 15 us, where a plain GETEVENTS takes 0.2 us. */
+static inline int uring_submit(uring *u) {
+    return uring_enter(u, 0, IORING_ENTER_GETEVENTS, NULL, 0);
+}
+
+/* Submits, and leaves deferred completions to a later enter. */
+static inline int uring_submit_only(uring *u) { return uring_enter(u, 0, 0, NULL, 0); }
+
+/* Tells the processor that it spins. */
+static inline void uring_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+/* Spins until something has completed or *spin_ns* have passed; makes no system call
+ * of the kernel's rings. */
+static inline bool uring_spin(uring *u, int64_t spin_ns) {
+    int64_t end = uring_clock_ns() + spin_ns;
+
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (*u->ring.cq.khead != io_uring_smp_load_acquire(u->ring.cq.ktail) ||
+                uring_has_task_work(u))
+                return true;
+            uring_relax();
+        }
+        /* Events of a software ring are only seen by looking. */
+        if (u->soft != NULL && softring_enter(u->soft, 1, true, 0) == 0)
+            return true;
+    } while (uring_clock_ns() < end);
+    return false;
+}
+
+/* Submits and sleeps until *wanted* completions are there, or *least_ns* have passed and there is
+ * one, or *timeout_ns* has passed. */
+static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
+    unsigned flags = IORING_ENTER_GETEVENTS | u->enter_flags;
+    struct __kernel_timespec ts;
+    uring_wait_arg arg;
+
+    if (u->soft != NULL) {
+        uring_publish(u);
+        u->enters++;
+        return softring_enter(u->soft, wanted, true, timeout_ns == URING_FOREVER ? -1 : timeout_ns);
+    }
+    if (timeout_ns == URING_FOREVER && !least_ns)
+        return uring_enter(u, wanted, flags, NULL, _NSIG / 8);
+    memset(&arg, 0, sizeof(arg));
+    arg.sigmask_sz = _NSIG / 8;
+    arg.min_wait_usec = (uint32_t)(least_ns / 1000);
+    if (timeout_ns != URING_FOREVER) {
+        ts.tv_sec = timeout_ns / 1000000000;
+        ts.tv_nsec = timeout_ns % 1000000000;
+        arg.ts = (uint64_t)(uintptr_t)&ts;
+    }
+    return uring_enter(u, wanted, flags | IORING_ENTER_EXT_ARG, (void *)&arg, sizeof(arg));
+}
+
+/* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
+ * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
+static inline int uring_wait(uring *u, int64_t timeout_ns) {
+    return uring_wait_for(u, 1, 0, timeout_ns);
+}
+
+/* As uring_wait_batch, in two sleeps. */
+static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
+                                   int64_t timeout_ns) {
+    int res = uring_wait_for(u, wanted, 0, least_ns), again;
+
+    if (uring_head(u) != uring_tail(u))
+        return res == -ETIME ? 0 : res;
+    if (res < 0 && res != -ETIME)
+        return res;
+    again = uring_wait(u, timeout_ns == URING_FOREVER ? timeout_ns : timeout_ns - least_ns);
+    return res > 0 ? res : again;
+}
+
+/* The same, but gives what completes *least_ns* to become *wanted*; the timeout may be nearer. */
+static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
+                                   int64_t timeout_ns) {
+    if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
+        return uring_wait(u, timeout_ns);
+    if (u->soft != NULL && (timeout_ns == URING_FOREVER || timeout_ns > least_ns))
+        return uring_wait_twice(u, wanted, least_ns, timeout_ns);
+    /* The kernel looks at the timeout only after that time. */
+    if (timeout_ns != URING_FOREVER && timeout_ns <= least_ns)
+        least_ns = 0;
+    return uring_wait_for(u, wanted, least_ns, timeout_ns);
+}
+
+/* Submits and sleeps until *more* completions are there than now, or *timeout_ns* has passed. */
+static inline int uring_wait_more(uring *u, unsigned more, int64_t timeout_ns) {
+    unsigned wanted = *u->ring.cq.ktail - *u->ring.cq.khead + more;
+    unsigned most = *u->ring.cq.kring_entries;
+
+    return uring_wait_for(u, wanted < most ? wanted : most, 0, timeout_ns);
+}
+
+/* Submits, for those who look for *expected* completions and can not go on before. Our own enter
+ * has brought what there is; a kernel thread is given the time. */
+static inline int uring_submit_and_look(uring *u, unsigned expected) {
+    return u->threaded ? uring_wait_more(u, expected, URING_PATIENCE_NS) : uring_submit(u);
+}
+
+/* ── submissions ────────────────────────────────────────────────────────────────────────────── */
+
+static inline struct io_uring_sqe *uring_get_submission(uring *u) {
+    return io_uring_get_sqe(&u->ring);
+}
+
+/* Copies the submission that is *index* places behind the first one which *from* has not taken, and
+ * returns the copy. *to* has room for it. */
+static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring *from,
+                                                         unsigned index) {
+    struct io_uring_sqe *sqe = uring_get_submission(to);
+
+    *sqe = from->ring.sq.sqes[(*from->ring.sq.khead + index) & *from->ring.sq.kring_mask];
+    if (to->soft != NULL && sqe->opcode == URING_OP_EPOLL_WAIT) {
+        /* A software ring has none: this one ends without events, and its owner polls instead. */
+        uint64_t user_data = sqe->user_data;
+
+        io_uring_prep_nop(sqe);
+        sqe->user_data = user_data;
+    }
+    return sqe;
+}
+
+/* The number of the submission taken last, and whether the kernel has come to it. */
+static inline unsigned uring_sequence(const uring *u) { return u->ring.sq.sqe_tail; }
+
+static inline bool uring_submitted(const uring *u, unsigned sequence) {
+    return (int)(io_uring_smp_load_acquire(u->ring.sq.khead) - sequence) >= 0;
+}
+
+/* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
+
+static inline int uring_register_buffers(uring *u, struct io_uring_buf_ring *buffers,
+                                         unsigned entries, int group) {
+    struct io_uring_buf_reg reg;
+
+    if (u->soft != NULL)
+        return softring_register_buffers(u->soft, buffers, entries, group);
+    memset(&reg, 0, sizeof(reg));
+    reg.ring_addr = (uint64_t)(uintptr_t)buffers;
+    reg.ring_entries = entries;
+    reg.bgid = (uint16_t)group;
+    return io_uring_register_buf_ring(&u->ring, &reg, 0);
+}
+
+static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned entries,
+                                     char *address, unsigned size, unsigned id) {
+    io_uring_buf_ring_add(buffers, address, size, (unsigned short)id,
+                          io_uring_buf_ring_mask(entries), 0);
+    io_uring_buf_ring_advance(buffers, 1);
+}
+
+/* Anonymous, page-aligned, not inherited by a forked child. NULL when there is no memory. */
+static inline void *uring_map(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return NULL;
+    madvise(memory, size, MADV_DONTFORK);
+    return memory;
+}
+
+#endif

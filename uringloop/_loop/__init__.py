@@ -1,0 +1,1 @@
+"""What the class Loop is made of, above the turn."""

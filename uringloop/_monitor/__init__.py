@@ -1,0 +1,1 @@
+"""The monitor: what a running loop tells, and the programs that show it."""

@@ -1,0 +1,280 @@
+"""A look at a program's loops as people read it: a table, in plain text or by rich, and notes.
+
+For `uringloop.top`. The table has a column for each loop and a line for each figure: there are more
+figures than loops, and than columns that fit beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from uringloop._monitor.client import Look, Watched
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# Between two columns.
+GAP = 2
+# Some are whole programs.
+COMMAND_LENGTH_MAX = 100
+# A name that is longer is nobody's to remember.
+HEADING_LENGTH_MAX = 24
+# A loop whose turn has lasted longer than this, in seconds, is blocked.
+BLOCKED_S = 0.1
+# Columns of words, which are aligned to the left.
+LEFT = frozenset(("command",))
+# The columns for many processes.
+OVERVIEW = ("state", "CPU", "turns/s", "received", "sent", "in flight", "lag", "command")
+
+
+class Row(NamedTuple):
+    """One line of the table: a cell for each loop, and whether it should not be so."""
+
+    label: str
+    cells: list[str]
+    alarms: list[bool]
+
+
+class View(NamedTuple):
+    """What is shown at one moment."""
+
+    title: list[str]
+    headings: list[str]
+    rows: list[Row]
+    notes: list[str]
+    # Above the labels of the rows.
+    corner: str = ""
+
+
+# ── one look as text ─────────────────────────────────────────────────────────────────────────
+
+
+def printable(text: str) -> str:
+    """Return *text* without what would move the cursor: it is another program's."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def number(value: float) -> str:
+    if value and abs(value) < 100:
+        return f"{value:.1f}"
+    return f"{value:,.0f}"
+
+
+def size(value: float) -> str:
+    """Return bytes in the largest unit of which there is one."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{number(value)} {unit}"
+        value /= 1000
+    return f"{number(value)} GB"
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def state_of(watched: Watched) -> str:
+    told = watched["told"]
+    if not told["running"]:
+        return "not running"
+    state = "asleep" if told["sleeping"] else "at work"
+    if is_blocked(watched):
+        state = f"BLOCKED {duration(told['blocked'])}"
+    return f"{state}, debug" if told["debug"] else state
+
+
+def is_blocked(watched: Watched) -> bool:
+    return watched["told"]["blocked"] > BLOCKED_S
+
+
+def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
+    """Return label, text and alarm of everything that is shown of one loop."""
+    told, rates = watched["told"], watched["rates"]
+    stats = told["stats"]
+
+    def rated(text: Callable[[float], str], name: str, unit: str = "") -> str:
+        # One answer has no rates.
+        return text(rates[name]) + unit if rates is not None else "-"  # type: ignore[literal-required]
+
+    def trouble(label: str, name: str) -> tuple[str, str, bool]:
+        happened = rates is not None and rates[name] > 0  # type: ignore[literal-required]
+        return label, rated(number, name), happened
+
+    return [
+        ("ring", printable(told["backend"]), False),
+        ("state", state_of(watched), is_blocked(watched)),
+        ("CPU of the thread", rated(percent, "cpu"), False),
+        ("turns/s", rated(number, "turns"), False),
+        ("kernel entries/s", rated(number, "kernel_entries"), False),
+        ("completions/s", rated(number, "completions"), False),
+        ("completions per turn", rated(number, "completions_per_turn"), False),
+        ("operations in flight", f"{stats['operations']:,}", False),
+        ("buffers out", f"{stats['buffers_out']:,}", False),
+        ("received", rated(size, "received_bytes", "/s"), False),
+        ("sent", rated(size, "sent_bytes", "/s"), False),
+        ("callbacks ready", f"{stats['callbacks_ready']:,}", False),
+        ("timers pending", f"{stats['timers_pending']:,}", False),
+        ("lag", duration(stats["lag"]), is_blocked(watched)),
+        ("lag at most", duration(stats["lag_max"]), False),
+        trouble("starved/s", "starved"),
+        trouble("rearms/s", "rearms"),
+        trouble("overflows/s", "overflows"),
+    ]
+
+
+def heading_of(watched: Watched) -> str:
+    return cut(printable(watched["told"]["name"]), HEADING_LENGTH_MAX)
+
+
+def work_of(watched: Watched) -> str | None:
+    """Return what a loop is doing, if it is seen to do anything."""
+    told = watched["told"]
+    task, place = told["task"], told["place"]
+    if task is None and place is None:
+        return None
+    text = f"{told['name']}:"
+    if is_blocked(watched):
+        text += f" blocked for {duration(told['blocked'])}{',' if task is not None else ''}"
+    if task is not None:
+        text += f" {task['name']} ({task['coroutine']})"
+    if place is not None:
+        text += f" in {place['function']}, {place['file']}:{place['line']}"
+    return printable(text)
+
+
+def view_of(look: Look, notes: list[str]) -> View:
+    told = look.told
+    command = cut(printable(told["command"]), COMMAND_LENGTH_MAX)
+    cpu = percent(look.cpu) if look.cpu is not None else "-"
+    versions = printable(f"uringloop {told['uringloop']}, Python {told['python']}")
+    title = [f"{told['pid']}  {command}", f"{versions}, CPU {cpu}"]
+    columns = [cells_of(watched) for watched in look.loops]
+    rows = [
+        Row(cells[0][0], [text for _, text, _ in cells], [alarm for _, _, alarm in cells])
+        for cells in zip(*columns, strict=True)
+    ]
+    works = [work for watched in look.loops if (work := work_of(watched)) is not None]
+    if not look.loops:
+        works = ["no loop is open"]
+    return View(title, [heading_of(watched) for watched in look.loops], rows, works + notes)
+
+
+# ── many processes ───────────────────────────────────────────────────────────────────────────
+
+
+def overview_of(
+    title: list[str], looks: Sequence[tuple[Look, float]], width: int, notes: list[str]
+) -> View:
+    """Return a table with a line for each loop of several processes.
+
+    Beside each look stands for how many seconds its process has not answered. Commands are cut
+    where lines would get longer than *width*.
+    """
+    rows = [row for look, silent_s in looks for row in _loop_rows(look, silent_s)]
+    taken = max((len(row.label) for row in rows), default=0)
+    for index, heading in enumerate(OVERVIEW[:-1]):
+        taken += GAP + max([len(heading), *(len(row.cells[index]) for row in rows)])
+    room = max(width - taken - GAP, len(OVERVIEW[-1]))
+    rows = [row._replace(cells=[*row.cells[:-1], cut(row.cells[-1], room)]) for row in rows]
+    works = [
+        f"{look.told['pid']} {work}"
+        for look, _ in looks
+        for watched in look.loops
+        if is_blocked(watched) and (work := work_of(watched)) is not None
+    ]
+    return View(title, list(OVERVIEW), rows, works + notes, "PID     loop")
+
+
+def _loop_rows(look: Look, silent_s: float) -> Iterator[Row]:
+    for watched in look.loops:
+        told, rates = watched["told"], watched["rates"]
+        cells = [
+            f"NO ANSWER {duration(silent_s)}" if silent_s else state_of(watched),
+            percent(rates["cpu"]) if rates is not None else "-",
+            number(rates["turns"]) if rates is not None else "-",
+            size(rates["received_bytes"]) + "/s" if rates is not None else "-",
+            size(rates["sent_bytes"]) + "/s" if rates is not None else "-",
+            f"{told['stats']['operations']:,}",
+            duration(told["stats"]["lag"]),
+            printable(look.told["command"]),
+        ]
+        alarms = [silent_s > 0 or is_blocked(watched), *[False] * (len(cells) - 1)]
+        yield Row(f"{look.told['pid']:<7} {heading_of(watched)}", cells, alarms)
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────
+
+
+def parts_of(view: View, width: int) -> Iterator[list[int]]:
+    """Yield the columns of *view* in groups that fit into *width*, one at least in each."""
+    room = width - max((len(row.label) for row in view.rows), default=0)
+    part: list[int] = []
+    used = 0
+    for index, heading in enumerate(view.headings):
+        needed = GAP + max(len(heading), *(len(row.cells[index]) for row in view.rows))
+        if part and used + needed > room:
+            yield part
+            part, used = [], 0
+        part.append(index)
+        used += needed
+    if part:
+        yield part
+
+
+def plain_lines(view: View, width: int) -> list[str]:
+    """Return *view* as lines; a figure that should not be so has an exclamation mark."""
+    lines = [*view.title]
+    labels = max([len(view.corner), *(len(row.label) for row in view.rows)])
+    for part in parts_of(view, width):
+        table = [[view.corner, *(view.headings[index] for index in part)]]
+        for row in view.rows:
+            marked = [("! " if row.alarms[index] else "") + row.cells[index] for index in part]
+            table.append([row.label, *marked])
+        widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[1:]]
+        words = [view.headings[index] in LEFT for index in part]
+        lines.append("")
+        for label, *cells in table:
+            texts = [
+                " " * GAP + (cell.ljust(width) if is_word else cell.rjust(width))
+                for cell, width, is_word in zip(cells, widths, words, strict=True)
+            ]
+            lines.append((label.ljust(labels) + "".join(texts)).rstrip())
+    return [*lines, *([""] if view.notes else []), *view.notes]
+
+
+def rich_group(view: View, width: int) -> RenderableType:
+    """Return *view* for a console of rich's."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text("\n".join(view.title), style="bold", overflow="fold")]
+    for part in parts_of(view, width):
+        # No lines, for all of it has to fit into the 24 rows of a small terminal.
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+        table.add_column(Text(view.corner), no_wrap=True)
+        for index in part:
+            heading = view.headings[index]
+            justify: Literal["left", "right"] = "left" if heading in LEFT else "right"
+            table.add_column(Text(heading), justify=justify, no_wrap=True)
+        for row in view.rows:
+            cells = [
+                Text(row.cells[index], style="bold red" if row.alarms[index] else "")
+                for index in part
+            ]
+            table.add_row(Text(row.label), *cells)
+        # A line between two tables.
+        parts += [table] if len(parts) == 1 else [Text(), table]
+    parts += [Text(note, overflow="fold") for note in view.notes]
+    return Group(*parts)

@@ -1,0 +1,1 @@
+"""Connections, datagrams, pipes, listening sockets, and the loop's methods that make them."""

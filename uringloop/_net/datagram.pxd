@@ -1,0 +1,49 @@
+"""A datagram endpoint."""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._ring.ring cimport Operation
+from uringloop._transport.flow_control cimport FlowControl
+
+
+@cython.final
+cdef class DatagramTransport(FlowControl):
+    # receiving
+    cdef Operation recv_op      # owns nothing: a receive into the pool's buffers, or a poll
+    cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
+    cdef bint armed             # it was, before the one in flight
+    cdef bint cancelling        # a cancel of recv_op is on its way
+    cdef bint starving          # waits for receive buffers
+    cdef bint unreadable        # an error that stays has been told: nothing more is received
+
+    # sending
+    cdef Operation room_op      # a poll: waits until the socket has room
+    cdef bint connected         # the socket has a peer: send(2), not sendto(2)
+    cdef int family             # of the socket
+    cdef int type               # of the socket
+    cdef object address         # of remote_addr, the only one that sendto() may be given; or None
+    cdef object queue           # deque of (bytes, address) that the socket did not take
+    cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
+
+    cdef int submit_recv(self, bint poll_first) except -1
+    cdef int on_recv(self, int res, unsigned int flags) except -1
+    cdef int on_readable(self, int res, unsigned int flags) except -1
+    cdef int recv_ended(self, int res) except -1
+    cdef bint is_replaced(self) except -1
+    cdef int receive(self, int size, unsigned int flags) except -1
+    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1
+    cdef int recvfrom_all(self) except -1
+    cdef int deliver(self, object data, object address) except -1
+    cdef int deliver_error(self, object exc) except -1
+    cdef int tell_caller(self, object exc) except -1
+    cdef bint send_one(self, object data, object address) except -1
+    cdef bint send_memory(
+        self, object data, const char *start, Py_ssize_t size, object address) except -1
+    cdef bint send_parsed(self, object data, object address) except -1
+    cdef int submit_room(self) except -1
+    cdef int on_room(self, int res, unsigned int flags) except -1
+    cdef bint send_queued(self) except -1
+    cdef int drop_first(self) except -1
+    cdef int queue_sent(self) except -1
+    cdef int warn_lost(self) except -1

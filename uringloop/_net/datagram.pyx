@@ -1,0 +1,581 @@
+"""A datagram endpoint: each datagram whole, with the address that it came from.
+
+On IPv4 and IPv6 one multishot receive stays armed. Each completion names a buffer of a pool whose
+buffers hold the largest packet there is, behind the sender's address; it is copied out and given
+back before the protocol sees it. A multishot ends for many reasons, an empty datagram and the
+peer's refusal among them: it is armed again after each. Other families have datagrams of any
+size: there a poll waits, the socket tells the size, and recvfrom(2) receives.
+
+An error of the network is gone once it has been told. One that stays, because another file has
+taken the descriptor's place, is told once, and nothing is received from then on.
+
+Sending is a system call at once, in the order of the calls. Only what the socket does not take
+is queued, and sent when a poll says that there is room.
+"""
+
+import asyncio
+import errno as error_numbers
+import socket
+import sys
+from asyncio import constants
+from asyncio.log import logger
+from collections import deque
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
+from uringloop._kernel.errors cimport (
+    EAGAIN,
+    EBADF,
+    ECANCELED,
+    EINTR,
+    ENOBUFS,
+    errno,
+    os_error,
+)
+from uringloop._kernel.sockets cimport (
+    io_uring_prep_poll_add,
+    uring_find_datagram,
+    uring_merged_size,
+    uring_prep_recvmsg_multishot,
+)
+from uringloop._kernel.uring cimport (
+    IORING_CQE_F_BUFFER,
+    IORING_CQE_F_MORE,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    MSG_TRUNC,
+    POLLIN,
+    POLLOUT,
+    io_uring_sqe,
+    recv,
+    send,
+    sendto,
+    sockaddr,
+    sockaddr_in6,
+)
+from uringloop._ring.buffers cimport DATAGRAM_GROUP
+from uringloop._ring.features cimport MULTISHOT_RECV, uses
+from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._transport.addresses cimport known_address, known_name
+from uringloop._transport.flow_control cimport FlowControl
+from uringloop._transport.transport cimport socket_extra
+from uringloop._turn.turn cimport LoopCore
+
+
+# Datagrams that are received after one poll before the others have their turn.
+RECEIVED_MAX = 16
+# asyncio's: for a socket that does not tell the size of what it has.
+RECEIVE_SIZE = 256 * 1024
+# Seconds until the next try on a socket that the kernel calls ready and is not: half closed, or
+# full at the receiver's end, which only a connected UNIX socket waits for.
+RETRY_DELAY = 0.001
+# From 3.13 on asyncio counts a header for each datagram that waits.
+HEADER_SIZE = 8 if sys.version_info >= (3, 13) else 0
+# And since then an empty datagram is one that is sent.
+SENDS_EMPTY = sys.version_info >= (3, 13)
+
+cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
+cdef object NAME_ERROR_RECEIVED = "error_received"
+cdef int ENOTCONN = error_numbers.ENOTCONN
+cdef Py_ssize_t HEADER = HEADER_SIZE
+cdef bint EMPTY_TOO = SENDS_EMPTY
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+# What a buffer of the pool is sure to hold. SCTP's messages, for one, may be larger.
+cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
+cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
+cdef str READ_FAILED = "Fatal read error on datagram transport"
+cdef str WRITE_FAILED = "Fatal write error on datagram transport"
+
+
+class DatagramClass(asyncio.Transport, asyncio.DatagramTransport):
+    """What asyncio's own datagram transports are; never made, only named."""
+
+
+cdef object DATAGRAM_CLASS = DatagramClass
+
+
+@cython.final
+cdef class DatagramTransport(FlowControl):
+
+    def __cinit__(self, *args, **kwargs):
+        operation_init(&self.recv_op, datagram_on_recv, <PyObject*>self)
+        operation_init(&self.room_op, datagram_on_room, <PyObject*>self)
+        self.queue = deque()
+
+    def _start(self, waiter):
+        """Begin to receive; runs in the turn in which connection_made was called.
+
+        Who waits for the endpoint goes first: nothing is received before it is theirs.
+        """
+        try:
+            if not self.polled:
+                self.loop.datagram_pool.prepare()
+        except OSError as exc:
+            # There is no memory for the buffers.
+            if not waiter.cancelled():
+                waiter.set_exception(exc)
+            return
+        if not waiter.cancelled():
+            waiter.set_result(None)
+        self.started = True
+        self.loop.schedule(self._recv_again, (), None)
+
+    def __repr__(self):
+        state = "closed" if self.fd < 0 else "closing" if self.closing else "open"
+        reading = "polling" if self.recv_op.in_flight else "idle"
+        writing = "polling" if self.room_op.in_flight else "idle"
+        return (
+            f"<{type(self).__name__} {state} fd={self.fd} read={reading} "
+            f"write=<{writing}, bufsize={self.queue_size}>>"
+        )
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────
+
+    cdef int want_recv(self) except -1:
+        if (self.started and not self.paused and not self.closing and not self.recv_op.in_flight
+                and not self.starving and not self.unreadable):
+            self.submit_recv(False)
+        return 0
+
+    cdef int submit_recv(self, bint poll_first) except -1:
+        cdef io_uring_sqe *sqe
+        self.loop.counters.rearms += self.armed
+        self.armed = True
+        if self.polled:
+            sqe = self.loop.ring.submission()
+            io_uring_prep_poll_add(sqe, self.fd, POLLIN)
+        else:
+            if not self.loop.datagram_pool.prepare():
+                return self.recv_ended(-ENOBUFS)
+            sqe = self.loop.ring.submission()
+            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
+        self.cancelling = False
+        return self.loop.ring.start(sqe, &self.recv_op)
+
+    cdef int on_recv(self, int res, unsigned int flags) except -1:
+        try:
+            # The result counts the header and the address: it is positive for an empty datagram.
+            if res > 0:
+                self.receive(res, flags)
+            elif flags & IORING_CQE_F_BUFFER:
+                self.loop.datagram_pool.give_back(flags)
+        finally:
+            # A KeyboardInterrupt of the protocol leaves the run, and the next run receives on.
+            if not flags & IORING_CQE_F_MORE:
+                self.recv_ended(res)
+        return 0
+
+    cdef int on_readable(self, int res, unsigned int flags) except -1:
+        cdef int count = 1
+        try:
+            if res >= 0 and not self.closing and not self.paused:
+                count = self.recvfrom_all()
+        finally:
+            if count:
+                self.recv_ended(res)
+            else:
+                self.loop.call_later(RETRY_DELAY, self._recv_again)
+        return 0
+
+    cdef int recv_ended(self, int res) except -1:
+        """The receive has ended, for whatever reason: arm it again while the endpoint is open."""
+        self.cancelling = False
+        if self.closing:
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        if res == -ENOBUFS:
+            # No buffer was free: the datagrams stay in the socket until some are back.
+            self.starving = True
+            return self.loop.starve(self, self.loop.datagram_pool)
+        if res == -EBADF:
+            # Somebody has closed the descriptor: the next receive would fail in the same way.
+            return self.fatal_error(os_error(res, ""), READ_FAILED)
+        try:
+            if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
+                self.unreadable = res == -ENOTCONN or self.is_replaced()
+                self.take_item(os_error(res, ""))
+        finally:
+            self.want_recv()
+        return 0
+
+    cdef int rearm(self) except -1:
+        # With a poll first: a receive that looks for a buffer first fails for want of one even
+        # when the socket is idle.
+        self.starving = False
+        if (not self.paused and not self.closing and not self.recv_op.in_flight
+                and not self.unreadable):
+            self.submit_recv(True)
+        return 0
+
+    def _recv_again(self):
+        self.want_recv()
+
+    cdef bint is_replaced(self) except -1:
+        """Return whether the descriptor is another file's: then each receive fails at once."""
+        try:
+            return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
+        except OSError:
+            return True
+
+    cdef int receive(self, int size, unsigned int flags) except -1:
+        """Copy a datagram out of its buffer, give that back, and tell the protocol."""
+        cdef const char *memory = self.loop.datagram_pool.take(flags, size)
+        cdef const char *name = NULL
+        cdef const char *start = NULL
+        cdef unsigned int name_size = 0
+        cdef size_t data_size = 0
+        cdef size_t merged_size = 0
+        cdef bytes data
+        cdef object address
+        try:
+            if self.closing or self.unreadable or not uring_find_datagram(
+                    memory, size, &name, &name_size, &start, &data_size):
+                return 0
+            merged_size = uring_merged_size(memory)
+            data = PyBytes_FromStringAndSize(start, data_size)
+            self.loop.counters.received_bytes += data_size
+            address = (
+                known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
+        finally:
+            self.loop.datagram_pool.give_back(flags)
+        if 0 < merged_size < data_size:
+            return self.take_merged(data, merged_size, address)
+        if address is None and not data_size:
+            # The end of a stream, perhaps: a datagram tells where it came from.
+            self.unreadable = self.is_replaced()
+            if self.unreadable:
+                self.stop_reading()
+        if self.paused or self.stash:
+            return self.keep((data, address))
+        return self.deliver(data, address)
+
+    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1:
+        """Deliver the datagrams of one sender that the kernel has merged, each for itself."""
+        cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t start = 0
+        cdef bytes piece
+        try:
+            while start < total and not (self.paused or self.stash or self.closing):
+                piece = data[start:start + size]
+                start += size
+                self.deliver(piece, address)
+        finally:
+            # None is lost when the protocol pauses, or leaves the run, in the middle.
+            while start < total and not self.closing:
+                self.keep((data[start:start + size], address))
+                start += size
+            if self.stash and not self.paused and not self.closing:
+                self.schedule_stash()
+        return 0
+
+    cdef int recvfrom_all(self) except -1:
+        """Receive what is there, up to a limit; return how many datagrams and errors it was."""
+        cdef Py_ssize_t size
+        cdef int count = 0
+        while (count < RECEIVED_MAX and not self.closing and not self.paused
+                and not self.unreadable):
+            # Asked first: what a datagram has beyond the size of the buffer is lost.
+            size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
+            if size < 0 and (errno == EAGAIN or errno == EINTR):
+                break
+            try:
+                if size < 0:
+                    raise os_error(-errno, "")
+                data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                self.unreadable = exc.errno == ENOTCONN or self.is_replaced()
+                self.deliver_error(exc)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, READ_FAILED)
+            else:
+                if not data:
+                    # The end of a stream, perhaps.
+                    self.unreadable = self.is_replaced()
+                self.loop.counters.received_bytes += len(data)
+                self.deliver(data, address)
+            count += 1
+        return count
+
+    cdef int deliver_item(self, object item) except -1:
+        if isinstance(item, tuple):
+            return self.deliver(item[0], item[1])
+        return self.deliver_error(item)
+
+    cdef int deliver(self, object data, object address) except -1:
+        cdef PyObject *result = self.call_two(
+            NAME_DATAGRAM_RECEIVED, <PyObject*>data, <PyObject*>address)
+        if result == NULL:
+            # The next datagram is a matter of its own: asyncio keeps the endpoint open, too.
+            return self.call_failed("protocol.datagram_received() failed", False)
+        Py_DECREF_owned(result)
+        return 0
+
+    cdef int deliver_error(self, object exc) except -1:
+        cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
+        if result == NULL:
+            return self.call_failed("protocol.error_received() failed", False)
+        Py_DECREF_owned(result)
+        return 0
+
+    cdef int tell_caller(self, object exc) except -1:
+        """Call error_received within sendto(), whose caller gets its exception, as in asyncio."""
+        cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
+        if result == NULL:
+            raise_pending()
+        Py_DECREF_owned(result)
+        return 0
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
+
+    def sendto(self, data, addr=None):
+        """Send *data* at once, or queue a copy of it when the socket has no room."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        if not EMPTY_TOO and not data:
+            return
+        if self.address is not None:
+            if addr is not None and addr != self.address:
+                raise ValueError(f"Invalid address: must be None or {self.address}")
+            addr = self.address
+        if self.lost and (self.address is not None or self.sock is None):
+            self.warn_lost()
+            return
+        # Zero means that nothing waits: an empty datagram, where it is one, counts its header.
+        if not self.queue_size:
+            try:
+                if self.send_one(data, addr):
+                    return
+            except OSError as exc:
+                self.tell_caller(exc)
+                return
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, WRITE_FAILED)
+                return
+            if self.lost:
+                # Closed, and nobody waits for what the socket has no room for.
+                return
+            self.submit_room()
+        data = bytes(data)
+        self.queue.append((data, addr))
+        self.queue_size += len(data) + HEADER
+        self.pause_protocol()
+
+    cdef bint send_one(self, object data, object address) except -1:
+        """Hand a datagram to the socket; False if there is no room. Raises what goes wrong."""
+        cdef Py_buffer view
+        if type(data) is bytes:
+            return self.send_memory(
+                data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), address)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self.send_memory(data, <const char*>view.buf, view.len, address)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint send_memory(
+            self, object data, const char *start, Py_ssize_t size, object address) except -1:
+        cdef const sockaddr_in6 *name = NULL
+        cdef unsigned int name_size = 0
+        cdef Py_ssize_t res
+        if self.connected:
+            res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+        else:
+            name = known_name(address, &name_size)
+            # An endpoint of the other family may have heard of it: here it is wrong.
+            if name == NULL or name.sin6_family != self.family:
+                return self.send_parsed(data, address)
+            # An answer to a sender of late: its address need not be parsed.
+            res = sendto(
+                self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
+                name_size)
+        if res >= 0:
+            self.loop.counters.sent_bytes += res
+            return True
+        if errno == EAGAIN or errno == EINTR:
+            return False
+        raise os_error(-errno, "")
+
+    cdef bint send_parsed(self, object data, object address) except -1:
+        try:
+            self.sock.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            return False
+        self.loop.counters.sent_bytes += len(data)
+        return True
+
+    cdef int submit_room(self) except -1:
+        """Wait until the socket has room for what is queued."""
+        cdef io_uring_sqe *sqe
+        if self.room_op.in_flight:
+            return 0
+        sqe = self.loop.ring.submission()
+        io_uring_prep_poll_add(sqe, self.fd, POLLOUT)
+        return self.loop.ring.start(sqe, &self.room_op)
+
+    cdef int on_room(self, int res, unsigned int flags) except -1:
+        cdef bint progress = True
+        if self.lost:
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        try:
+            if res != -ECANCELED:
+                progress = self.send_queued()
+        finally:
+            if not self.queue and not self.writing_paused:
+                self.queue_sent()
+            elif progress:
+                # The queue may be empty: then error_received has left the run before the protocol
+                # was told to resume.
+                self.submit_room()
+            else:
+                self.loop.call_later(RETRY_DELAY, self._send_again)
+        return 0
+
+    def _send_again(self):
+        if self.queue:
+            self.submit_room()
+
+    cdef bint send_queued(self) except -1:
+        """Send until the queue is empty or the socket full; tell whether anything has gone."""
+        cdef bint progress = False
+        cdef object data, address
+        while self.queue:
+            data, address = self.queue[0]
+            try:
+                if not self.send_one(data, address):
+                    break
+                self.drop_first()
+            except OSError as exc:
+                self.drop_first()
+                self.deliver_error(exc)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.fatal_error(exc, WRITE_FAILED)
+            progress = True
+        if self.writing_paused and self.queue_size <= self.low_water:
+            self.resume_protocol()
+        return progress
+
+    cdef int drop_first(self) except -1:
+        cdef bytes data = self.queue.popleft()[0]
+        self.queue_size -= PyBytes_GET_SIZE(data) + HEADER
+        return 0
+
+    cdef int queue_sent(self) except -1:
+        """Everything is sent: now what waited for that."""
+        if self.closing and not self.lost:
+            self.schedule_end(None)
+        return 0
+
+    cdef int warn_lost(self) except -1:
+        if self.lost >= LOG_AFTER:
+            logger.warning("socket.send() raised exception.")
+        self.lost += 1
+        return 0
+
+    cdef Py_ssize_t unsent(self) noexcept:
+        return self.queue_size
+
+    def get_write_buffer_size(self):
+        return self.queue_size
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    def close(self):
+        """Stop receiving; the end comes when everything queued has been sent."""
+        if self.closing:
+            return
+        self.check_thread()
+        self.closing = True
+        self.stop_reading()
+        if not self.queue:
+            self.schedule_end(None)
+
+    cdef int stop_reading(self) except -1:
+        if self.recv_op.in_flight and not self.cancelling:
+            self.cancelling = True
+            self.loop.ring.cancel(&self.recv_op)
+        return 0
+
+    cdef bint busy(self) noexcept:
+        return self.recv_op.in_flight or self.room_op.in_flight
+
+    cdef int stop_operations(self) except -1:
+        # What is queued is no operation's: a send is a system call that has ended.
+        self.queue.clear()
+        self.queue_size = 0
+        self.stop_reading()
+        if self.room_op.in_flight:
+            self.loop.ring.cancel(&self.room_op)
+        return 0
+
+    # ── asyncio.BaseTransport ────────────────────────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # As Transport does, for the other kind.
+        return DATAGRAM_CLASS
+
+    # That class is a stream's, too, and has these to refuse them.
+
+    def write(self, data):
+        raise NotImplementedError
+
+    def writelines(self, list_of_data):
+        raise NotImplementedError
+
+    def write_eof(self):
+        raise NotImplementedError
+
+    def can_write_eof(self):
+        raise NotImplementedError
+
+
+def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
+    """Make the transport of a non-blocking socket, which it owns from here on.
+
+    *address* is the one that every datagram goes to, or None. *waiter* is resolved after
+    connection_made.
+    """
+    cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
+    transport.adopt(loop, sock, socket_extra(sock, None))
+    # An unnamed UNIX socket is a peer, too: its name is empty.
+    transport.connected = transport.extra["peername"] is not None
+    transport.family = sock.family
+    transport.type = sock.type
+    transport.address = address
+    transport.protocol = protocol
+    transport.polled = (
+        sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
+        or not uses(MULTISHOT_RECV))
+    if transport.polled:
+        transport.recv_op.on_completion = datagram_on_readable
+    transport.begin(waiter)
+    return transport
+
+
+cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_recv(res, flags)
+
+
+cdef int datagram_on_readable(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_readable(res, flags)
+
+
+cdef int datagram_on_room(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_room(res, flags)

@@ -1,0 +1,237 @@
+"""Datagram endpoints: create_datagram_endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import sys
+import warnings
+from asyncio.log import logger
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from uringloop._net.datagram import make_datagram
+from uringloop._net.resolver import ensure_resolved
+
+if TYPE_CHECKING:
+    from uringloop.loop import Loop
+
+P = TypeVar("P", bound=asyncio.DatagramProtocol)
+Address: TypeAlias = tuple[str, int] | str | None
+# A family and a protocol, then the resolved local and remote address.
+Candidate: TypeAlias = tuple[int, int, object, object]
+
+# From 3.13 on asyncio takes every socket that is no stream.
+ANY_BUT_STREAMS = sys.version_info >= (3, 13)
+
+
+async def create_datagram_endpoint(
+    loop: Loop,
+    protocol_factory: Callable[[], P],
+    local_addr: Address,
+    remote_addr: Address,
+    *,
+    family: int,
+    proto: int,
+    flags: int,
+    reuse_port: bool | None,
+    allow_broadcast: bool | None,
+    sock: socket.socket | None,
+) -> tuple[asyncio.DatagramTransport, P]:
+    address: object = None
+    given = sock
+    if sock is not None:
+        options: dict[str, object] = {
+            "local_addr": local_addr,
+            "remote_addr": remote_addr,
+            "family": family,
+            "proto": proto,
+            "flags": flags,
+            "reuse_port": reuse_port,
+            "allow_broadcast": allow_broadcast,
+        }
+        _check_given(sock, options)
+        sock.setblocking(False)
+    else:
+        candidates = await _candidates(loop, local_addr, remote_addr, family, proto, flags)
+        sock, address = await _open_first(loop, candidates, reuse_port, allow_broadcast)
+    try:
+        protocol = protocol_factory()
+    except BaseException:
+        if given is None:
+            sock.close()
+        raise
+    waiter = loop.create_future()
+    transport = make_datagram(loop, sock, protocol, address, waiter)
+    if loop.get_debug():
+        _log_created(local_addr, remote_addr, transport, protocol)
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        raise
+    return transport, protocol
+
+
+def check_reuse_address(wanted: bool | None) -> None:
+    if wanted:
+        raise ValueError(
+            "Passing `reuse_address=True` is no longer supported: with SO_REUSEADDR, processes of "
+            "other users could bind the same UDP port and receive its datagrams"
+        )
+    if wanted is not None:
+        warnings.warn(
+            "The reuse_address parameter of create_datagram_endpoint() has no effect",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+
+
+def _check_given(sock: socket.socket, options: dict[str, object]) -> None:
+    if ANY_BUT_STREAMS:
+        if sock.type == socket.SOCK_STREAM:
+            raise ValueError(f"A datagram socket was expected, got {sock!r}")
+    elif sock.type != socket.SOCK_DGRAM:
+        raise ValueError(f"A UDP Socket was expected, got {sock!r}")
+    if any(options.values()):
+        problems = ", ".join(f"{name}={value}" for name, value in options.items() if value)
+        raise ValueError(
+            f"socket modifier keyword arguments can not be used when sock is specified. "
+            f"({problems})"
+        )
+
+
+def _log_created(
+    local_addr: Address,
+    remote_addr: Address,
+    transport: asyncio.DatagramTransport,
+    protocol: asyncio.DatagramProtocol,
+) -> None:
+    if local_addr:
+        logger.info(
+            "Datagram endpoint local_addr=%r remote_addr=%r created: (%r, %r)",
+            local_addr,
+            remote_addr,
+            transport,
+            protocol,
+        )
+    else:
+        logger.debug(
+            "Datagram endpoint remote_addr=%r created: (%r, %r)", remote_addr, transport, protocol
+        )
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────
+
+
+async def _candidates(
+    loop: Loop, local_addr: Address, remote_addr: Address, family: int, proto: int, flags: int
+) -> list[Candidate]:
+    """Return what may be tried, in order."""
+    if not local_addr and not remote_addr:
+        if family == 0:
+            raise ValueError("unexpected address family")
+        return [(family, proto, None, None)]
+    if family == socket.AF_UNIX:
+        for path in (local_addr, remote_addr):
+            if path is not None and not isinstance(path, str):
+                raise TypeError("string is expected")
+        if isinstance(local_addr, str) and local_addr:
+            _remove_stale(local_addr)
+        return [(family, proto, local_addr or None, remote_addr or None)]
+    found: dict[tuple[int, int], list[object]] = {}
+    for side, wanted in enumerate((local_addr, remote_addr)):
+        if wanted is None:
+            continue
+        if not (isinstance(wanted, tuple) and len(wanted) == 2):
+            raise TypeError("2-tuple is expected")
+        infos = await ensure_resolved(
+            loop, wanted, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
+        )
+        if not infos:
+            raise OSError("getaddrinfo() returned empty list")
+        for info in infos:
+            # The last address of a family counts, as in asyncio.
+            found.setdefault((info[0], info[2]), [None, None])[side] = info[4]
+    candidates: list[Candidate] = [
+        (found_family, found_proto, local, remote)
+        for (found_family, found_proto), (local, remote) in found.items()
+        if not (local_addr and local is None) and not (remote_addr and remote is None)
+    ]
+    if not candidates:
+        raise ValueError("can not get address information")
+    return candidates
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file that an earlier process has left; abstract names have none."""
+    if path[0] == "\x00":
+        return
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.remove(path)
+    except FileNotFoundError:
+        # Nothing is in the way.
+        pass
+    except OSError as exc:
+        # The directory may allow to make sockets only.
+        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
+
+
+# ── sockets ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def _open_first(
+    loop: Loop,
+    candidates: list[Candidate],
+    reuse_port: bool | None,
+    allow_broadcast: bool | None,
+) -> tuple[socket.socket, object]:
+    """Return the first socket that can be had, and the one address that it may send to."""
+    failure: OSError | None = None
+    try:
+        for candidate in candidates:
+            try:
+                sock = await _open(loop, candidate, reuse_port, allow_broadcast)
+            except OSError as exc:
+                failure = failure or exc
+            else:
+                return sock, candidate[3]
+        assert failure is not None
+        raise failure
+    finally:
+        # It refers to a frame that refers to it.
+        del failure
+
+
+async def _open(
+    loop: Loop, candidate: Candidate, reuse_port: bool | None, allow_broadcast: bool | None
+) -> socket.socket:
+    family, proto, local, remote = candidate
+    sock = socket.socket(family, socket.SOCK_DGRAM, proto)
+    try:
+        if reuse_port:
+            _set_reuse_port(sock)
+        if allow_broadcast:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sock.setblocking(False)
+        if local:
+            sock.bind(local)  # type: ignore[arg-type]
+        if remote and not allow_broadcast:
+            # A connected socket would not hear the answers to a broadcast.
+            await loop.sock_connect(sock, remote)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_reuse_port(sock: socket.socket) -> None:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError:
+        raise ValueError(
+            "reuse_port not supported by socket module, SO_REUSEPORT defined but not implemented."
+        ) from None

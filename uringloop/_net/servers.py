@@ -1,0 +1,455 @@
+"""Servers: create_server, create_unix_server, and the Server object they return."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import posix
+import socket
+import stat
+import sys
+import weakref
+from asyncio import trsock
+from asyncio.log import logger
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from uringloop._net.argument_checks import bind_failure, check_socket
+from uringloop._net.listener import Listener
+from uringloop._net.resolver import AddressInfo, ensure_resolved
+from uringloop._tls import upgrade
+from uringloop._transport.transport import Connections
+
+if TYPE_CHECKING:
+    import ssl
+
+    from uringloop.loop import Loop
+
+# Not those of `os`, which tools that look for blocking calls replace: such tools let asyncio's own
+# servers use them, known by file and function.
+_stat, _unlink = posix.stat, posix.unlink
+
+# Since 3.14 a cancelled serve_forever() closes the connections too: it waits for their end.
+CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+Hosts = str | Iterable[str] | None
+
+# From 3.13 on asyncio's servers pass over addresses that this machine has not.
+SKIPS_UNAVAILABLE = sys.version_info >= (3, 13)
+
+
+class Server(asyncio.Server):
+    """A listening server; every version of Python gets close_clients and abort_clients."""
+
+    # asyncio.Server is the base for isinstance() and annotations; nothing of it is called.
+
+    def __init__(
+        self,
+        loop: Loop,
+        sockets: list[socket.socket],
+        protocol_factory: ProtocolFactory,
+        backlog: int,
+        tls_options: upgrade.Options | None,
+        *,
+        shared: bool,
+    ) -> None:
+        self._loop = loop
+        self._sockets: list[socket.socket] | None = sockets
+        self._listeners: list[Listener] = []
+        # Under the names that asyncio's server has them by: programs read them.
+        self._protocol_factory = protocol_factory
+        self._backlog = backlog
+        self._ssl_context: ssl.SSLContext | None = None
+        self._ssl_handshake_timeout: float | None = None
+        self._ssl_shutdown_timeout: float | None = None
+        # Makes what an accepted connection calls: the program's protocol, or TLS's before it.
+        self._accepted_factory = protocol_factory
+        if tls_options is not None:
+            self._ssl_context = tls_options.context
+            self._ssl_handshake_timeout = tls_options.handshake_timeout
+            self._ssl_shutdown_timeout = tls_options.shutdown_timeout
+            self._accepted_factory = upgrade.server_factory(loop, protocol_factory, tls_options)
+        # Sockets that were passed in: other processes may accept from them, too.
+        self._shared = shared
+        # Our own connections; an abandoned one is noticed by its own finalizer.
+        self._connections = Connections(loop, self._wake_if_done)
+        # Those of others, who attach and detach them as asyncio's transports do.
+        self._foreign: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._nameless = 0
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self._serving = False
+        self._serving_forever_fut: asyncio.Future[None] | None = None
+        # The file of a UNIX socket and its inode, if it is to be removed.
+        self._socket_file: tuple[str | bytes, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} sockets={self.sockets!r}>"
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────
+
+    # Up to 3.12 asyncio counts connections without a name, and so does who extends its servers.
+
+    def _attach(self, transport: asyncio.Transport | None = None) -> None:
+        if transport is None:
+            self._nameless += 1
+        else:
+            self._foreign.add(transport)
+
+    def _detach(self, transport: asyncio.Transport | None = None) -> None:
+        if transport is None:
+            self._nameless -= 1
+        else:
+            self._foreign.discard(transport)
+        self._wake_if_done()
+
+    def _wake_if_done(self) -> None:
+        """Wake who waits for the end: closed, and no connection left."""
+        if self._sockets is not None or self._waiters is None or self._active_count:
+            return
+        waiters, self._waiters = self._waiters, None
+        # What they called was a method of ours: a closed server is part of no reference cycle.
+        self._connections.end()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def _active_count(self) -> int:
+        return self._connections.count + len(self._foreign) + self._nameless
+
+    def _transports(self) -> list[asyncio.Transport]:
+        return [*self._connections.transports(), *self._foreign]
+
+    def close_clients(self) -> None:
+        """Close all connections; what they have been given to write is sent before."""
+        for transport in self._transports():
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Close all connections at once; what has not been sent is lost."""
+        for transport in self._transports():
+            transport.abort()
+
+    # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return self._serving
+
+    @property
+    def sockets(self) -> tuple[trsock.TransportSocket, ...]:  # type: ignore[override]
+        return tuple(trsock.TransportSocket(sock) for sock in self._sockets or ())
+
+    def _begin(self) -> None:
+        if self._serving or self._sockets is None:
+            return
+        self._serving = True
+        for sock in self._sockets:
+            # First, for it sets what connections inherit from a socket that listens not yet.
+            listener = Listener(
+                self._loop, sock, self._accepted_factory, self._connections, self._shared
+            )
+            sock.listen(self._backlog)
+            self._listeners.append(listener)
+            listener.start()
+            if self._loop._first_server is None:
+                self._loop._first_server = sock.getsockname()
+
+    async def start_serving(self) -> None:
+        if self._sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._begin()
+        # The kernel has the accepts when this returns.
+        await asyncio.sleep(0)
+
+    async def serve_forever(self) -> None:
+        if self._serving_forever_fut is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if self._sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._begin()
+        self._serving_forever_fut = self._loop.create_future()
+        try:
+            await self._serving_forever_fut
+        except asyncio.CancelledError:
+            self.close()
+            if CANCEL_CLOSES_CLIENTS:
+                self.close_clients()
+            await self.wait_closed()
+            raise
+        finally:
+            self._serving_forever_fut = None
+
+    def close(self) -> None:
+        """Stop listening: the ports are free when this returns. Connections stay open."""
+        sockets, self._sockets = self._sockets, None
+        if sockets is None:
+            return
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        if not listeners:
+            for sock in sockets:
+                sock.close()
+        self._serving = False
+        if self._socket_file is not None:
+            _remove_socket_file(*self._socket_file)
+        if self._serving_forever_fut is not None and not self._serving_forever_fut.done():
+            self._serving_forever_fut.cancel()
+            self._serving_forever_fut = None
+        self._wake_if_done()
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and its connections have ended.
+
+        As on the running Python: before 3.12 this returned at once for a closed server.
+        """
+        if self._waiters is None:
+            return
+        if self._sockets is None and sys.version_info < (3, 12):
+            return
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+
+# ── TCP ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_server(
+    loop: Loop,
+    protocol_factory: ProtocolFactory,
+    host: Hosts,
+    port: int | str | None,
+    *,
+    family: int,
+    flags: int,
+    sock: socket.socket | None,
+    backlog: int,
+    reuse_address: bool | None,
+    reuse_port: bool | None,
+    keep_alive: bool | None,
+    start_serving: bool,
+    tls_options: upgrade.Options | None,
+) -> Server:
+    if host is not None or port is not None:
+        if sock is not None:
+            raise ValueError("host/port and sock can not be specified at the same time")
+        infos = await _resolve_hosts(loop, host, port, family, flags)
+        options = [socket.SO_REUSEADDR] if reuse_address is None or reuse_address else []
+        if reuse_port:
+            options.append(socket.SO_REUSEPORT)
+        if keep_alive:
+            options.append(socket.SO_KEEPALIVE)
+        sockets = _bind_all(loop, infos, options)
+    else:
+        if sock is None:
+            raise ValueError("Neither host/port nor sock were specified")
+        check_socket(sock)
+        if sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+        sockets = [sock]
+    return await _serve(
+        loop,
+        sockets,
+        protocol_factory,
+        backlog,
+        start_serving,
+        tls_options,
+        shared=sock is not None,
+    )
+
+
+async def _serve(
+    loop: Loop,
+    sockets: list[socket.socket],
+    protocol_factory: ProtocolFactory,
+    backlog: int,
+    start_serving: bool,
+    tls_options: upgrade.Options | None,
+    *,
+    shared: bool,
+) -> Server:
+    for sock in sockets:
+        sock.setblocking(False)
+    server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
+    if start_serving:
+        await server.start_serving()
+    if loop.get_debug():
+        logger.info("%r is serving", server)
+    return server
+
+
+async def _resolve_hosts(
+    loop: Loop, host: Hosts, port: int | str | None, family: int, flags: int
+) -> list[AddressInfo]:
+    """Resolve every host; an address that several of them have is there once."""
+    hosts: list[str | None]
+    if host is None or (isinstance(host, str) and not host):
+        hosts = [None]
+    elif isinstance(host, str) or not isinstance(host, Iterable):
+        hosts = [host]
+    else:
+        hosts = list(host)
+    found = await asyncio.gather(
+        *(_resolve_host(loop, name, port, family, flags) for name in hosts)
+    )
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+async def _resolve_host(
+    loop: Loop, host: str | None, port: int | str | None, family: int, flags: int
+) -> list[AddressInfo]:
+    infos = await ensure_resolved(
+        loop, (host, port), family=family, type=socket.SOCK_STREAM, flags=flags
+    )
+    if not infos:
+        raise OSError(f"getaddrinfo({host!r}) returned empty list")
+    return infos
+
+
+def _bind_all(
+    loop: Loop, infos: Sequence[AddressInfo], options: Sequence[int]
+) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in infos:
+            try:
+                sock = socket.socket(family, kind, proto)
+            except OSError:
+                # The family is not built into this kernel.
+                if loop.get_debug():
+                    logger.warning(
+                        "create_server() failed to create socket.socket(%r, %r, %r)",
+                        family,
+                        kind,
+                        proto,
+                        exc_info=True,
+                    )
+                continue
+            sockets.append(sock)
+            for option in options:
+                sock.setsockopt(socket.SOL_SOCKET, option, True)
+            if family == socket.AF_INET6:
+                # One socket a family: a dual-stack one would take the IPv4 port as well.
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
+            try:
+                sock.bind(address)
+            except OSError as exc:
+                reason = bind_failure(address, exc)
+                if exc.errno != errno.EADDRNOTAVAIL or not SKIPS_UNAVAILABLE:
+                    raise OSError(exc.errno, reason) from None
+                # The family is switched off.
+                sockets.pop().close()
+                if loop.get_debug():
+                    logger.warning(reason)
+        if not sockets and SKIPS_UNAVAILABLE:
+            raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+# ── UNIX ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_unix_server(
+    loop: Loop,
+    protocol_factory: ProtocolFactory,
+    path: str | bytes | os.PathLike[str] | None,
+    *,
+    sock: socket.socket | None,
+    backlog: int,
+    start_serving: bool,
+    cleanup_socket: bool,
+    mode: int | None,
+    tls_options: upgrade.Options | None,
+) -> Server:
+    if path is not None:
+        if sock is not None:
+            raise ValueError("path and sock can not be specified at the same time")
+        sock = _bind_path(os.fspath(path), mode)
+    else:
+        if sock is None:
+            raise ValueError("path was not specified, and no sock specified")
+        if mode is not None:
+            raise ValueError("mode is only meaningful with path")
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
+    server = await _serve(
+        loop,
+        [sock],
+        protocol_factory,
+        backlog,
+        start_serving,
+        tls_options,
+        shared=path is None,
+    )
+    if cleanup_socket:
+        server._socket_file = _socket_file(sock)
+    return server
+
+
+def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
+    """Return the path and inode of a bound UNIX socket; None for an abstract name."""
+    path = sock.getsockname()
+    if not path or path[0] in (0, "\0"):
+        return None
+    try:
+        return path, _stat(path).st_ino
+    except FileNotFoundError:
+        # Removed already, or bound in another directory.
+        return None
+
+
+def _remove_socket_file(path: str | bytes, inode: int) -> None:
+    """Remove the file of a closed server, unless another server has replaced it."""
+    try:
+        if _stat(path).st_ino == inode:
+            _unlink(path)
+    except FileNotFoundError:
+        # Somebody has removed it before.
+        return
+    except OSError as exc:
+        logger.error("Unable to clean up listening UNIX socket %r: %r", path, exc)
+
+
+def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
+    if mode is not None and path and path[0] in (0, "\0"):
+        raise ValueError("mode is not supported for abstract sockets")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path[0] not in (0, "\0"):
+            _remove_stale_socket(path)
+        sock.bind(path)
+        if mode is not None:
+            # Nobody can connect before listen().
+            os.chmod(path, mode)
+    except OSError as exc:
+        sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise OSError(errno.EADDRINUSE, f"Address {path!r} is already in use") from None
+        raise
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str | bytes) -> None:
+    """Remove what an earlier server has left at *path*, if it is a socket."""
+    try:
+        if stat.S_ISSOCK(_stat(path).st_mode):
+            _unlink(path)
+    except FileNotFoundError:
+        # The usual case: nobody was there.
+        return
+    except OSError as exc:
+        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)

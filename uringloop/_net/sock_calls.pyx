@@ -1,0 +1,285 @@
+"""The sock_* methods: socket calls on the user's own sockets.
+
+Each one tries the system call first; when the socket is not ready it waits for a one-shot poll
+and tries again. No buffer of the user's is ever lent to the kernel, and cancelling a call
+cancels a poll: no byte is lost. The sockets stay the user's: nothing here closes one, and one that
+is closed while a call waits stays open until that has ended.
+
+A receive that brought less than it asked for has emptied its socket: the next one does not try in
+vain, and asks for a poll at once. `sock_recv`, `sock_recv_into` and `sock_sendall` become methods
+of the loop as they are: one coroutine each, and plain system calls where the socket is plain.
+"""
+
+import socket
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+from uringloop._kernel.errors cimport EAGAIN, EINTR, errno, os_error
+from uringloop._kernel.uring cimport (
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    recv,
+    send,
+)
+from uringloop._turn.poll cimport PollOnce, poll_once
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef enum:
+    # What one receive takes at most without a call of Python's own socket.
+    SCRATCH_SIZE = 256 * 1024
+    # Descriptors beyond this number are always tried first.
+    EMPTIED_SIZE = 64 * 1024
+
+# Where receives go before their bytes are copied out, under the GIL.
+cdef char[SCRATCH_SIZE] scratch
+# By descriptor: the last receive has emptied it. A stale mark costs a poll and nothing else.
+cdef unsigned char[EMPTIED_SIZE] emptied
+
+# The class whose methods are known; a subclass may have others.
+cdef object PLAIN = socket.socket
+
+
+# ── the three that programs call for every message ───────────────────────────────────────────
+
+
+@cython.binding(True)
+async def sock_recv(LoopCore self not None, sock, n):
+    """Receive up to *n* bytes."""
+    cdef PollOnce waiter = None
+    cdef int fd
+    if type(sock) is not PLAIN or self.debug:
+        self._check_sock(sock)
+    try:
+        while True:
+            fd = sock.fileno() if type(sock) is PLAIN else -1
+            if not was_emptied(fd):
+                data = try_recv(sock, fd, n)
+                if data is not None:
+                    return data
+            waiter = wait_for(self, sock, POLLIN, waiter)
+            await waiter.future
+    finally:
+        if waiter is not None:
+            waiter.finish()
+
+
+@cython.binding(True)
+async def sock_recv_into(LoopCore self not None, sock, buf):
+    """Receive into *buf*; return how many bytes came."""
+    cdef PollOnce waiter = None
+    cdef int fd
+    if type(sock) is not PLAIN or self.debug:
+        self._check_sock(sock)
+    try:
+        while True:
+            fd = sock.fileno() if type(sock) is PLAIN else -1
+            if not was_emptied(fd):
+                count = try_recv_into(sock, fd, buf)
+                if count is not None:
+                    return count
+            waiter = wait_for(self, sock, POLLIN, waiter)
+            await waiter.future
+    finally:
+        if waiter is not None:
+            waiter.finish()
+
+
+@cython.binding(True)
+async def sock_sendall(LoopCore self not None, sock, data):
+    """Send all of *data*, which must not change meanwhile."""
+    cdef PollOnce waiter = None
+    cdef Py_ssize_t sent = 0
+    cdef Py_ssize_t size
+    if type(sock) is not PLAIN or self.debug:
+        self._check_sock(sock)
+    if type(data) is bytes and type(sock) is PLAIN:
+        view = data
+        size = len(data)
+    else:
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            # The socket says it in its own words, as in asyncio, which asks nobody else.
+            sock.send(data)
+            raise
+        size = len(view)
+    # An empty message is sent too: asyncio's first try is unconditional.
+    try:
+        while True:
+            count = try_send(sock, view, sent)
+            if count is not None:
+                sent += count
+                if sent >= size:
+                    return
+                continue
+            waiter = wait_for(self, sock, POLLOUT, waiter)
+            await waiter.future
+    finally:
+        if waiter is not None:
+            waiter.finish()
+
+
+cdef bint was_emptied(int fd) noexcept:
+    """Return whether the last receive has emptied *fd*, once: after a poll it is tried again."""
+    if 0 <= fd < EMPTIED_SIZE and emptied[fd]:
+        emptied[fd] = False
+        return True
+    return False
+
+
+cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
+    if 0 < count < wanted and 0 <= fd < EMPTIED_SIZE:
+        emptied[fd] = True
+
+
+cdef object try_recv(object sock, int fd, object n):
+    """Return the bytes that are there, or None if there are none yet."""
+    cdef Py_ssize_t res, wanted
+    if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
+        wanted = n
+        while True:
+            res = recv(fd, scratch, wanted, MSG_DONTWAIT)
+            if res >= 0:
+                note_received(fd, res, wanted)
+                return PyBytes_FromStringAndSize(scratch, res)
+            if errno == EAGAIN:
+                return None
+            if errno != EINTR:
+                raise os_error(-errno, "")
+    try:
+        return sock.recv(n)
+    except (BlockingIOError, InterruptedError):
+        return None
+
+
+cdef bint is_plain_buffer(object buf) except -1:
+    """Return whether bytes can go straight into *buf*; of others the socket knows what to say."""
+    if type(buf) is memoryview:
+        return buf.c_contiguous and not buf.readonly
+    return type(buf) is bytearray
+
+
+cdef object try_recv_into(object sock, int fd, object buf):
+    """Return how many bytes were there, or None if there are none yet."""
+    cdef Py_buffer view
+    cdef Py_ssize_t res = -1
+    cdef int error = EINTR
+    if type(sock) is PLAIN and is_plain_buffer(buf):
+        PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+        while error == EINTR and view.len:
+            res = recv(fd, view.buf, view.len, MSG_DONTWAIT)
+            error = errno if res < 0 else 0
+        note_received(fd, res, view.len)
+        PyBuffer_Release(&view)
+        if res >= 0:
+            return res
+        if error == EAGAIN:
+            return None
+        if error != EINTR:
+            raise os_error(-error, "")
+    try:
+        return sock.recv_into(buf)
+    except (BlockingIOError, InterruptedError):
+        return None
+
+
+cdef object try_send(object sock, object data, Py_ssize_t sent):
+    """Return how many bytes of *data* from *sent* on the socket took, or None if it is full."""
+    cdef Py_buffer view
+    cdef Py_ssize_t res = -1
+    cdef int error = EINTR
+    if type(sock) is PLAIN:
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        while error == EINTR:
+            res = send(
+                sock.fileno(), <char*>view.buf + sent, view.len - sent, MSG_DONTWAIT | MSG_NOSIGNAL)
+            error = errno if res < 0 else 0
+        PyBuffer_Release(&view)
+        if res >= 0:
+            return res
+        if error == EAGAIN:
+            return None
+        raise os_error(-error, "")
+    try:
+        return sock.send(data[sent:])
+    except (BlockingIOError, InterruptedError):
+        return None
+
+
+# ── all others ───────────────────────────────────────────────────────────────────────────────
+
+
+def when_readable(LoopCore loop not None, sock, method, *args):
+    """Return a coroutine for what *method* of *sock* does as soon as there is something to read."""
+    return attempt(loop, sock, POLLIN, method, args)
+
+
+def when_writable(LoopCore loop not None, sock, method, *args):
+    """Return a coroutine for what *method* of *sock* does as soon as there is room to write."""
+    return attempt(loop, sock, POLLOUT, method, args)
+
+
+async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
+    cdef PollOnce waiter = None
+    try:
+        while True:
+            try:
+                # Looked up for each try, as asyncio does.
+                return getattr(sock, method)(*args)
+            except (BlockingIOError, InterruptedError):
+                waiter = wait_for(loop, sock, mask, waiter)
+            await waiter.future
+    finally:
+        if waiter is not None:
+            waiter.finish()
+
+
+async def sock_accept(LoopCore loop not None, sock):
+    conn, address = await attempt(loop, sock, POLLIN, "accept", ())
+    conn.setblocking(False)
+    return conn, address
+
+
+async def sock_connect(LoopCore loop not None, sock, address):
+    """Connect *sock* to a resolved *address*."""
+    cdef PollOnce waiter
+    try:
+        sock.connect(address)
+        return
+    except (BlockingIOError, InterruptedError):
+        # In both cases the kernel goes on connecting.
+        waiter = wait_for(loop, sock, POLLOUT, None)
+    try:
+        await waiter.future
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    finally:
+        waiter.finish()
+    if error:
+        raise OSError(error, f"Connect call failed {address}")
+
+
+async def writable(LoopCore loop not None, int fd):
+    """Wait until *fd*, whoever owns it, has room."""
+    cdef PollOnce waiter = poll_once(loop, fd, POLLOUT)
+    try:
+        await waiter.future
+    finally:
+        waiter.finish()
+
+
+cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask, PollOnce waiter):
+    """Begin to wait for a socket, unless a transport owns it, with the *waiter* of this call."""
+    cdef int fd = sock.fileno()
+    if loop.owners.has(fd):
+        loop._check_no_transport(fd)
+    if waiter is not None:
+        waiter.wait_again()
+        return waiter
+    waiter = poll_once(loop, fd, mask)
+    waiter.keep_open(sock)
+    return waiter

@@ -1,0 +1,33 @@
+"""A TCP or UNIX stream connection."""
+
+import asyncio
+import socket
+from typing import ClassVar, final
+
+from uringloop._transport.writer import WriteTransport
+from uringloop._turn.turn import LoopCore
+
+AVERAGE_SHIFT: int
+LARGE_RECEIVE: int
+READ_AT_ONCE_MAX: int
+ROOM_AT_START: int
+ROOM_MAX: int
+SMALL_RECEIVE: int
+
+@final
+class StreamTransport(WriteTransport):
+    _start_tls_compatible: ClassVar[bool]
+    _sendfile_compatible: ClassVar[object]
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def _read_on(self) -> None: ...
+    def _start(self, waiter: asyncio.Future[None] | None) -> None: ...
+
+def make_stream(
+    loop: LoopCore,
+    sock: socket.socket,
+    protocol: asyncio.BaseProtocol,
+    waiter: asyncio.Future[None] | None = None,
+    peername: object = None,
+) -> asyncio.Transport: ...

@@ -1,0 +1,1 @@
+"""The ring: operations are submitted to it, and their completions dispatched."""

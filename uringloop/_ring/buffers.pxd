@@ -1,0 +1,41 @@
+"""The receive buffers that the kernel picks from."""
+
+cimport cython
+from uringloop._kernel.uring cimport io_uring_buf_ring
+from uringloop._ring.ring cimport Ring
+
+
+# The kernel's names for the pools: one serves every stream of a loop, one every UDP socket.
+cdef enum:
+    STREAM_GROUP = 0
+    DATAGRAM_GROUP = 1
+
+
+@cython.final
+cdef class BufferPool:
+    cdef Ring ring
+    cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
+    cdef char *memory                 # BUFFERS_MAX buffers and a spare one; unmapped by close()
+    cdef int group                    # the kernel's name for it
+    cdef unsigned int size            # of a buffer, in bytes
+    cdef int at_start                 # buffers to publish at first
+    cdef int published                # buffers that take part, the first ones of memory
+    cdef int generation               # of the ring that the pool is registered with
+    cdef readonly int out             # buffers between their completion and give_back
+    cdef double fill                  # moving average of the bytes in a buffer
+    cdef list starved                 # of Flushable that wait for buffers; the loop feeds them
+
+    cdef bint prepare(self) except -1
+    cdef char *take(self, unsigned int flags, int size) noexcept
+    cdef void give_back(self, unsigned int flags) noexcept
+    cdef char *spare(self) noexcept
+    cdef void grow(self) noexcept
+    cdef void close(self) noexcept
+    cdef bint _register(self) except -1
+    cdef void _publish(self) noexcept
+
+
+cdef BufferPool new_stream_pool(Ring ring)
+
+
+cdef BufferPool new_datagram_pool(Ring ring)

@@ -1,0 +1,169 @@
+"""The pair of queues, and the operation that is in flight on it."""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from uringloop._cpython.pyapi cimport visitproc
+from uringloop._kernel.trace cimport uring_trace
+from uringloop._kernel.uring cimport io_uring_sqe, uring
+
+
+# Called with the GIL for every completion of the operation; -1 with an exception leaves the turn.
+ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
+
+
+# What `on_completion` gets for flags when a quiet operation has done all that was asked of it; it
+# must not call Python code then. The kernel's flags are never this.
+cdef enum:
+    CONFIRMED = 0x80000000
+    # In the user_data of a quiet operation: the address of an Operation is even.
+    QUIET = 1
+
+
+cdef int RETRIES       # RETRIES_MAX and LINGER_NS, for other modules
+cdef int64_t LINGER
+
+
+cdef struct Operation:
+    # One request in flight, embedded in the object that wants its answer. It is never freed
+    # before its terminal completion, because the ring holds a reference to the owner until then.
+    completion on_completion   # set once by the owner
+    PyObject *owner            # borrowed; while in flight the ring holds one reference to it
+    Operation *previous        # the ring's list of operations in flight
+    Operation *next
+    bint in_flight             # between start and the terminal completion
+    bint ends_with_run         # a send or an accept: not left in flight when a run ends
+    bint cancelled             # ends with the run only because it has been cancelled
+    bint quiet                 # will post a completion only if it fails
+    unsigned int sequence      # of its submission, if it is quiet
+    bint lends                 # memory that a worker may use even if the ring is closed
+    bint lingers               # the same, and the end of a run waits for it
+    bint opens                 # it has something to close: told even as the ring is closed
+    bint closes                # a descriptor, which would else be lost: never cancelled
+    unsigned char opcode       # of its submission, if there is a trace
+    unsigned int number        # its name there
+    bint background            # belongs to the loop itself: not counted as in flight
+
+
+@cython.final
+cdef class Ring:
+    cdef uring u                       # opened by the constructor, closed by close() or dealloc
+    cdef Operation in_flight           # sentinel of the circular list of operations in flight
+    cdef Operation quiet               # the same of those that are quiet and not yet confirmed
+    cdef bint quiet_sends              # the kernel can do them
+    cdef readonly int count            # operations in flight, without the loop's own
+    cdef int run_count                 # of those, the ones that end with the run
+    cdef int lingering                 # of those, the ones that may outlive a ring
+    cdef bint workers_limited          # this ring's workers have been bounded
+    cdef int64_t spin_ns               # look for completions this long before a sleep
+    cdef int64_t batch_ns              # let completions gather this long in a sleep
+    cdef uring_trace trace             # what is asked and answered is told there, if it is open
+    cdef bint held                     # closed while a kernel thread works on: its memory must stay
+    cdef bint running                  # a thread is in a run: no other may submit
+    cdef unsigned int marked           # where the completions end that were there at the mark
+    cdef int generation                # grows when a new ring replaces this one
+    cdef bint looked                   # at all completions that another ring has left to this one
+    cdef bint enter_forbidden          # by a security policy, while this ring was in use
+    cdef tuple forbidden               # errno and name of the first call that is so, or None
+    cdef tuple fallen                  # the same, once the software ring has replaced the kernel's
+    cdef object on_fall                # called with both then, or None; a function of a module
+    cdef readonly uint64_t submissions
+    cdef readonly uint64_t completions
+
+    cdef unsigned int forks(self) noexcept
+    cdef int check_inherited(self) except -1
+    cdef io_uring_sqe *submission(self) except NULL
+    cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
+    cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
+    cdef int cancel(self, Operation *op) except -1
+    cdef int submit(self) except -1
+    cdef int submit_only(self) except -1
+    cdef int wait(self, int64_t timeout_ns) except -1
+    cdef bint needs_enter(self) noexcept
+    cdef bint has_task_work(self) noexcept
+    cdef bint has_overflow(self) noexcept
+    cdef bint has_completions(self) noexcept
+    cdef bint mark(self) noexcept
+    cdef int dispatch(self) except -1
+    cdef int dispatch_marked(self) except -1
+    cdef int take(self, Operation *op) except -1
+    cdef int reap(self, Operation *op) except -1
+    cdef int make_room(self, unsigned int count) except -1
+    cdef int limit_workers(self) except -1
+    cdef int rebuild(self) except -1
+    cdef int replace(self) except -1
+    cdef int forbid(self, int res, str call) except -1
+    cdef int close(self) except -1
+
+    cdef void _forget(self) noexcept
+    cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1
+    cdef void _unlink(self, Operation *op) noexcept
+    cdef void _let_go(self, Operation *op, object owner) noexcept
+    cdef int _take_completions_of(self, Operation *op) except -1
+    cdef int _submit_and_look(self, unsigned int expected) except -1
+    cdef int _entered(self, int res) except -1
+    cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1
+    cdef int _confirm(self) except -1
+    cdef Operation *_last_submitted(self) noexcept
+    cdef void _install(self, uring *fresh) noexcept
+    cdef void _move_aside(self, Operation *orphans) noexcept
+    cdef int _open_successor(self, uring *fresh, bint soft) except -1
+    cdef void _move_submissions(self, uring *fresh) noexcept
+    cdef int _abandon(self) noexcept
+
+
+cdef inline void operation_init(Operation *op, completion on_completion, PyObject *owner) noexcept:
+    op.on_completion = on_completion
+    op.owner = owner
+    op.previous = NULL
+    op.next = NULL
+    op.in_flight = False
+    op.ends_with_run = False
+    op.cancelled = False
+    op.quiet = False
+    op.lends = op.lingers = op.opens = op.closes = False
+    op.background = False
+    op.opcode = 0
+    op.number = 0
+
+
+cdef inline Operation *operation_of(uint64_t user_data) noexcept:
+    return <Operation*><uintptr_t>(user_data & ~<uint64_t>QUIET)
+
+
+cdef inline void append(Operation *head, Operation *op) noexcept:
+    op.next = head
+    op.previous = head.previous
+    op.previous.next = op
+    head.previous = op
+
+
+cdef inline void remove(Operation *op) noexcept:
+    op.previous.next = op.next
+    op.next.previous = op.previous
+
+
+cdef inline void move_first(Operation *source, Operation *target) noexcept:
+    cdef Operation *op = source.next
+    remove(op)
+    append(target, op)
+
+
+cdef inline int traverse_operations(
+        const Operation *head, visitproc visit, void *argument) noexcept:
+    """Tell the garbage collector the owners that a list's operations keep alive."""
+    cdef const Operation *op = head.next
+    while op != head:
+        if visit(op.owner, argument):
+            return 1
+        op = op.next
+    return 0
+
+
+cdef inline int traverse_ring(Ring ring, visitproc visit, void *argument) noexcept:
+    # Once it is closed, whoever an operation still keeps is kept for good: a thread works on it.
+    if ring is None or not ring.u.open:
+        return 0
+    return (traverse_operations(&ring.in_flight, visit, argument)
+            or traverse_operations(&ring.quiet, visit, argument))

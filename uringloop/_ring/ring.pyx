@@ -1,0 +1,624 @@
+"""The pair of queues: submissions out, completions in, and who may touch what until when.
+
+A Ring owns the kernel's rings and knows no transport: it dispatches through the function pointer
+of the Operation that a completion names. While an operation is in flight the ring holds one
+reference to its owner, dropped in `_complete` after the terminal completion and nowhere else
+(`_abandon` is for a ring that will never deliver one). So a completion is never stale.
+
+The thread that runs the loop may call every method. Other threads may prepare submissions under
+the GIL while the loop does not run; only the kernel's answer (EEXIST) says which thread a ring
+belongs to, see `take_over`.
+"""
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from uringloop._kernel.errors cimport (
+    EAGAIN,
+    EBADR,
+    EBUSY,
+    ECANCELED,
+    ECONNABORTED,
+    EEXIST,
+    EINTR,
+    ENXIO,
+    ETIME,
+    os_error,
+)
+from uringloop._kernel.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
+from uringloop._kernel.shared_sockets cimport uring_move_doors, uring_sleep
+from uringloop._kernel.sockets cimport uring_prep_cancel, uring_set_user_data
+from uringloop._kernel.trace cimport (
+    uring_trace_cancel,
+    uring_trace_complete,
+    uring_trace_enter,
+    uring_trace_start,
+)
+from uringloop._kernel.uring cimport (
+    IORING_CQE_F_MORE,
+    IOSQE_CQE_SKIP_SUCCESS,
+    URING_FOREVER,
+    io_uring_cqe,
+    io_uring_sqe,
+    uring,
+    uring_close,
+    uring_completion,
+    uring_consume,
+    uring_get_submission,
+    uring_has_overflow,
+    uring_has_task_work,
+    uring_head,
+    uring_is_forbidden,
+    uring_leave_out,
+    uring_limit_workers,
+    uring_move_submission,
+    uring_needs_enter,
+    uring_open,
+    uring_open_soft,
+    uring_open_successor,
+    uring_open_threaded,
+    uring_pending,
+    uring_post,
+    uring_room,
+    uring_sequence,
+    uring_spin,
+    uring_submit,
+    uring_submit_and_look,
+    uring_submit_only,
+    uring_submitted,
+    uring_tail,
+)
+from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
+
+
+# The queues are walked round and round, and cleared when they are made: small ones stay in the
+# cache. 128 submissions are 8 KiB; a full queue is only an extra enter.
+SQ_ENTRIES = 128
+# 2048 completions are 32 KiB, and an enter brings 20 (before kernel 6.13 all; what does not fit
+# the kernel keeps). Their number also sizes the hash for cancel by user_data: with 9,000 operations
+# in flight a cancel takes 2.5 us, with the largest hash, of 8192 completions, 1.2.
+CQ_ENTRIES = 2048
+# Where a kernel thread takes the submissions, it frees them only when all that it found are done.
+SQ_ENTRIES_OF_THREAD = 512
+# Enters that a full submission queue or a starved kernel is given before it is an error.
+RETRIES_MAX = 64
+# A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
+# what it still uses afterwards is never freed.
+LINGER_NS = 2_000_000_000 // RETRIES_MAX
+# Threads of the kernel for regular files, which wait rather than work: 32 sync 1.3 times as many
+# files a second as 8, and more bring nothing. And for other files, else without a limit.
+BOUNDED_WORKERS_MAX = 32
+UNBOUNDED_WORKERS_MAX = 64
+
+cdef enum:
+    # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
+    BATCH_MAX = 64
+
+# What is needed at the interpreter's end is C's: the names of modules are gone then.
+cdef int RETRIES = RETRIES_MAX
+cdef int64_t LINGER = LINGER_NS
+cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
+cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
+
+uring_watch_forks()
+
+
+@cython.final
+cdef class Ring:
+
+    def __cinit__(self):
+        self.in_flight.previous = &self.in_flight
+        self.in_flight.next = &self.in_flight
+        self.quiet.previous = &self.quiet
+        self.quiet.next = &self.quiet
+        self.trace.fd = -1
+        self.looked = True
+
+    def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
+        """Open a ring. Raises OSError where the kernel refuses one.
+
+        With *thread_idle_ms* a kernel thread takes the submissions, and sleeps after that long
+        without work; *thread_cpu* is where it runs, -1 for anywhere. Raises ValueError where that
+        is no processor. A *soft* ring is none of the kernel's, and has no such thread.
+        """
+        cdef int res
+        if soft:
+            res = uring_open_soft(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+        else:
+            try_kernel()
+            if thread_idle_ms:
+                res = uring_open_threaded(
+                    &self.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, thread_idle_ms, thread_cpu)
+            else:
+                res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
+        if res == -ENXIO:
+            raise ValueError(f"this process may not use processor {thread_cpu}")
+        if res < 0:
+            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
+        # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
+        self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
+        uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
+        uring_remember(&self.u)
+
+    def __dealloc__(self):
+        self._abandon()
+        self._forget()
+
+    cdef void _forget(self) noexcept:
+        """Close, and take the ring out of the fork handler's list."""
+        uring_forget(&self.u)
+        uring_close(&self.u)
+
+    cdef unsigned int forks(self) noexcept:
+        """How many children this process has forked."""
+        return uring_forks
+
+    cdef int check_inherited(self) except -1:
+        if self.u.inherited:
+            raise RuntimeError(
+                "the event loop was inherited through a fork; a child process must create its own"
+            )
+        if not self.u.open:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    # ── submitting ───────────────────────────────────────────────────────────────────────────
+
+    cdef io_uring_sqe *submission(self) except NULL:
+        """Return a free submission; a full queue is handed to the kernel first."""
+        cdef io_uring_sqe *sqe
+        cdef int tries = 0
+        if self.u.inherited or not self.u.open:
+            self.check_inherited()
+        sqe = uring_get_submission(&self.u)
+        while sqe == NULL:
+            tries += 1
+            if tries > RETRIES:
+                raise os_error(-EAGAIN, "io_uring_enter")
+            self.submit()
+            if self.enter_forbidden:
+                self.replace()
+            sqe = uring_get_submission(&self.u)
+        return sqe
+
+    cdef int make_room(self, unsigned int count) except -1:
+        """Have *count* submissions be free, which then go to the kernel together."""
+        cdef int tries = 0
+        while uring_room(&self.u) < count:
+            tries += 1
+            if tries > RETRIES:
+                raise os_error(-EAGAIN, "io_uring_enter")
+            self.submit()
+            if self.enter_forbidden:
+                self.replace()
+        return 0
+
+    cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
+        """Put a prepared submission in flight for *op*, and hold its owner."""
+        uring_set_user_data(sqe, <uint64_t><uintptr_t>op, 0)
+        return self._link(sqe, op, &self.in_flight)
+
+    cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1:
+        assert not op.in_flight
+        Py_INCREF(<object>op.owner)
+        op.in_flight = True
+        append(head, op)
+        if not op.background:
+            self.count += 1
+        if op.ends_with_run:
+            self.run_count += 1
+        if op.lingers:
+            self.lingering += 1
+        if self.trace.fd >= 0:
+            op.opcode = sqe.opcode
+            op.number = uring_trace_start(
+                &self.trace, sqe, op.quiet, Py_TYPE(<object>op.owner).tp_name)
+        return 0
+
+    cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1:
+        """Like `start`, for a submission that posts a completion only if it fails.
+
+        The kernel runs it to its end while it is submitted; `_confirm` tells the owner.
+        """
+        uring_set_user_data(sqe, <uint64_t><uintptr_t>op | QUIET, IOSQE_CQE_SKIP_SUCCESS)
+        op.sequence = uring_sequence(&self.u)
+        op.quiet = True
+        return self._link(sqe, op, &self.quiet)
+
+    cdef int cancel(self, Operation *op) except -1:
+        """Ask the kernel to end *op*; only the operation's own completion tells that it ended."""
+        cdef io_uring_sqe *sqe = self.submission()
+        uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
+        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        if self.trace.fd >= 0:
+            uring_trace_cancel(&self.trace, op.opcode, op.number)
+        if self.u.threaded and op.in_flight and not op.ends_with_run:
+            # It ends some time after the enter: settle waits for that.
+            op.cancelled = op.ends_with_run = True
+            self.run_count += 1
+        return 0
+
+    # ── entering the kernel ──────────────────────────────────────────────────────────────────
+
+    cdef bint needs_enter(self) noexcept:
+        return uring_needs_enter(&self.u)
+
+    cdef bint has_task_work(self) noexcept:
+        return uring_has_task_work(&self.u)
+
+    cdef bint has_overflow(self) noexcept:
+        return uring_has_overflow(&self.u)
+
+    cdef bint has_completions(self) noexcept:
+        return uring_head(&self.u) != uring_tail(&self.u)
+
+    cdef int submit(self) except -1:
+        """Hand over what is prepared and collect deferred completions, without sleeping."""
+        self.check_inherited()
+        return self._entered(uring_submit(&self.u))
+
+    cdef int submit_only(self) except -1:
+        """Hand over what is prepared, and collect nothing."""
+        self.check_inherited()
+        return self._entered(uring_submit_only(&self.u))
+
+    cdef int wait(self, int64_t timeout_ns) except -1:
+        """Hand over what is prepared and sleep until a completion, a signal or the timeout."""
+        cdef int res
+        cdef bint found
+        cdef unsigned int wanted = 1
+        self.check_inherited()
+        if self.spin_ns and (timeout_ns == URING_FOREVER or timeout_ns > self.spin_ns):
+            if uring_pending(&self.u):
+                # The next turn comes at once, and spins.
+                return self.submit()
+            with nogil:
+                found = uring_spin(&self.u, self.spin_ns)
+            if found:
+                self.submit()
+                if self.has_completions():
+                    return 0
+            if timeout_ns != URING_FOREVER:
+                timeout_ns -= self.spin_ns
+        if self.batch_ns:
+            wanted = <unsigned int>min(self.count, <int>BATCH_MAX)
+        with nogil:
+            res = uring_sleep(&self.u, wanted, self.batch_ns, timeout_ns)
+        return self._entered(res)
+
+    cdef int _submit_and_look(self, unsigned int expected) except -1:
+        """Hand over what is prepared, and give it the time to post *expected* completions."""
+        self.check_inherited()
+        return self._entered(uring_submit_and_look(&self.u, expected))
+
+    cdef int _entered(self, int res) except -1:
+        if self.quiet.next != &self.quiet:
+            self._confirm()
+        if res >= 0:
+            self.submissions += <unsigned int>res
+            return 0
+        if self.trace.fd >= 0:
+            uring_trace_enter(&self.trace, res)
+        # The turn comes round again: what was not submitted is still queued.
+        if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
+            return 0
+        if res == -EBADR and not self.u.threaded:
+            # The kernel had no memory for a completion: nobody can tell what is in flight.
+            return self.rebuild()
+        if uring_is_forbidden(res) and not self.u.threaded:
+            # Not here: protocols must not be called in the middle of what one has asked for.
+            self.enter_forbidden = True
+            return self.forbid(res, "io_uring_enter")
+        if res == -EEXIST:
+            if self.running:
+                raise RuntimeError(
+                    "Non-thread-safe operation invoked on an event loop other than the current one")
+            return self.rebuild()
+        raise os_error(res, "io_uring_enter")
+
+    # ── completions ──────────────────────────────────────────────────────────────────────────
+
+    cdef bint mark(self) noexcept:
+        """Note which completions are there; return whether the kernel holds more of them back."""
+        self.marked = uring_tail(&self.u)
+        return uring_has_task_work(&self.u)
+
+    cdef int dispatch(self) except -1:
+        """Run the owners of the completions that are there now, in the kernel's order."""
+        self.marked = uring_tail(&self.u)
+        return self.dispatch_marked()
+
+    cdef int dispatch_marked(self) except -1:
+        """The same for those that were there at the newest `mark`."""
+        cdef unsigned int head, flags
+        cdef io_uring_cqe *cqe
+        cdef Operation *op
+        cdef int res
+        cdef int generation = self.generation
+        if self.u.inherited or not self.u.open:
+            self.check_inherited()
+        # Looked up each time: a callback that takes completions out of turn may consume some.
+        head = uring_head(&self.u)
+        while <int>(self.marked - head) > 0:
+            cqe = uring_completion(&self.u, head)
+            op = operation_of(cqe.user_data)
+            res = cqe.res
+            flags = cqe.flags
+            head += 1
+            # Consumed before the callback runs: an exception must not deliver it twice.
+            uring_consume(&self.u, head)
+            if op != NULL:
+                self._complete(op, res, flags)
+                # The indexes belong to the ring that they were read from.
+                if not self.u.open or self.generation != generation:
+                    return 0
+                head = uring_head(&self.u)
+        self.looked = True
+        return 0
+
+    cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
+        # Held to the end of this call, whatever the callback lets go of.
+        cdef object owner = <object>op.owner
+        self.completions += 1
+        if self.trace.fd >= 0:
+            uring_trace_complete(
+                &self.trace, op.opcode, op.number, res, flags & IORING_CQE_F_MORE, False)
+        if not flags & IORING_CQE_F_MORE:
+            self._let_go(op, owner)
+        return op.on_completion(op, res, flags)
+
+    cdef int _confirm(self) except -1:
+        """Tell the owners of the quiet operations which the kernel has run without a complaint.
+
+        Comes after every enter and before its completions are dispatched, so that a protocol
+        which is called next finds its bytes gone.
+        """
+        cdef unsigned int index = uring_head(&self.u)
+        cdef Operation *op
+        cdef uint64_t user_data
+        if uring_has_overflow(&self.u):
+            # A failure may be among what the kernel holds back: the next enter tells.
+            return 0
+        while index != uring_tail(&self.u):
+            user_data = uring_completion(&self.u, index).user_data
+            index += 1
+            if user_data & QUIET:
+                # Failed: from here on like any other operation.
+                op = operation_of(user_data)
+                op.quiet = False
+                remove(op)
+                append(&self.in_flight, op)
+        op = self._last_submitted()
+        while op != &self.quiet:
+            owner = <object>op.owner
+            if self.trace.fd >= 0:
+                uring_trace_complete(&self.trace, op.opcode, op.number, 0, False, True)
+            self._let_go(op, owner)
+            op.on_completion(op, 0, CONFIRMED)
+            op = self._last_submitted()
+        return 0
+
+    cdef Operation *_last_submitted(self) noexcept:
+        """Return a quiet operation that the kernel has come to, the newest, or the list's head."""
+        cdef Operation *op = self.quiet.previous
+        while op != &self.quiet and not uring_submitted(&self.u, op.sequence):
+            op = op.previous
+        return op
+
+    cdef void _unlink(self, Operation *op) noexcept:
+        remove(op)
+        op.in_flight = False
+        op.quiet = False
+        if not op.background:
+            self.count -= 1
+        if op.ends_with_run:
+            self.run_count -= 1
+            if op.cancelled:
+                op.cancelled = op.ends_with_run = False
+        if op.lingers:
+            self.lingering -= 1
+
+    cdef void _let_go(self, Operation *op, object owner) noexcept:
+        """Drop the ring's reference to the *owner* of *op*. The caller has its own."""
+        self._unlink(op)
+        Py_DECREF(owner)
+
+    cdef int reap(self, Operation *op) except -1:
+        """Cancel *op* and take its completions now, out of turn; others keep their order.
+
+        For the few places that must not wait for the next turn. If the kernel does not end the
+        operation at once its completion comes by the ordinary way.
+        """
+        cdef int tries = 0
+        while op.in_flight and tries < RETRIES and not self.enter_forbidden:
+            tries += 1
+            # Each time: a cancel brings a completion, of the operation or of the cancel.
+            self.cancel(op)
+            self._submit_and_look(1)
+            self._take_completions_of(op)
+        return 0
+
+    cdef int take(self, Operation *op) except -1:
+        """Deliver the completions of *op*, which has been cancelled, out of turn."""
+        if op.in_flight and self.has_completions():
+            self._take_completions_of(op)
+        if op.in_flight and self.u.threaded:
+            return self.reap(op)
+        return 0
+
+    cdef int _take_completions_of(self, Operation *wanted) except -1:
+        """Deliver what is there of one operation, or with NULL of all that end with a run."""
+        cdef unsigned int index = uring_head(&self.u)
+        cdef io_uring_cqe *cqe
+        cdef Operation *op
+        cdef unsigned int flags
+        cdef int generation = self.generation
+        # What has been taken out of turn is gone through once, not for each that comes after.
+        while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
+            index += 1
+            uring_consume(&self.u, index)
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            op = operation_of(cqe.user_data)
+            index += 1
+            if op != NULL and (op == wanted or (
+                    wanted == NULL and (op.ends_with_run or op.lingers))):
+                # The queue is ours to write: a completion for nobody is skipped later.
+                cqe.user_data = 0
+                flags = cqe.flags
+                self._complete(op, cqe.res, flags)
+                if self.generation != generation:
+                    break
+        return 0
+
+    cdef int limit_workers(self) except -1:
+        """Bound the threads that the kernel starts for this ring's files; an old one can not."""
+        self.workers_limited = True
+        uring_limit_workers(&self.u, BOUNDED_WORKERS, UNBOUNDED_WORKERS)
+        return 0
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int rebuild(self) except -1:
+        """Replace the ring: deliver what has completed, end the rest with ECANCELED.
+
+        The owners take an ECANCELED that they did not ask for as "arm again".
+        """
+        cdef Operation orphans
+        cdef uring fresh
+        cdef int generation = self.generation
+        cdef object failure = None
+        # First what can raise. An owner that finds the queue full may rebuild the ring itself.
+        while self.has_completions():
+            self.dispatch()
+            if self.generation != generation or not self.u.open:
+                return 0
+        self._open_successor(&fresh, False)
+        # Move everything aside: owners arm anew while it is walked.
+        self._move_aside(&orphans)
+        self._move_submissions(&fresh)
+        self._install(&fresh)
+        # To the end: the list's head is on this stack.
+        while orphans.next != &orphans:
+            try:
+                if orphans.next.lends:
+                    # Its memory is the worker's for good.
+                    Py_INCREF(<object>orphans.next.owner)
+                # How much of a send has gone nobody knows: sending it again may double bytes.
+                unknown = orphans.next.ends_with_run
+                self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
+            except BaseException as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+        return 0
+
+    cdef int replace(self) except -1:
+        """Go on, on a software ring, where a security policy forbids to enter this one.
+
+        Calls nobody: what has completed and what is prepared move along, and the rest completes
+        there, as in `rebuild`.
+        """
+        cdef Operation orphans
+        cdef Operation *op
+        cdef uring fresh
+        cdef io_uring_cqe *cqe
+        cdef unsigned int index = uring_head(&self.u)
+        # What the kernel holds back it tells nobody any more.
+        cdef bint lost = self.enter_forbidden and uring_has_overflow(&self.u)
+        self._open_successor(&fresh, True)
+        self._move_aside(&orphans)
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            index += 1
+            op = operation_of(cqe.user_data)
+            if op != NULL:
+                uring_post(&fresh, <uint64_t><uintptr_t>op, cqe.res, cqe.flags)
+                if not cqe.flags & IORING_CQE_F_MORE:
+                    op.quiet = False
+                    remove(op)
+                    append(&self.in_flight, op)
+        self._move_submissions(&fresh)
+        while orphans.next != &orphans:
+            op = orphans.next
+            op.quiet = False
+            move_first(&orphans, &self.in_flight)
+            if op.lends:
+                Py_INCREF(<object>op.owner)
+            unknown = op.ends_with_run or (lost and not op.background)
+            uring_post(
+                &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
+        self.enter_forbidden = self.looked = False
+        self._install(&fresh)
+        return 0
+
+    cdef void _install(self, uring *fresh) noexcept:
+        if fresh.soft != NULL and self.u.soft == NULL:
+            self.quiet_sends = uses(QUIET_SENDS, True)
+            self.fallen = self.forbidden
+        uring_move_doors(fresh, &self.u)
+        uring_close(&self.u)
+        self.u = fresh[0]
+        self.marked = uring_head(&self.u)
+        self.workers_limited = False
+        self.generation += 1
+
+    cdef void _move_aside(self, Operation *orphans) noexcept:
+        orphans.next = orphans.previous = orphans
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, orphans)
+        while self.in_flight.next != &self.in_flight:
+            move_first(&self.in_flight, orphans)
+
+    cdef int _open_successor(self, uring *fresh, bint soft) except -1:
+        """Open a ring to take this one's place, a software ring where the kernel refuses one."""
+        cdef int res
+        soft = soft or self.u.soft != NULL
+        res = uring_open_successor(fresh, &self.u, soft)
+        if res < 0 and not soft and uring_open_successor(fresh, &self.u, True) == 0:
+            return self.forbid(res, "io_uring_setup")
+        if res < 0:
+            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
+        return 0
+
+    cdef void _move_submissions(self, uring *fresh) noexcept:
+        """Hand what is prepared to another ring; its operations stay in flight."""
+        cdef unsigned int index
+        cdef io_uring_sqe *sqe
+        cdef Operation *op
+        for index in range(uring_pending(&self.u)):
+            sqe = uring_move_submission(fresh, &self.u, index)
+            op = operation_of(sqe.user_data)
+            if op != NULL:
+                remove(op)
+                append(&self.quiet if op.quiet else &self.in_flight, op)
+                op.sequence = uring_sequence(fresh)
+
+    cdef int forbid(self, int res, str call) except -1:
+        """Take note that a security policy forbids *call* by now: `fall_over` follows."""
+        if self.forbidden is None:
+            self.forbidden = (-res, call)
+        return 0
+
+    cdef int _abandon(self) noexcept:
+        """Drop the references of operations that will never complete."""
+        cdef Operation *op
+        while self.quiet.next != &self.quiet:
+            move_first(&self.quiet, &self.in_flight)
+        while self.in_flight.next != &self.in_flight:
+            op = self.in_flight.next
+            if op.lends:
+                # Its memory is a worker's for good. Nobody need wait for its end any more.
+                self._unlink(op)
+                op.on_completion(op, -ECANCELED, 0)
+            else:
+                self._let_go(op, <object>op.owner)
+        return 0
+
+    cdef int close(self) except -1:
+        """Give the rings back. The caller has ended the operations, or can not any more."""
+        self._forget()
+        if not self.held:
+            self._abandon()
+        return 0

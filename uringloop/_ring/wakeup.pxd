@@ -1,0 +1,13 @@
+"""What ends a loop's sleep from outside."""
+
+from uringloop._ring.ring cimport Operation, Ring
+
+
+cdef class WakeUp:
+    cdef Ring ring
+    cdef int fd                 # polled for reading, owned by the loop; never read here
+    cdef Operation poll_op      # multishot
+    cdef object on_wake         # called for every wake-up; must not hold the loop; or None
+
+    cdef int arm(self) except -1
+    cdef int on_poll(self, int res, unsigned int flags) except -1

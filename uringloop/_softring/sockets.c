@@ -1,0 +1,402 @@
+/* The operations of sockets, and polls, of a software ring: tried without waiting, and again when
+ * epoll says so.
+ */
+#include "_softring/state.h"
+
+#include <limits.h>
+#include <poll.h>
+#include <sys/uio.h>
+
+/* Receives in a row before others have their turn. */
+#define SOFT_RECEIVES_MAX 4
+
+/* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
+
+static soft_group *soft_group_of(softring *s, const soft_request *request) {
+    return &s->groups[request->sqe.buf_group % SOFT_GROUPS_MAX];
+}
+
+/* The buffer that is next, or NULL; it stays until it is taken. */
+static const struct io_uring_buf *soft_next_buffer(const soft_group *group) {
+    if (group->buffers == NULL ||
+        group->head == __atomic_load_n(&group->buffers->tail, __ATOMIC_ACQUIRE))
+        return NULL;
+    return &group->buffers->bufs[group->head & group->mask];
+}
+
+static unsigned soft_take_buffer(soft_group *group) {
+    unsigned id = group->buffers->bufs[group->head & group->mask].bid;
+
+    group->head++;
+    return id << IORING_CQE_BUFFER_SHIFT | IORING_CQE_F_BUFFER;
+}
+
+/* ── receiving ──────────────────────────────────────────────────────────────────────────────── */
+
+/* Receives a datagram behind the header, the name and the control messages, as the kernel lays them
+ * out; returns the bytes with what is in front. */
+static ssize_t soft_receive_message(const soft_request *request,
+                                    const struct io_uring_buf *buffer) {
+    struct io_uring_recvmsg_out *head = (struct io_uring_recvmsg_out *)(uintptr_t)buffer->addr;
+    /* Read when it was submitted. */
+    size_t name_room = request->sqe.addr3, control_room = request->sqe.__pad2[0];
+    char *name = (char *)(head + 1);
+    size_t before = sizeof(*head) + name_room + control_room;
+    struct iovec part;
+    struct msghdr message = {.msg_name = name,
+                             .msg_namelen = (socklen_t)name_room,
+                             .msg_control = name + name_room,
+                             .msg_controllen = control_room,
+                             .msg_iov = &part,
+                             .msg_iovlen = 1};
+    ssize_t res;
+
+    if (buffer->len < before)
+        return -EFAULT;
+    part.iov_base = name + name_room + control_room;
+    part.iov_len = buffer->len - before;
+    res = recvmsg(request->sqe.fd, &message, (int)request->sqe.msg_flags | MSG_DONTWAIT);
+    if (res < 0)
+        return -errno;
+    head->namelen = message.msg_namelen;
+    head->controllen = (uint32_t)message.msg_controllen;
+    head->payloadlen = (uint32_t)res;
+    head->flags = (uint32_t)message.msg_flags;
+    return res + (ssize_t)before;
+}
+
+static ssize_t soft_receive_once(const soft_request *request, const struct io_uring_buf *buffer,
+                                 size_t size) {
+    ssize_t res;
+
+    if (request->sqe.opcode == IORING_OP_RECVMSG)
+        return soft_receive_message(request, buffer);
+    res = soft_failure();
+    if (res < 0)
+        return res;
+    res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
+               (int)request->sqe.msg_flags | MSG_DONTWAIT);
+    return res < 0 ? -errno : res;
+}
+
+/* What a try has come to. */
+typedef enum soft_tries {
+    SOFT_GO_ON, /* there is more, most likely */
+    SOFT_LATER, /* there may be more, but others have their turn first */
+    SOFT_WAIT,  /* there is no more */
+    SOFT_ENDED,
+} soft_tries;
+
+/* Receives into the next buffer. */
+static soft_tries soft_receive(softring *s, soft_request *request) {
+    soft_group *group = soft_group_of(s, request);
+    const struct io_uring_buf *buffer = soft_next_buffer(group);
+    unsigned flags;
+    size_t size;
+    ssize_t res;
+
+    if (!soft_has_room(s) || (buffer == NULL && s->starved)) {
+        /* What is in the socket is told of again: there is room when those before it are taken. */
+        soft_call_again(s);
+        return SOFT_LATER;
+    }
+    if (buffer == NULL || soft_fault(SOFT_FAULT_STARVED)) {
+        s->starved = true;
+        soft_finish(s, request, -ENOBUFS, 0);
+        return SOFT_ENDED;
+    }
+    size = soft_shorten(buffer->len);
+    do
+        res = soft_receive_once(request, buffer, size);
+    while (res == -EINTR);
+    if (res == -EAGAIN)
+        return SOFT_WAIT;
+    if (res <= 0) {
+        soft_finish(s, request, (int)res, 0);
+        return SOFT_ENDED;
+    }
+    flags = soft_take_buffer(group);
+    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED)) {
+        soft_finish(s, request, (int)res, flags);
+        return SOFT_ENDED;
+    }
+    soft_post(s, request->sqe.user_data, (int)res, flags | IORING_CQE_F_MORE);
+    /* Less than there was room for is all, but of datagrams, and where descriptors lie between. */
+    return request->sqe.opcode == IORING_OP_RECVMSG || (size_t)res == size ? SOFT_GO_ON
+                                                                            : SOFT_LATER;
+}
+
+static void soft_submit_receive(softring *s, soft_request *request) {
+    const struct msghdr *message;
+    int res;
+
+    request->persistent = request->sqe.ioprio & IORING_RECV_MULTISHOT;
+    if (request->sqe.opcode == IORING_OP_RECVMSG) {
+        message = (const struct msghdr *)(uintptr_t)request->sqe.addr;
+        request->sqe.addr3 = message->msg_namelen;
+        request->sqe.__pad2[0] = message->msg_controllen;
+    }
+    /* A multishot one is registered anyway, and told of what is there. */
+    if (!request->persistent && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
+        soft_receive(s, request) == SOFT_ENDED)
+        return;
+    res = soft_await(s, request, EPOLLIN | EPOLLRDHUP);
+    if (res == -EPERM)
+        /* epoll takes every socket: this is a file or a folder. */
+        res = -ENOTSOCK;
+    if (res < 0)
+        soft_finish(s, request, res, 0);
+}
+
+/* ── accepting ──────────────────────────────────────────────────────────────────────────────── */
+
+int softring_accept(int fd, struct sockaddr *name, socklen_t *size) {
+    int res;
+
+    if (soft_fault(SOFT_FAULT_NO_FILES))
+        return -EMFILE;
+    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return res < 0 ? -errno : res;
+}
+
+/* ── sending ────────────────────────────────────────────────────────────────────────────────── */
+
+static size_t soft_size_of(const struct msghdr *message) {
+    size_t size = 0, i;
+
+    for (i = 0; i < message->msg_iovlen; i++)
+        size += message->msg_iov[i].iov_len;
+    return size;
+}
+
+/* Leaves out the first *count* bytes of what a blocked sendmsg has still to send. */
+static void soft_advance(soft_request *request, size_t count) {
+    struct iovec *first = request->vectors;
+
+    while (request->vector_count > 0 && count >= first->iov_len) {
+        count -= first->iov_len;
+        first++;
+        request->vector_count--;
+    }
+    memmove(request->vectors, first, request->vector_count * sizeof(*first));
+    if (request->vector_count > 0) {
+        request->vectors->iov_base = (char *)request->vectors->iov_base + count;
+        request->vectors->iov_len -= count;
+    }
+}
+
+/* Sends a little of what there is, as a simulated kernel may; 0 if it does not. */
+static ssize_t soft_send_some(const struct io_uring_sqe *sqe, const struct msghdr *message,
+                              size_t sent, int flags) {
+    const char *bytes = (const char *)(uintptr_t)sqe->addr + sent;
+    size_t size = sqe->len - sent, some;
+    ssize_t res = soft_failure();
+
+    if (res < 0)
+        return res;
+    if (message != NULL) {
+        if (message->msg_controllen || message->msg_iovlen == 0)
+            return 0;
+        bytes = message->msg_iov->iov_base;
+        size = message->msg_iov->iov_len;
+    }
+    some = soft_shorten(size);
+    if (some == size)
+        return 0;
+    res = send(sqe->fd, bytes, some, flags);
+    return res < 0 ? -errno : res;
+}
+
+static ssize_t soft_send_once(const struct io_uring_sqe *sqe, const struct msghdr *message,
+                              size_t sent) {
+    int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
+    ssize_t res = 0;
+
+    /* Not of a datagram. */
+    if (SOFT_SIMULATED && sqe->msg_flags & MSG_WAITALL)
+        res = soft_fault(SOFT_FAULT_LATE) ? -EAGAIN : soft_send_some(sqe, message, sent, flags);
+    if (res != 0)
+        return res;
+    do {
+        if (message != NULL)
+            res = sendmsg(sqe->fd, message, flags);
+        else
+            res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
+    } while (res < 0 && errno == EINTR);
+    return res < 0 ? -errno : res;
+}
+
+/* Keeps what a blocked sendmsg has still to send: the caller's vectors are its own again. */
+static int soft_keep_vectors(soft_request *request, const struct msghdr *message) {
+    size_t count = message->msg_iovlen;
+
+    request->vectors = malloc((count ? count : 1) * sizeof(*request->vectors));
+    if (request->vectors == NULL)
+        return -ENOMEM;
+    memcpy(request->vectors, message->msg_iov, count * sizeof(*request->vectors));
+    request->vector_count = count;
+    soft_advance(request, request->sent);
+    return 0;
+}
+
+/* Goes on with a send that was blocked; once, for a short one means that there is no room again. */
+static void soft_send_on(softring *s, soft_request *request) {
+    struct msghdr message = {.msg_iov = request->vectors, .msg_iovlen = request->vector_count};
+    bool gathered = request->vectors != NULL;
+    size_t left = gathered ? soft_size_of(&message) : request->sqe.len - request->sent;
+    ssize_t res = soft_send_once(&request->sqe, gathered ? &message : NULL, request->sent);
+
+    if (res == -EAGAIN)
+        return;
+    if (res < 0) {
+        /* What has gone comes first, the error with the next send. */
+        soft_finish(s, request, request->sent ? (int)request->sent : (int)res, 0);
+        return;
+    }
+    request->sent += (size_t)res;
+    if ((size_t)res == left)
+        soft_finish(s, request, (int)request->sent, 0);
+    else if (gathered)
+        soft_advance(request, (size_t)res);
+}
+
+static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
+    const struct msghdr *message =
+        sqe->opcode == IORING_OP_SENDMSG ? (const struct msghdr *)(uintptr_t)sqe->addr : NULL;
+    size_t size = message != NULL ? soft_size_of(message) : sqe->len;
+    ssize_t res = soft_send_once(sqe, message, 0);
+    bool waits = sqe->msg_flags & MSG_WAITALL && !(sqe->msg_flags & MSG_DONTWAIT);
+    soft_request *request;
+    int failed = 0;
+
+    if (res == (ssize_t)size) {
+        soft_answer(s, sqe, (int)res);
+        return;
+    }
+    if ((res < 0 && res != -EAGAIN) || (!waits && (res >= 0 || sqe->msg_flags & MSG_DONTWAIT))) {
+        /* A short send is a failure to who has asked for all. */
+        soft_post(s, sqe->user_data, (int)res, 0);
+        return;
+    }
+    request = soft_new_request(s, sqe);
+    if (request != NULL) {
+        request->sent = res > 0 ? (size_t)res : 0;
+        if (message != NULL)
+            failed = soft_keep_vectors(request, message);
+        if (failed == 0)
+            failed = soft_await(s, request, EPOLLOUT);
+        if (failed == 0)
+            return;
+        soft_finish(s, request, res > 0 ? (int)res : failed, 0);
+    } else {
+        soft_post(s, sqe->user_data, res > 0 ? (int)res : -ENOMEM, 0);
+    }
+}
+
+/* ── polls ──────────────────────────────────────────────────────────────────────────────────── */
+
+static void soft_poll(softring *s, soft_request *request, uint32_t events) {
+    uint32_t told = events & (request->events | EPOLLERR | EPOLLHUP);
+
+    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED))
+        soft_finish(s, request, (int)told, 0);
+    else if (soft_has_room(s))
+        soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
+    else
+        /* It would not be told again. */
+        soft_finish(s, request, (int)told, 0);
+}
+
+static void soft_submit_poll(softring *s, soft_request *request) {
+    uint32_t events = request->sqe.poll32_events;
+    int res;
+
+    request->persistent = request->by_edge = request->sqe.len & IORING_POLL_ADD_MULTI;
+    res = soft_await(s, request, events);
+    if (res == -EPERM)
+        /* What epoll does not take, a file or a folder, is always ready. */
+        res = (int)(events & (POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM));
+    else if (res == 0)
+        return;
+    soft_finish(s, request, res, 0);
+}
+
+/* ── an epoll instance of the program's ─────────────────────────────────────────────────────── */
+
+/* Takes what it has to tell now; a later call would tell of what has come meanwhile, too. */
+static void soft_take_events(softring *s, soft_request *request) {
+    struct epoll_event *events = (struct epoll_event *)(uintptr_t)request->sqe.addr;
+    int count = epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);
+
+    if (count != 0)
+        soft_finish(s, request, count < 0 ? -errno : count, 0);
+}
+
+static void soft_submit_epoll_wait(softring *s, soft_request *request) {
+    int res = soft_await(s, request, EPOLLIN);
+
+    if (res < 0)
+        soft_finish(s, request, res, 0);
+}
+
+/* ── both ways ──────────────────────────────────────────────────────────────────────────────── */
+
+/* Takes a submission; false if it is none of a socket, nor a poll. */
+bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
+    soft_request *request;
+
+    switch (sqe->opcode) {
+    case IORING_OP_SEND:
+    case IORING_OP_SENDMSG:
+        soft_submit_send(s, sqe);
+        return true;
+    case IORING_OP_RECV:
+    case IORING_OP_RECVMSG:
+    case IORING_OP_POLL_ADD:
+    case URING_OP_EPOLL_WAIT:
+        break;
+    default:
+        return false;
+    }
+    request = soft_new_request(s, sqe);
+    if (request == NULL) {
+        soft_post(s, sqe->user_data, -ENOMEM, 0);
+        return true;
+    }
+    if (sqe->opcode == IORING_OP_POLL_ADD) {
+        soft_submit_poll(s, request);
+    } else if (sqe->opcode == URING_OP_EPOLL_WAIT) {
+        soft_submit_epoll_wait(s, request);
+    } else {
+        soft_submit_receive(s, request);
+    }
+    return true;
+}
+
+/* Tries again what waits for *events*; returns whether there may be more to be had. */
+bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
+    soft_tries came_to = SOFT_GO_ON;
+    int count;
+
+    switch (request->sqe.opcode) {
+    case IORING_OP_RECV:
+    case IORING_OP_RECVMSG:
+        for (count = 0; came_to == SOFT_GO_ON && count < SOFT_RECEIVES_MAX; count++)
+            came_to = soft_receive(s, request);
+        return came_to == SOFT_GO_ON || came_to == SOFT_LATER;
+    case IORING_OP_SEND:
+    case IORING_OP_SENDMSG:
+        soft_send_on(s, request);
+        /* A simulated kernel had room left. */
+        return SOFT_SIMULATED;
+    case IORING_OP_POLL_ADD:
+        soft_poll(s, request, events);
+        return false;
+    case URING_OP_EPOLL_WAIT:
+        soft_take_events(s, request);
+        return false;
+    default:
+        soft_try_file(s, request);
+        return false;
+    }
+}

@@ -1,0 +1,300 @@
+/* Which descriptors a software ring waits for, by epoll.
+ *
+ * A request that is multishot keeps its descriptor registered, by level: a receive that leaves
+ * bytes, or has found no buffer, is told again. One-shot requests are registered for one event. A
+ * multishot poll is told of each arrival once, by edge, as the kernel's is; others on the same
+ * descriptor, if they leave something, have epoll look at it anew.
+ *
+ * epoll knows a descriptor by its file: a file that is closed has left, unless a copy of it lives
+ * on elsewhere. So whoever waits first for a number tells epoll anew, under a new generation, and
+ * the last that is cancelled has the entry deleted.
+ */
+#include "_softring/state.h"
+
+#include <fcntl.h>
+
+#include "_kernel/compat.h"
+
+/* Watches beyond the one at hand that the table has room for when it grows. */
+#define SOFT_WATCHES_ROOM 64
+/* In the events of the threads for files. */
+#define SOFT_POOL_DATA UINT64_MAX
+
+int soft_open_waits(softring *s) {
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    return s->epoll_fd < 0 ? -errno : 0;
+}
+
+void soft_close_waits(softring *s) {
+    if (s->epoll_fd >= 0)
+        close(s->epoll_fd);
+    free(s->watches);
+}
+
+static int soft_grow_watches(softring *s, int fd) {
+    int size = 2 * s->watches_size > fd + SOFT_WATCHES_ROOM ? 2 * s->watches_size
+                                                            : fd + SOFT_WATCHES_ROOM;
+    soft_watch *grown = realloc(s->watches, (size_t)size * sizeof(*grown));
+
+    if (grown == NULL)
+        return -ENOMEM;
+    memset(grown + s->watches_size, 0, (size_t)(size - s->watches_size) * sizeof(*grown));
+    s->watches = grown;
+    s->watches_size = size;
+    return 0;
+}
+
+/* The events and the mode that those who wait need. */
+static uint32_t soft_wanted(const soft_watch *watch) {
+    uint32_t events = 0, mode = watch->noisy ? EPOLLET : EPOLLONESHOT;
+    const soft_request *request;
+
+    for (request = watch->first; request != NULL; request = request->next) {
+        events |= request->events;
+        if (request->by_edge)
+            mode = EPOLLET;
+        else if (request->persistent && mode == EPOLLONESHOT)
+            mode = 0;
+    }
+    return events | mode;
+}
+
+/* Tells epoll what is waited for. It looks at the descriptor, and tells of what is there already.
+ * Returns 1 if the number belongs to another file now than those before have waited for. */
+static int soft_tell(softring *s, int fd, uint32_t wanted) {
+    soft_watch *watch = &s->watches[fd];
+    struct epoll_event event = {.events = wanted};
+    int first = watch->known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    bool other = false;
+    int res;
+
+    event.data.u64 = (uint64_t)watch->generation << 32 | (unsigned)fd;
+    res = epoll_ctl(s->epoll_fd, first, fd, &event);
+    if (res < 0 && errno == ENOENT) {
+        other = watch->registered != 0;
+        res = epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    } else if (res < 0 && errno == EEXIST) {
+        res = epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, fd, &event);
+    }
+    if (res < 0) {
+        watch->known = false;
+        watch->registered = 0;
+        /* There are too many entries: for the owners a matter of memory. */
+        return errno == ENOSPC ? -ENOMEM : -errno;
+    }
+    watch->known = true;
+    watch->registered = wanted;
+    return other;
+}
+
+/* Has *request* wait for *events* on its descriptor; 0, or -errno if that can not be. */
+int soft_await(softring *s, soft_request *request, uint32_t events) {
+    int fd = request->sqe.fd, res;
+    soft_watch *watch;
+
+    if (fd < 0)
+        return -EBADF;
+    if (fd >= s->watches_size && (res = soft_grow_watches(s, fd)) < 0)
+        return res;
+    watch = &s->watches[fd];
+    if (watch->first == NULL) {
+        watch->generation++;
+        watch->registered = 0;
+        watch->noisy = false;
+    }
+    request->events = events;
+    request->state = SOFT_WAITING;
+    request->previous = NULL;
+    request->next = watch->first;
+    if (request->next != NULL)
+        request->next->previous = request;
+    watch->first = request;
+    res = soft_tell(s, fd, soft_wanted(watch));
+    if (res < 0) {
+        soft_leave_watch(s, request);
+        return res;
+    }
+    /* Theirs was closed without a word, and they must not be told of this one. */
+    while (res > 0 && request->next != NULL)
+        soft_finish(s, request->next, -EBADF, 0);
+    return 0;
+}
+
+/* Takes a request from the list of those who wait; epoll is told later, if at all. */
+void soft_leave_watch(softring *s, soft_request *request) {
+    soft_watch *watch = &s->watches[request->sqe.fd];
+
+    if (request->previous != NULL)
+        request->previous->next = request->next;
+    else if (watch->first == request)
+        watch->first = request->next;
+    if (request->next != NULL)
+        request->next->previous = request->previous;
+    request->previous = request->next = NULL;
+    request->state = SOFT_NEW;
+}
+
+/* Has epoll forget a descriptor that nobody waits for any more: it is about to be closed, and what
+ * is open under other numbers, or in other processes, would go on telling. False if it can not. */
+bool soft_drop_watch(softring *s, int fd) {
+    soft_watch *watch = &s->watches[fd];
+    struct epoll_event event = {0};
+
+    if (watch->first != NULL || !watch->known)
+        return watch->first != NULL;
+    watch->known = false;
+    watch->registered = 0;
+    return epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fd, &event) == 0;
+}
+
+/* Tells epoll what those who wait for a descriptor need; those whose file has gone wait no more. */
+static void soft_tell_all(softring *s, int fd) {
+    soft_watch *watch = &s->watches[fd];
+    soft_request *request;
+    int res = soft_tell(s, fd, soft_wanted(watch));
+
+    if (res == 0)
+        return;
+    while ((request = watch->first) != NULL)
+        soft_finish(s, request, res < 0 ? res : -EBADF, 0);
+    soft_drop_watch(s, fd);
+}
+
+/* Whether what epoll knows will not do. A bit that nobody waits for costs something only when it is
+ * told of. */
+static bool soft_is_stale(uint32_t registered, uint32_t wanted, uint32_t events) {
+    return (registered ^ wanted) & (EPOLLET | EPOLLONESHOT) || wanted & ~registered ||
+           events & registered & ~wanted;
+}
+
+/* After an event: goes on waiting for what is still wanted, and no more for what is not. *left* is
+ * whether a try has left something in the descriptor. */
+static void soft_renew(softring *s, int fd, uint32_t events, bool left) {
+    soft_watch *watch = &s->watches[fd];
+    uint32_t wanted;
+
+    if (watch->first == NULL) {
+        /* One that was told of one event is silent; others would be told again and again. */
+        if (watch->registered & EPOLLONESHOT)
+            watch->registered = 0;
+        else if (!soft_drop_watch(s, fd))
+            s->haunted = true;
+        return;
+    }
+    if (events & (EPOLLERR | EPOLLHUP))
+        /* The queue of IP_RECVERR, for one, which no receive empties. */
+        watch->noisy = true;
+    wanted = soft_wanted(watch);
+    if (wanted & EPOLLONESHOT || (left && wanted & EPOLLET) ||
+        soft_is_stale(watch->registered, wanted, events))
+        soft_tell_all(s, fd);
+}
+
+static void soft_on_event(softring *s, const struct epoll_event *event) {
+    int fd = (int)(uint32_t)event->data.u64;
+    soft_watch *watch = &s->watches[fd];
+    soft_request *request, *next;
+    bool left = false;
+
+    if (watch->generation != event->data.u64 >> 32) {
+        s->haunted = true;
+        return;
+    }
+    for (request = watch->first; request != NULL; request = next) {
+        next = request->next;
+        if (!(event->events & (request->events | EPOLLERR | EPOLLHUP)))
+            continue;
+        left |= soft_fault(SOFT_FAULT_LATE) || soft_attempt(s, request, event->events);
+    }
+    soft_renew(s, fd, event->events, left);
+}
+
+static int soft_tell_doors(softring *s) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->bell_data};
+
+    if (s->doors_fd < 0)
+        return 0;
+    return epoll_ctl(s->doors_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
+}
+
+/* Begins anew with an epoll that knows only what is waited for. A file that was closed here behind
+ * our back, and lives on elsewhere, can not be named any more, and would be told of for ever. */
+static void soft_lay_ghosts(softring *s) {
+    int fresh = epoll_create1(EPOLL_CLOEXEC), fd;
+
+    s->haunted = false;
+    if (fresh < 0)
+        return;
+    /* Under its old number: whoever closes that of the ghost once more must not close this one. */
+    fd = dup3(fresh, s->epoll_fd, O_CLOEXEC);
+    close(fresh);
+    if (fd < 0)
+        return;
+    if (s->pool != NULL)
+        soft_watch_pool(s, s->pool->wake_fd);
+    soft_tell_doors(s);
+    for (fd = 0; fd < s->watches_size; fd++) {
+        s->watches[fd].known = false;
+        s->watches[fd].registered = 0;
+        if (s->watches[fd].first != NULL)
+            soft_tell_all(s, fd);
+    }
+}
+
+static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns) {
+    int count = uring_epoll_wait(s->epoll_fd, events, SOFT_EVENTS_MAX, timeout_ns);
+
+    return count < 0 ? -errno : count;
+}
+
+bool softring_fall_asleep(softring *s) {
+    if (s->pool == NULL)
+        return true;
+    atomic_store(&s->pool->sleeping, true);
+    /* What was done before a thread could see that we sleep. */
+    return !(__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN);
+}
+
+void softring_wake_up(softring *s) {
+    if (s->pool != NULL)
+        atomic_store(&s->pool->sleeping, false);
+}
+
+int softring_hang_bell(softring *s, int doors_fd, uint64_t data) {
+    s->doors_fd = doors_fd;
+    s->bell_data = data;
+    return soft_tell_doors(s);
+}
+
+/* Looks for events, and tries what waits for them; without, sleeps *timeout_ns* (-1: for ever). */
+int soft_look(softring *s, int64_t timeout_ns) {
+    struct epoll_event events[SOFT_EVENTS_MAX];
+    int count, i;
+
+    if (timeout_ns != 0 && !softring_fall_asleep(s))
+        timeout_ns = 0;
+    if (SOFT_SIMULATED)
+        timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, soft_is_busy(s->pool));
+    count = soft_wait(s, events, timeout_ns);
+    soft_shuffle(events, count);
+    softring_wake_up(s);
+    s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
+    if (s->quiet_looks)
+        s->last_look_ns = uring_clock_ns();
+    for (i = 0; i < count; i++)
+        if (events[i].data.u64 != SOFT_POOL_DATA)
+            soft_on_event(s, &events[i]);
+    if (s->haunted)
+        soft_lay_ghosts(s);
+    if (count == SOFT_EVENTS_MAX)
+        soft_call_again(s);
+    return count;
+}
+
+/* The eventfd by which the threads for files end a sleep: never read, told by edge. */
+int soft_watch_pool(softring *s, int fd) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+
+    event.data.u64 = SOFT_POOL_DATA;
+    return epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}

@@ -1,0 +1,1 @@
+"""TLS: records, asyncio's SSLProtocol on top of our transports."""

@@ -1,0 +1,65 @@
+"""TLS: the way of the bytes."""
+
+from uringloop._tls.records cimport Records, Scratch
+from uringloop._transport.writer cimport WriteSource, WriteTransport
+
+
+cdef class TLSCore(WriteSource):
+    # What the Python methods of SSLProtocol read and set, under names of theirs; those without
+    # the underscore by a property, because something follows from them.
+    cdef object sslobj                      # SSLObject
+    cdef object state                       # SSLProtocolState
+    cdef object transport                   # below; None before and after the connection
+    cdef object context                     # of the connection; None before it
+    cdef object incoming_high_water         # any number
+    cdef object outgoing_high_water         # any number
+    cdef public object _app_protocol
+    cdef public object _app_protocol_get_buffer
+    cdef public object _app_protocol_buffer_updated
+    cdef public object _write_backlog       # deque of what OpenSSL has not taken
+    cdef public Py_ssize_t _write_buffer_size
+    cdef public bint _app_protocol_is_buffer
+    cdef public bint _app_reading_paused
+    cdef public bint _ssl_reading_paused
+    cdef public bint _ssl_writing_paused
+    cdef public bint _app_writing_paused
+    # What follows.
+    cdef Records records                    # _incoming and _outgoing, and the way through
+    cdef WriteTransport writer              # transport, if it is one of ours
+    cdef bint is_open                       # the state is WRAPPED, and nothing is unusual
+    cdef bint opening                       # it is, and the first bytes wait for their callback
+    cdef bint first_read_scheduled          # that callback
+    cdef double reading_stops               # incoming_high_water
+    cdef double writing_stops               # outgoing_high_water
+    cdef list held                          # small writes of this turn, to share a record
+    cdef Py_ssize_t held_size               # their bytes
+
+    cdef int settle(self) except -1
+    cdef int receive(self, const char *data, Py_ssize_t size) except -1
+    cdef int fail_reading(self, object exc) except -1
+    cdef object within(self, method)
+    cdef int wait_for_program(self) except -1
+    cdef int end_opening(self) except -1
+    cdef bint is_closed_by_program(self) except -1
+    cdef int leave_run(self) except -1
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
+    cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
+    cdef int read_pending(self) except -1
+    cdef int deliver(self, bytes data) except -1
+    cdef int fill_app_buffer(self) except -1
+    cdef bint fill_until_paused(self) except -1
+    cdef int close_received(self) except -1
+    cdef int answer(self) except -1
+    cdef int control_reading(self) except -1
+    cdef int write(self, bytes data) except -1
+    cdef int hold(self, bytes data) except -1
+    cdef bytes take_held(self)
+    cdef int release(self) except -1
+    cdef int release_before(self, bytes data) except -1
+    cdef int write_now(self, bytes data) except -1
+    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
+    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1
+    cdef Py_ssize_t encrypt_lent(
+        self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1
+    cdef int send_records(self) except -1
+    cdef int control_writing(self) except -1

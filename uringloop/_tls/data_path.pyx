@@ -1,0 +1,520 @@
+"""TLS: the way of the bytes, from the receive buffer into OpenSSL, from OpenSSL into the object or
+the buffer that the program gets, and from `write` into records.
+
+`TLSCore` is what `ssl_protocol.pyx` puts in front of asyncio's SSLProtocol.
+
+The fields that both sides use are C's, under the names that the standard library's methods know
+them by. So it works only as long as those use the names that they used when this was written
+(`ssl_shape.pyx`). For whatever is unusual they run alone.
+"""
+
+import ssl
+import sys
+from asyncio import sslproto
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
+from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
+from uringloop._transport.stream_reader cimport feed, is_fed
+from uringloop._transport.transport cimport Transport
+from uringloop._transport.writer cimport WriteSource, WriteTransport
+
+
+# The plaintext of a record, of which OpenSSL encrypts one at a time.
+RECORD_MAX = 16 * 1024
+# Writes up to this size wait for the end of the turn, to share a record with others: a record
+# costs as much as encrypting 4 KiB.
+HELD_MAX = 4 * 1024
+# From this size on the transport sends at once, and so records may be sent from where they are.
+SCRATCH_MIN = 8 * 1024
+# Plaintext that becomes records there at a time: as much as asyncio reads at once.
+SCRATCH_MAX = 256 * 1024
+
+cdef Py_ssize_t RECORD = RECORD_MAX
+cdef Py_ssize_t HELD = HELD_MAX
+cdef Py_ssize_t SCRATCH_FROM = SCRATCH_MIN
+cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
+cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
+cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
+cdef str FAILED = "Fatal error on SSL protocol"
+# Whether the peer is told why its records are refused (gh-98078, Python 3.16).
+cdef bint sends_alerts = "SSLError" in sslproto.SSLProtocol._do_read.__code__.co_names
+
+
+cdef class TLSCore(WriteSource):
+    """What TLSProtocol adds to SSLProtocol, and the fields of it that both use."""
+
+    def __cinit__(self, *args, **options):
+        self.records = Records()
+        self.held = []
+
+    # ── the fields from which something follows ──────────────────────────────────────────────
+
+    cdef int settle(self) except -1:
+        """Find out whether the compiled way may be gone."""
+        self.records.look(self.sslobj)
+        self.is_open = self.state is WRAPPED and self.records.usual and not self.opening
+        return 0
+
+    @property
+    def _incoming(self):
+        return self.records.incoming
+
+    @_incoming.setter
+    def _incoming(self, bio):
+        self.records.incoming = bio
+        self.settle()
+
+    @property
+    def _outgoing(self):
+        return self.records.outgoing
+
+    @_outgoing.setter
+    def _outgoing(self, bio):
+        self.records.outgoing = bio
+        self.settle()
+
+    @property
+    def _sslobj(self):
+        return self.sslobj
+
+    @_sslobj.setter
+    def _sslobj(self, sslobj):
+        self.sslobj = sslobj
+        self.settle()
+
+    @property
+    def _state(self):
+        return self.state
+
+    @_state.setter
+    def _state(self, state):
+        if self.is_open and state is not WRAPPED:
+            # Before the end of the connection.
+            self.release()
+        self.opening = state is WRAPPED
+        self.state = state
+        self.settle()
+
+    @property
+    def _transport(self):
+        return self.transport
+
+    @_transport.setter
+    def _transport(self, transport):
+        self.transport = transport
+        if transport is not None:
+            self.context = context_of(transport)
+        self.writer = None
+        if isinstance(transport, WriteTransport) and hasattr(transport, "_start_tls_compatible"):
+            self.writer = transport
+
+    @property
+    def _incoming_high_water(self):
+        return self.incoming_high_water
+
+    @_incoming_high_water.setter
+    def _incoming_high_water(self, size):
+        self.incoming_high_water = size
+        self.reading_stops = min(size, sys.maxsize)
+
+    @property
+    def _outgoing_high_water(self):
+        return self.outgoing_high_water
+
+    @_outgoing_high_water.setter
+    def _outgoing_high_water(self, size):
+        self.outgoing_high_water = size
+        self.writing_stops = min(size, sys.maxsize)
+
+    # ── what SSLProtocol calls ───────────────────────────────────────────────────────────────
+
+    def buffer_updated(self, nbytes):
+        self.receive(PyByteArray_AS_STRING(self._ssl_buffer), nbytes)
+
+    def _do_read(self):
+        try:
+            if self.is_open:
+                self.read_pending()
+            elif self.opening:
+                self.wait_for_program()
+            elif self.state is FLUSHING and self.is_closed_by_program():
+                self._do_write()
+            else:
+                sslproto.SSLProtocol._do_read(self)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
+        except Exception as exc:
+            self.fail_reading(exc)
+
+    def eof_received(self):
+        if self.opening:
+            # In order with the first bytes.
+            self._loop.call_soon(self._end_received)
+            return True
+        return sslproto.SSLProtocol.eof_received(self)
+
+    def _end_received(self):
+        if self.transport is not None and not self.within(sslproto.SSLProtocol.eof_received):
+            self.transport.close()
+
+    def connection_lost(self, exc):
+        self.take_held()
+        sslproto.SSLProtocol.connection_lost(self, exc)
+
+    def _set_app_protocol(self, app_protocol):
+        sslproto.SSLProtocol._set_app_protocol(self, app_protocol)
+        if not hasattr(app_protocol, "data_received") and hasattr(app_protocol, "get_buffer"):
+            # By its methods, where asyncio could do nothing with it, as StreamTransport does.
+            self._app_protocol_get_buffer = app_protocol.get_buffer
+            self._app_protocol_buffer_updated = app_protocol.buffer_updated
+            self._app_protocol_is_buffer = True
+
+    def _write_appdata(self, list_of_data):
+        cdef bytes held = self.take_held()
+        if held is not None:
+            # In one go: the program may leave the run when it is told to pause.
+            list_of_data = [held, *list_of_data]
+        sslproto.SSLProtocol._write_appdata(self, list_of_data)
+
+    def _process_outgoing(self):
+        self.send_records()
+
+    def _get_write_buffer_size(self):
+        self.release()
+        return self.records.unsent() + self._write_buffer_size
+
+    def _get_read_buffer_size(self):
+        return self.records.unread()
+
+    def take_ahead(self, bytes data not None):
+        """Take bytes of the connection that came before it was this protocol's."""
+        self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef int fail_reading(self, object exc) except -1:
+        if sends_alerts and isinstance(exc, ssl.SSLError):
+            self._process_outgoing()
+        self._fatal_error(exc, FAILED)
+        return 0
+
+    # ── callbacks ────────────────────────────────────────────────────────────────────────────
+
+    cdef object within(self, method):
+        """Call a method of SSLProtocol in the context of the connection, as any callback of it."""
+        cdef PyObject *entered
+        if self.context is None:
+            return method(self)
+        entered = enter(self.context)
+        try:
+            return method(self)
+        finally:
+            leave(self.context, entered)
+
+    cdef int wait_for_program(self) except -1:
+        """Let whoever waits for the handshake have the connection before its first byte."""
+        self.send_records()
+        if not self.first_read_scheduled:
+            self.first_read_scheduled = True
+            self._loop.call_soon(self._go_on)
+        return 0
+
+    cdef int end_opening(self) except -1:
+        if self.opening:
+            self.opening = False
+            self.settle()
+        return 0
+
+    cdef bint is_closed_by_program(self) except -1:
+        return self._app_transport is None or self._app_transport._closed
+
+    cdef int leave_run(self) except -1:
+        """The program leaves the run out of a method of its protocol: the next run goes on."""
+        if self.state is WRAPPED:
+            # The method may be connection_made, and somebody waits for the connection.
+            self._loop.call_soon(self._wakeup_waiter)
+        if not self._app_reading_paused:
+            # asyncio looks at everything anew when reading is resumed.
+            self._app_reading_paused = True
+            self._resume_reading()
+        return 0
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────
+
+    cdef int receive(self, const char *data, Py_ssize_t size) except -1:
+        """Do what get_buffer and buffer_updated do with *size* bytes of the connection."""
+        if self.is_open:
+            try:
+                self.receive_open(data, size)
+            except (KeyboardInterrupt, SystemExit):
+                self.leave_run()
+                raise
+            except Exception as exc:
+                self.fail_reading(exc)
+        else:
+            self.receive_unopened(data, size)
+        return 0
+
+    cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1:
+        self.records.take_in_all(data, size)
+        try:
+            # Of nothing: the bytes are there.
+            sslproto.SSLProtocol.buffer_updated(self, 0)
+        except (KeyboardInterrupt, SystemExit):
+            self.leave_run()
+            raise
+        return 0
+
+    cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
+        if self._app_reading_paused or self._app_protocol_is_buffer:
+            self.records.take_in_all(data, size)
+            return self.read_pending()
+        self.deliver(self.records.decrypt(data, size))
+        self.answer()
+        return self.control_reading()
+
+    cdef int read_pending(self) except -1:
+        """Do what SSLProtocol._do_read does while the connection is open."""
+        if not self._app_reading_paused:
+            if self._app_protocol_is_buffer:
+                self.fill_app_buffer()
+            else:
+                self.deliver(self.records.decrypt_pending())
+            self.answer()
+        return self.control_reading()
+
+    cdef int deliver(self, bytes data) except -1:
+        """Hand over what has been decrypted, in one piece."""
+        cdef object app_protocol = self._app_protocol
+        if data is not None and not (is_fed(app_protocol) and feed(
+                app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
+            app_protocol.data_received(data)
+        if self.records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef int fill_app_buffer(self) except -1:
+        """Decrypt into the buffer of a BufferedProtocol, as often in a turn as asyncio: once."""
+        cdef Records records = self.records
+        cdef Py_buffer view
+        cdef Py_ssize_t filled
+        cdef object buffer
+        if not records.has_more():
+            records.unsure = records.framer.broken
+            if records.peer_closed and self.is_open:
+                self.close_received()
+            return 0
+        buffer = self._app_protocol_get_buffer(records.unread())
+        try:
+            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+        except (BufferError, TypeError):
+            # OpenSSL's object has words of its own for that.
+            records.engine.read(len(buffer), buffer)
+            raise
+        try:
+            filled = records.fill(<char*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+        # Released, so that the protocol may resize it now.
+        del buffer
+        if records.unsure:
+            self._loop.call_soon(self._go_on)
+        if filled:
+            self._app_protocol_buffer_updated(filled)
+        if records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef bint fill_until_paused(self) except -1:
+        """Hand a BufferedProtocol all that is there; False if it has paused before the end."""
+        cdef Records records = self.records
+        cdef Py_ssize_t before = -1
+        while records.has_more() and records.left() != before:
+            if self._app_reading_paused:
+                return self._app_transport._closed
+            before = records.left()
+            self._do_read()
+        return True
+
+    cdef int close_received(self) except -1:
+        """The peer has said that no more comes."""
+        self._call_eof_received()
+        self._start_shutdown()
+        return 0
+
+    cdef int answer(self) except -1:
+        """Send what waited for a read, or what a read has brought about."""
+        if self._write_backlog:
+            self._do_write()
+        else:
+            self.send_records()
+        return 0
+
+    cdef int control_reading(self) except -1:
+        """Stop the transport if too much is unread, or let it go on."""
+        cdef Py_ssize_t size = self.records.unread() if self.records.unsure else 0
+        if size >= self.reading_stops or self._ssl_reading_paused:
+            self._control_ssl_reading()
+        return 0
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────
+
+    cdef int write(self, bytes data) except -1:
+        """Do what SSLProtocol._write_appdata does while the connection is open."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if self.held_size and self.held_size + size > RECORD:
+            self.release_before(data)
+        if (size <= HELD and self.writer is not None and not self._ssl_writing_paused
+                and not self._app_writing_paused and self.writing_stops > 0):
+            return self.hold(data)
+        if self.held_size:
+            self.held.append(data)
+            data = self.take_held()
+        return self.write_now(data)
+
+    cdef int hold(self, bytes data) except -1:
+        """Keep a write for the end of the turn."""
+        self.held.append(data)
+        self.held_size += PyBytes_GET_SIZE(data)
+        return self.writer.expect(self, PyBytes_GET_SIZE(data))
+
+    cdef bytes take_held(self):
+        """Return what has been held, in one piece; None if there is nothing."""
+        cdef bytes data
+        if not self.held_size:
+            return None
+        data = self.held[0] if len(self.held) == 1 else b"".join(self.held)
+        self.held.clear()
+        self.held_size = 0
+        return data
+
+    cdef int release(self) except -1:
+        """Write what has been held: it may not wait any longer."""
+        cdef bytes data = self.take_held()
+        if data is not None:
+            self.write_now(data)
+        return 0
+
+    cdef int release_before(self, bytes data) except -1:
+        """Write what has been held, and *data* too if the program leaves the run meanwhile."""
+        try:
+            self.release()
+        except (KeyboardInterrupt, SystemExit):
+            self._write_appdata((data,))
+            raise
+        return 0
+
+    cdef bytes give(self):
+        """Return the record of what has been held."""
+        cdef bytes data = self.take_held()
+        cdef Py_ssize_t done
+        if data is None or not self.is_open:
+            return None
+        try:
+            done = self.records.encrypt(data)
+            if done == PyBytes_GET_SIZE(data) and not self._ssl_writing_paused:
+                return self.records.take_out()
+            self.write_rest(data, done)
+        except Exception as exc:
+            self._fatal_error(exc, FAILED)
+        return None
+
+    cdef int write_now(self, bytes data) except -1:
+        """Encrypt *data*, and hand it to the transport."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t done = 0
+        try:
+            if size < SCRATCH_FROM:
+                done = self.records.encrypt(data)
+            if done < size:
+                self.write_rest(data, done)
+            else:
+                self.send_records()
+        except Exception as exc:
+            self._fatal_error(exc, FAILED)
+        return 0
+
+    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
+        """Encrypt what is left of *data*, and send it."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef list pieces = []
+        cdef Scratch scratch = None
+        if (self.writer is not None and self.is_open and not self._ssl_writing_paused
+                and not self.records.unsent()):
+            scratch = take_scratch()
+        if scratch is None:
+            done = self.encrypt_each(data, done, pieces)
+        else:
+            try:
+                done = self.encrypt_lent(scratch, data, done, pieces)
+            finally:
+                give_scratch(scratch)
+        if done < size:
+            self._write_backlog.append(data[done:])
+            self._write_buffer_size += size - done
+        if pieces:
+            # In one go, for we are told to pause when the socket does not take all of it.
+            if self.writer is not None:
+                self.writer.put_all(pieces)
+            else:
+                self.transport.write(b"".join(pieces))
+        return self.control_writing()
+
+    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
+        """Encrypt one record after the other: they pass through the same memory."""
+        cdef Records records = self.records
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t count = 1
+        while done < size and count:
+            count = records.encrypt_from(PyBytes_AS_STRING(data) + done, min(size - done, RECORD))
+            done += count
+            if count and not self._ssl_writing_paused:
+                pieces.append(records.take_out())
+        return done
+
+    cdef Py_ssize_t encrypt_lent(
+            self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1:
+        """Encrypt to *scratch* and send from there; what the socket does not take are *pieces*."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t taken
+        cdef Py_ssize_t count = 1
+        while done < size and count:
+            count = self.records.encrypt_to(
+                scratch, PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_UP_TO))
+            done += count
+            taken = 0 if pieces else self.writer.send_memory(scratch.start, scratch.size)
+            if taken < scratch.size:
+                pieces.append(scratch.rest(taken))
+        return done
+
+    cdef int send_records(self) except -1:
+        """Do what SSLProtocol._process_outgoing does."""
+        if not self._ssl_writing_paused and self.records.unsent():
+            if self.writer is not None:
+                self.writer.put(self.records.take_out())
+            else:
+                self.transport.write(self.records.take_out())
+        return self.control_writing()
+
+    cdef int control_writing(self) except -1:
+        """Have the program pause its writing, or go on."""
+        cdef Py_ssize_t size = self._write_buffer_size
+        if self._ssl_writing_paused:
+            size += self.records.unsent()
+        if size >= self.writing_stops or self._app_writing_paused:
+            self._control_app_writing()
+        return 0
+
+
+cdef object context_of(object transport):
+    """Return the context that the callbacks of *transport*'s protocol run in."""
+    if isinstance(transport, Transport):
+        return (<Transport>transport).context
+    protocol = getattr(transport, "_ssl_protocol", None)
+    if isinstance(protocol, TLSCore) and (<TLSCore>protocol).context is not None:
+        return (<TLSCore>protocol).context
+    return PyContext_CopyCurrent()

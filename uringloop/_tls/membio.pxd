@@ -1,0 +1,16 @@
+"""MemoryBIOs of the `ssl` module with other memory in them (membio.h)."""
+
+
+cdef extern from "_tls/membio.h":
+    ctypedef struct membio_memory:
+        size_t length
+        char *data
+        size_t max
+        unsigned long flags
+
+    bint membio_find(object type, const char *path)
+    Py_ssize_t membio_pending(object bio)
+    Py_ssize_t membio_unread(object bio, char **start)
+    membio_memory *membio_memory_of(object bio)
+    membio_memory *membio_lend(object bio, membio_memory *lent)
+    void membio_return(object bio, membio_memory *own)

@@ -1,0 +1,81 @@
+"""TLS records, in and out of OpenSSL as the `ssl` module shows it."""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._tls.membio cimport membio_memory
+
+
+@cython.final
+cdef class RecordFramer:
+    cdef unsigned char header[5]
+    cdef Py_ssize_t tail        # bytes seen of the record that is not complete
+    cdef bint broken            # what came is no sequence of records: nothing is known any more
+
+    cdef Py_ssize_t end_of_record(self, const char *data, Py_ssize_t size) noexcept
+
+
+@cython.final
+cdef class Window:
+    cdef char *start            # borrowed: set before each call, of no meaning after it
+    cdef Py_ssize_t size
+    cdef bint readonly
+
+    cdef void show(self, const char *start, Py_ssize_t size) noexcept
+    cdef void lend(self, char *start, Py_ssize_t size) noexcept
+
+
+@cython.final
+cdef class Scratch:
+    cdef object bio             # owns `memory`, and has no other use
+    cdef membio_memory *memory  # lent to one connection's BIO at a time
+    cdef char *start            # into it, at the records of the last call
+    cdef Py_ssize_t size        # of these
+
+    cdef bytes rest(self, Py_ssize_t offset)
+
+
+@cython.final
+cdef class Records:
+    cdef object incoming        # MemoryBIO: records from the peer
+    cdef object outgoing        # MemoryBIO: records for the peer
+    cdef object engine          # the _SSLSocket between them; None if it is another
+    cdef bint usual             # all three are exactly what they are called here
+    cdef RecordFramer framer    # of what went into `incoming`
+    cdef Window window          # lent to one call at a time
+    cdef bint unsure            # whole records, or plaintext, may be left unread
+    cdef bint peer_closed       # a read has met close_notify
+    cdef membio_memory lent     # what `incoming` reads in place of its own memory
+    cdef membio_memory *own     # the BIO's own meanwhile; else NULL
+
+    cdef int look(self, object sslobj) except -1
+    cdef int take_in(self, const char *data, Py_ssize_t size) except -1
+    cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t unread(self) except -1
+    cdef Py_ssize_t left(self) except -1
+    cdef bint has_more(self) except -1
+    cdef bytes decrypt(self, const char *data, Py_ssize_t size)
+    cdef bytes decrypt_one(self, Py_ssize_t room)
+    cdef bytes decrypt_several(
+        self, const char *data, Py_ssize_t size, Py_ssize_t end, Py_ssize_t room)
+    cdef Py_ssize_t last_end(self, const char *data, Py_ssize_t size, Py_ssize_t end) noexcept
+    cdef Py_ssize_t decrypt_lent(
+        self, const char *data, Py_ssize_t size, char *start, Py_ssize_t room) except -1
+    cdef int lend(self, const char *data, Py_ssize_t size) except -1
+    cdef int take_back(self) except -1
+    cdef int check_not_lent(self) except -1
+    cdef bytes decrypt_pending(self)
+    cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1
+    cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1
+    cdef Py_ssize_t encrypt(self, bytes data) except -1
+    cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t encrypt_to(self, Scratch scratch, const char *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t unsent(self) except -1
+    cdef bytes take_out(self)
+
+
+cdef Scratch take_scratch()
+cdef int give_scratch(Scratch scratch) except -1
+cdef Py_ssize_t pending(object bio) except -1
+cdef PyObject *called(object method, object target, PyObject *argument) except? NULL
+cdef int forgive() except -1

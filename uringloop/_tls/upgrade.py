@@ -1,0 +1,173 @@
+"""TLS on a stream: an SSLProtocol, which speaks to our transport like any protocol.
+
+Nothing here touches a socket. The SSLProtocol holds the records that are incomplete; what it
+hands to the program is a transport of its own, on top of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uringloop._tls import data_path, ssl_protocol
+
+# A newer asyncio moves what a StreamReader already holds into TLS; with an older one it stays where
+# it is, for the program to find.
+MOVES_READ_AHEAD = "_incoming" in asyncio.BaseEventLoop.start_tls.__code__.co_names
+
+if TYPE_CHECKING:
+    from uringloop._loop.base import RunningLoop
+
+
+class Options:
+    """What a connection or a server was asked to do about TLS."""
+
+    # Written out: making a dataclass takes as long as importing all that is compiled here.
+    def __init__(
+        self,
+        context: ssl.SSLContext | None,
+        server_side: bool,
+        server_hostname: str | None = None,
+        handshake_timeout: float | None = None,
+        shutdown_timeout: float | None = None,
+    ) -> None:
+        self.context = context
+        self.server_side = server_side
+        self.server_hostname = server_hostname
+        self.handshake_timeout = handshake_timeout
+        self.shutdown_timeout = shutdown_timeout
+
+
+def options(
+    argument: ssl.SSLContext | bool | None,
+    *,
+    server_side: bool,
+    server_hostname: str | None = None,
+    handshake_timeout: float | None = None,
+    shutdown_timeout: float | None = None,
+) -> Options | None:
+    """Return the Options that an `ssl` argument stands for; None for a plain connection."""
+    if not argument:
+        return None
+    # True stands for a default context, which asyncio makes for the host.
+    context = None if isinstance(argument, bool) else argument
+    return Options(context, server_side, server_hostname, handshake_timeout, shutdown_timeout)
+
+
+def wrap(
+    loop: RunningLoop,
+    protocol: asyncio.BaseProtocol,
+    wanted: Options,
+    waiter: asyncio.Future[None],
+    *,
+    call_connection_made: bool = True,
+) -> SSLProtocol:
+    """Return the protocol that does TLS for *protocol*; *waiter* is told of the handshake's end."""
+    return ssl_protocol.new_protocol(
+        loop,
+        protocol,
+        wanted.context,  # None makes a default one
+        waiter,
+        wanted.server_side,
+        wanted.server_hostname,
+        call_connection_made,
+        ssl_handshake_timeout=wanted.handshake_timeout,
+        ssl_shutdown_timeout=wanted.shutdown_timeout,
+    )
+
+
+def app_transport(protocol: SSLProtocol) -> asyncio.Transport:
+    """Return the transport on which the program's protocol works."""
+    transport: asyncio.Transport = protocol._app_transport
+    return transport
+
+
+def server_factory(
+    loop: RunningLoop,
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    wanted: Options,
+) -> Callable[[], asyncio.BaseProtocol]:
+    """Return the factory for a server's connections; a failed handshake ends one of them."""
+
+    def make() -> asyncio.BaseProtocol:
+        protocol = protocol_factory()
+        waiter = loop.create_future()
+        wrapped = wrap(loop, protocol, wanted, waiter)
+        transport = app_transport(wrapped)
+
+        def handshake_ended(waiter: asyncio.Future[None]) -> None:
+            if waiter.cancelled() or waiter.exception() is None:
+                return
+            # The SSLProtocol has closed the connection; only debug mode wants to know.
+            if loop.get_debug():
+                loop.call_exception_handler(
+                    {
+                        "message": "Error on transport creation for incoming connection",
+                        "exception": waiter.exception(),
+                        "protocol": protocol,
+                        "transport": transport,
+                    }
+                )
+            transport.close()
+
+        waiter.add_done_callback(handshake_ended)
+        return wrapped
+
+    return make
+
+
+# ── in mid-stream ────────────────────────────────────────────────────────────────────────────
+
+
+async def start(
+    loop: RunningLoop,
+    transport: asyncio.BaseTransport,
+    protocol: asyncio.BaseProtocol,
+    wanted: Options,
+) -> asyncio.Transport:
+    """Put TLS between *transport* and *protocol*, which has a connection already."""
+    if not isinstance(wanted.context, ssl.SSLContext):
+        raise TypeError(
+            f"sslcontext is expected to be an instance of ssl.SSLContext, got {wanted.context!r}"
+        )
+    if not getattr(transport, "_start_tls_compatible", False):
+        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+    assert isinstance(transport, asyncio.Transport)
+    waiter = loop.create_future()
+    secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
+    # Until it has heard of its connection it may not hear of any bytes.
+    transport.pause_reading()
+    if MOVES_READ_AHEAD and wanted.server_side:
+        move_read_ahead(protocol, secured)
+    transport.set_protocol(secured)
+    steps = (
+        loop.call_soon(secured.connection_made, transport),
+        loop.call_soon(transport.resume_reading),
+    )
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        for step in steps:
+            step.cancel()
+        raise
+    finally:
+        # Its exception refers to this frame.
+        del waiter
+    return app_transport(secured)
+
+
+def move_read_ahead(protocol: asyncio.BaseProtocol, secured: SSLProtocol) -> None:
+    """Take what a client has sent ahead out of the StreamReader, where it would pass for plain."""
+    reader = getattr(protocol, "_stream_reader", None)
+    if not isinstance(protocol, asyncio.StreamReaderProtocol) or reader is None:
+        return
+    if reader._buffer:
+        if isinstance(secured, data_path.TLSCore):
+            secured.take_ahead(bytes(reader._buffer))
+        else:
+            secured._incoming.write(reader._buffer)  # type: ignore[attr-defined]
+        reader._buffer.clear()

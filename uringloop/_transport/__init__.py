@@ -1,0 +1,1 @@
+"""What all transports have in common: pausing, flow control, writing, the end."""

@@ -1,0 +1,28 @@
+"""Addresses of IPv4 and IPv6, as the kernel has them and as Python has them."""
+
+cimport cython
+
+from uringloop._kernel.uring cimport sockaddr_in6
+
+
+@cython.final
+cdef class NearEnd:
+    cdef object family          # of the socket, as socket.socket takes them
+    cdef object type
+    cdef object proto
+    cdef sockaddr_in6 name      # or a sockaddr_in
+    cdef unsigned int size      # of the name; 0 for none
+    cdef object address         # the same as Python's; None before the first need
+
+    cdef bint is_named(self, const sockaddr_in6 *name, unsigned int size) noexcept
+    cdef NearEnd renamed(self, const sockaddr_in6 *name, unsigned int size)
+    cdef object sockname(self)
+
+
+cdef object python_address(const sockaddr_in6 *name)
+
+
+cdef object known_address(const sockaddr_in6 *name, unsigned int size)
+
+
+cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept

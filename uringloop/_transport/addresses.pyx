@@ -1,0 +1,155 @@
+"""Addresses of IPv4 and IPv6, as the kernel has them and as Python has them.
+
+The kernel's form is kept in place of Python's where most programs never ask: it is 28 bytes
+instead of some 180, and costs no objects. Nothing here touches a socket.
+
+The addresses that datagrams came from lately are kept in both forms, for all loops of the process:
+the same sender costs no new tuple, and an answer to it is not parsed. Whoever holds the GIL may
+call.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.stdint cimport uint32_t, uintptr_t
+from libc.string cimport memcmp, memcpy, memset
+
+from uringloop._kernel.uring cimport (
+    AF_INET,
+    AF_INET6,
+    inet_ntop,
+    ntohl,
+    ntohs,
+    sockaddr_in,
+    sockaddr_in6,
+)
+
+
+cdef enum:
+    # Senders that are kept, a power of two; 40 KiB, of which few touch more than a part.
+    KNOWN_MAX = 1024
+
+cdef struct Known:
+    sockaddr_in6 name
+    unsigned int size
+    PyObject *address       # owned; NULL where there is none yet
+
+cdef Known known[KNOWN_MAX]
+# The place of an address, found by where its tuple lies in memory: a guess.
+cdef unsigned short places[KNOWN_MAX]
+
+
+@cython.final
+cdef class NearEnd:
+    """What the connections of a listening socket have in common: their kind and their name.
+
+    Accepted by the same socket most of them have the same name, and share this object.
+    """
+
+    def __cinit__(self, family, type, proto):
+        self.family = family
+        self.type = type
+        self.proto = proto
+        memset(&self.name, 0, sizeof(self.name))
+
+    cdef bint is_named(self, const sockaddr_in6 *name, unsigned int size) noexcept:
+        return size == self.size and memcmp(name, &self.name, size) == 0
+
+    cdef NearEnd renamed(self, const sockaddr_in6 *name, unsigned int size):
+        cdef NearEnd other = NearEnd(self.family, self.type, self.proto)
+        memcpy(&other.name, name, size)
+        other.size = size
+        return other
+
+    cdef object sockname(self):
+        """Return what getsockname would; None if it failed."""
+        if self.address is None:
+            self.address = python_address(&self.name)
+        return self.address
+
+
+# ── the senders of late ──────────────────────────────────────────────────────────────────────
+
+
+cdef object known_address(const sockaddr_in6 *name, unsigned int size):
+    """Return Python's form of a name: the same object for the same name, while it is kept."""
+    cdef Known *entry = &known[place_of_name(name)]
+    cdef object address
+    if size == entry.size and memcmp(name, &entry.name, size) == 0:
+        return <object>entry.address
+    address = python_address(name)
+    if size <= sizeof(entry.name):
+        Py_INCREF(address)
+        Py_XDECREF(entry.address)
+        entry.address = <PyObject*>address
+        entry.size = size
+        memcpy(&entry.name, name, size)
+        places[place_of_object(address)] = entry - known
+    return address
+
+
+cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept:
+    """Return the kernel's form of an object that `known_address` gave; NULL if it is not kept.
+
+    A tuple can not change, and while it is kept no other object can be in its place.
+    """
+    cdef Known *entry = &known[places[place_of_object(address)]]
+    if entry.address != <PyObject*>address:
+        return NULL
+    size[0] = entry.size
+    return &entry.name
+
+
+cdef unsigned int place_of_name(const sockaddr_in6 *name) noexcept:
+    """Ports in a row, and hosts in a row, have places of their own."""
+    cdef const uint32_t *words = <const uint32_t*>name
+    cdef uint32_t mixed = ntohs(name.sin6_port)
+    if name.sin6_family == AF_INET:
+        mixed += ntohl(words[1]) * 31
+    else:
+        mixed += ntohl(words[2] ^ words[3] ^ words[4] ^ words[5]) * 31
+    return (mixed ^ (mixed >> 10)) & (KNOWN_MAX - 1)
+
+
+cdef unsigned int place_of_object(object address) noexcept:
+    # Tuples of the allocator lie 16 bytes apart at least.
+    cdef uintptr_t where = <uintptr_t><PyObject*>address >> 4
+    return (where ^ (where >> 10)) & (KNOWN_MAX - 1)
+
+
+# ── Python's form ────────────────────────────────────────────────────────────────────────────
+
+
+cdef object python_address(const sockaddr_in6 *name):
+    """Return what the socket module makes of a name; None if there is none."""
+    cdef char text[64]
+    if name.sin6_family == AF_INET:
+        return four_numbers(<const sockaddr_in*>name), ntohs(name.sin6_port)
+    if name.sin6_family != AF_INET6:
+        return None
+    inet_ntop(AF_INET6, &name.sin6_addr, text, sizeof(text))
+    return (
+        text.decode("ascii"), ntohs(name.sin6_port), ntohl(name.sin6_flowinfo),
+        name.sin6_scope_id)
+
+
+cdef str four_numbers(const sockaddr_in *name):
+    """Write an IPv4 address: inet_ntop does so by way of printf, which takes four times as long."""
+    cdef const unsigned char *numbers = <const unsigned char*>&name.sin_addr
+    cdef char text[16]
+    cdef int length = 0
+    cdef int index
+    cdef unsigned char number
+    for index in range(4):
+        number = numbers[index]
+        if number >= 100:
+            text[length] = 48 + number // 100
+            length += 1
+        if number >= 10:
+            text[length] = 48 + number // 10 % 10
+            length += 1
+        text[length] = 48 + number % 10
+        # The last dot is cut off.
+        text[length + 1] = 46
+        length += 2
+    return text[:length - 1].decode("ascii")

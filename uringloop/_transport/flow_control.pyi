@@ -1,0 +1,14 @@
+"""Flow control: when a protocol is told to pause writing, and to resume."""
+
+from typing_extensions import disjoint_base
+
+from uringloop._transport.pausing import ReadTransport
+
+HIGH_WATER: int
+
+@disjoint_base
+class FlowControl(ReadTransport):
+    @property
+    def _protocol_paused(self) -> bool: ...
+    def get_write_buffer_limits(self) -> tuple[int, int]: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...

@@ -1,0 +1,60 @@
+"""Bytes objects that nobody holds any more, for the next messages of their size.
+
+Python's own allocator is quick up to 512 bytes and malloc to about 1,000; beyond that it looks for
+room, and joins what is given back with its neighbours. A server gets messages of few sizes, one
+after the other: for those the object is simply used again. (Echo of 1,000 bytes and of 10 KB, 50
+clients: 2 to 4 % less processor time.) An object is offered by who may hold the last reference; as
+long as it is on a shelf, the shelf holds the only one, so that nobody can see it change.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+
+from uringloop._cpython.pyapi cimport PyBytes_New, Py_DECREF_owned, Py_REFCNT, forget_hash
+
+
+cdef enum:
+    # 16 sizes, and of each as many as a batch of completions brings, but at most 256 KiB.
+    SHELVES = 16
+    SHELF_ROOM = 24
+    SHELF_BYTES = 256 * 1024
+
+
+cdef struct Shelf:
+    Py_ssize_t size              # of all that are here
+    int count
+    PyObject *items[SHELF_ROOM]  # owned
+
+
+# Of the process; changed under the GIL only.
+cdef Shelf shelves[SHELVES]
+
+
+cdef inline Shelf *shelf_of(Py_ssize_t size) noexcept:
+    return &shelves[(size ^ size >> 4) & (SHELVES - 1)]
+
+
+cdef PyObject *from_shelf(Py_ssize_t size) except NULL:
+    cdef Shelf *shelf = shelf_of(size)
+    if size != shelf.size or not shelf.count:
+        return PyBytes_New(NULL, size)
+    shelf.count -= 1
+    forget_hash(shelf.items[shelf.count])
+    return shelf.items[shelf.count]
+
+
+cdef void to_shelf(bytes data, Py_ssize_t size) noexcept:
+    cdef Shelf *shelf
+    if Py_REFCNT(<PyObject*>data) != 1:
+        return
+    shelf = shelf_of(size)
+    if shelf.size != size:
+        # Sizes change: the new one has the shelf.
+        while shelf.count:
+            shelf.count -= 1
+            Py_DECREF_owned(shelf.items[shelf.count])
+        shelf.size = size
+    if shelf.count < SHELF_ROOM and (shelf.count + 1) * size <= SHELF_BYTES:
+        Py_INCREF(data)
+        shelf.items[shelf.count] = <PyObject*>data
+        shelf.count += 1

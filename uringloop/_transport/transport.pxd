@@ -1,0 +1,63 @@
+"""What every transport has: a protocol, a socket, an end."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t
+
+from uringloop._turn.turn cimport Flushable, LoopCore
+
+
+cdef class Connections:
+    cdef LoopCore loop
+    cdef readonly Py_ssize_t count  # of the transports that belong to it
+    cdef object when_none       # called when the last one has ended; None once the server has
+
+    cdef int attach(self, Transport transport) except -1
+    cdef int detach(self) except -1
+
+
+cdef class Transport(Flushable):
+    cdef LoopCore loop
+    cdef object protocol        # None after connection_lost
+    cdef object context         # every callback of the protocol runs in it
+    cdef object sock            # or a pipe's file, that owns fd; None before first need and at last
+    cdef int fd                 # -1 once closed
+    cdef Connections server     # that it belongs to; None for a client or once detached
+    cdef dict extra             # what get_extra_info tells; None before somebody asks
+    cdef bint closing           # no more reading; set by close, abort and every fatal error
+    cdef int lost               # grows once the end is scheduled; counts writes after it
+    cdef bint ended             # connection_lost has been called
+    cdef dict __dict__          # programs and tests put things on transports, as on asyncio's
+    cdef object __weakref__
+
+    cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1
+    cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1
+    cdef object need_socket(self)
+    cdef dict need_extra(self)
+    cdef dict make_extra(self)
+    cdef int begin(self, object waiter) except -1
+    cdef PyObject *call(self, object method, PyObject *argument) noexcept
+    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
+    cdef PyObject *call_nested(
+        self, object method, PyObject *const *arguments, size_t count) noexcept
+    cdef int warn_slow(self, int64_t began, object method) noexcept
+    cdef int call_failed(self, str message, bint fatal) except -1
+    cdef int report(self, str message, object exc) except -1
+    cdef int fatal_error(self, object exc, str message) except -1
+    cdef int check_thread(self) except -1
+    cdef int force_close(self, object exc) except -1
+    cdef int schedule_end(self, object exc) except -1
+    cdef int release(self) except -1
+    cdef int take_ends(self) except -1
+    cdef bint busy(self) noexcept
+    cdef int stop_operations(self) except -1
+
+
+cdef dict socket_extra(object sock, object peername)
+
+
+cdef inline object own(PyObject *result):
+    """Take over a new reference that C gave."""
+    cdef object taken = <object>result
+    Py_DECREF(taken)
+    return taken

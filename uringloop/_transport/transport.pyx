@@ -1,0 +1,367 @@
+"""What every transport has: a protocol, a socket, an end.
+
+The end comes in this order, whoever asks for it: operations are cancelled; connection_lost is
+called in a turn of its own; the socket is closed when the kernel holds no operation on it any
+more. Closing it earlier would send no FIN and free no port, for an operation in flight keeps
+the file open.
+"""
+
+import warnings
+from asyncio import transports, trsock
+from asyncio.log import logger
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
+from uringloop._cpython.pyapi cimport (
+    PyContext_CopyCurrent,
+    PyContext_Exit,
+    PyContext_TryEnter,
+    PyObject_CallMethodNoArgs,
+    PyObject_CallMethodOneArg,
+    PyObject_VectorcallMethod,
+    enter,
+    enter_nested,
+    leave,
+    leave_nested,
+    raise_pending,
+    set_pending,
+    take_pending,
+)
+from uringloop._kernel.uring cimport close, uring_clock_ns
+from uringloop._transport.stream_reader cimport lose
+from uringloop._turn.turn cimport Flushable, LoopCore
+
+
+# A subclass of asyncio.Transport: what asyncio's own sendfile() asks for.
+cdef object STREAM_CLASS = transports._FlowControlMixin
+# At the interpreter's end too: the names of modules are gone then.
+cdef object warn = warnings.warn
+
+
+cdef class Connections:
+    """The open connections of a server: how many there are, and where to find them."""
+
+    def __cinit__(self, LoopCore loop not None, when_none):
+        self.loop = loop
+        self.when_none = when_none
+
+    cdef int attach(self, Transport transport) except -1:
+        transport.server = self
+        self.count += 1
+        return 0
+
+    cdef int detach(self) except -1:
+        self.count -= 1
+        if self.count == 0 and self.when_none is not None:
+            self.when_none()
+        return 0
+
+    def end(self):
+        """Call nothing any more: the server is closed, and nobody waits for its end."""
+        self.when_none = None
+
+    def transports(self):
+        """Return the transports, without a registry of their own: few servers are ever asked."""
+        cdef list found = []
+        cdef Transport transport
+        cdef int fd
+        for fd in range(self.loop.owners.size):
+            if self.loop.owners.table[fd] != NULL:
+                transport = <Transport>self.loop.owners.table[fd]
+                if transport.server is self:
+                    found.append(transport)
+        return found
+
+
+cdef class Transport(Flushable):
+
+    def __cinit__(self, *args, **kwargs):
+        self.fd = -1
+
+    def __init__(self, *args, **kwargs):
+        # The loop makes them, and calls no __init__.
+        raise TypeError(f"cannot create '{type(self).__name__}' instances")
+
+    # ── the beginning ────────────────────────────────────────────────────────────────────────
+
+    cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1:
+        """Take over *sock*, non-blocking, in the caller's context."""
+        self.adopt_descriptor(loop, sock.fileno())
+        self.sock = sock
+        self.extra = extra
+        return 0
+
+    cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
+        self.loop = loop
+        self.context = PyContext_CopyCurrent()
+        loop.owners.add(fd, <PyObject*>self)
+        # It is ours to close from here on.
+        self.fd = fd
+        return 0
+
+    cdef int begin(self, object waiter) except -1:
+        """Schedule connection_made, and `_start` after it, whatever became of it."""
+        self.loop.schedule(self.protocol.connection_made, (self,), self.context)
+        self.loop.schedule(self._start, (waiter,), None)
+        return 0
+
+    # ── calling the protocol ─────────────────────────────────────────────────────────────────
+
+    cdef PyObject *call(self, object method, PyObject *argument) noexcept:
+        """Call the protocol's *method* in the transport's context; *argument* may be NULL.
+
+        Returns a new reference, or NULL: then `call_failed` deals with the exception.
+        """
+        cdef PyObject *result
+        # Looked up at each call, as asyncio does: protocols are patched and swapped.
+        cdef object protocol = self.protocol
+        cdef object context = self.context
+        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef PyObject *arguments[2]
+        if PyContext_TryEnter(context) < 0:
+            arguments[0] = <PyObject*>protocol
+            arguments[1] = argument
+            result = self.call_nested(method, arguments, 1 if argument == NULL else 2)
+        else:
+            if argument == NULL:
+                result = PyObject_CallMethodNoArgs(protocol, method)
+            else:
+                result = PyObject_CallMethodOneArg(protocol, method, <object>argument)
+            PyContext_Exit(context)
+        if began:
+            self.warn_slow(began, method)
+        return result
+
+    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept:
+        """Like `call`, with two arguments."""
+        cdef PyObject *result
+        cdef object protocol = self.protocol
+        cdef object context = self.context
+        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef PyObject *arguments[3]
+        arguments[0] = <PyObject*>protocol
+        arguments[1] = first
+        arguments[2] = second
+        if PyContext_TryEnter(context) < 0:
+            result = self.call_nested(method, arguments, 3)
+        else:
+            result = PyObject_VectorcallMethod(method, arguments, 3, NULL)
+            PyContext_Exit(context)
+        if began:
+            self.warn_slow(began, method)
+        return result
+
+    cdef PyObject *call_nested(
+            self, object method, PyObject *const *arguments, size_t count) noexcept:
+        """Call *method* while another call of this protocol is on the stack.
+
+        A protocol that writes may be told to pause, and the loop may run within a callback.
+        """
+        cdef PyObject *result
+        cdef PyObject *entered = enter_nested(self.context)
+        if entered == NULL:
+            return NULL
+        result = PyObject_VectorcallMethod(method, arguments, count, NULL)
+        leave_nested(entered)
+        return result
+
+    cdef int warn_slow(self, int64_t began, object method) noexcept:
+        """Debug mode: report a call that took long; an exception stays pending."""
+        cdef PyObject *pending = take_pending()
+        try:
+            self.loop.report_slow(began, f"{method}() of {self!r}")
+        except BaseException as exc:
+            logger.error("%r", exc)
+        set_pending(pending)
+        return 0
+
+    # ── errors ───────────────────────────────────────────────────────────────────────────────
+
+    cdef int call_failed(self, str message, bint fatal) except -1:
+        """Deal with the exception of a `call`: the connection ends if it is *fatal*."""
+        try:
+            raise_pending()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            if fatal:
+                self.fatal_error(exc, message)
+            else:
+                self.report(message, exc)
+        return 0
+
+    cdef int report(self, str message, object exc) except -1:
+        self.loop.call_exception_handler(
+            {
+                "message": message,
+                "exception": exc,
+                "transport": self,
+                "protocol": self.protocol,
+            }
+        )
+        return 0
+
+    cdef int fatal_error(self, object exc, str message) except -1:
+        """End the connection for *exc*; errors of the network are not reported, as in asyncio."""
+        if isinstance(exc, OSError):
+            if self.loop.debug:
+                logger.debug("%r: %s", self, message, exc_info=exc)
+        else:
+            self.report(message, exc)
+        return self.force_close(exc)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int force_close(self, object exc) except -1:
+        if self.lost:
+            return 0
+        self.closing = True
+        self.stop_operations()
+        return self.schedule_end(exc)
+
+    cdef int schedule_end(self, object exc) except -1:
+        self.lost += 1
+        self.loop.check_closed()
+        # The transport's context is entered within: it may be the one that the loop is run in.
+        self.loop.schedule(self._call_connection_lost, (exc,), None)
+        return 0
+
+    def _call_connection_lost(self, exc):
+        cdef PyObject *entered = enter(self.context)
+        try:
+            lose(self.protocol, exc)
+        finally:
+            leave(self.context, entered)
+            self.ended = True
+            if self.busy():
+                # The ends of what was cancelled in the turn before are there, undispatched.
+                self.take_ends()
+            if not self.busy():
+                self.release()
+
+    cdef int release(self) except -1:
+        """Close the socket: connection_lost is done and the kernel holds nothing."""
+        cdef object sock = self.sock
+        cdef Connections server = self.server
+        cdef int fd = self.fd
+        if fd < 0:
+            return 0
+        self.sock = None
+        self.loop.owners.forget(fd)
+        self.fd = -1
+        self.protocol = None
+        self.server = None
+        try:
+            if sock is None:
+                close(fd)
+            else:
+                sock.close()
+        except OSError as exc:
+            # Somebody has closed the descriptor already. asyncio closes it in this callback.
+            self.report(f"Exception in callback {type(self).__name__}._call_connection_lost()", exc)
+        finally:
+            if server is not None:
+                server.detach()
+        return 0
+
+    cdef int take_ends(self) except -1:
+        """Take the completions of what has been cancelled, if they are there."""
+        return 0
+
+    cdef bint busy(self) noexcept:
+        """Whether an operation is in flight."""
+        return False
+
+    cdef int stop_operations(self) except -1:
+        """Cancel what is in flight, and forget what is not."""
+        return 0
+
+    def __del__(self):
+        if self.fd >= 0:
+            self.loop.owners.forget(self.fd)
+            try:
+                warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            finally:
+                self.release()
+
+    # ── what few programs ask for ────────────────────────────────────────────────────────────
+
+    cdef object need_socket(self):
+        """Return the socket, or a pipe's file; None once closed."""
+        return self.sock
+
+    cdef dict need_extra(self):
+        if self.extra is None:
+            self.extra = self.make_extra()
+        return self.extra
+
+    cdef dict make_extra(self):
+        raise NotImplementedError
+
+    # ── asyncio.BaseTransport ────────────────────────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # isinstance(transport, asyncio.Transport) holds, as programs expect, without its layout.
+        return STREAM_CLASS
+
+    # Private ones that programs written for asyncio or uvloop look at.
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    @property
+    def _closing(self):
+        return self.closing
+
+    @property
+    def _protocol(self):
+        return self.protocol
+
+    @property
+    def _sock(self):
+        return self.need_socket()
+
+    @property
+    def _extra(self):
+        return self.need_extra()
+
+    def get_extra_info(self, name, default=None):
+        return self.need_extra().get(name, default)
+
+    def is_closing(self):
+        return self.closing
+
+    def get_protocol(self):
+        return self.protocol
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def abort(self):
+        self.check_thread()
+        self.force_close(None)
+
+    cdef int check_thread(self) except -1:
+        """Refuse another thread than the loop's in debug mode, as asyncio does."""
+        return self.loop.check_thread() if self.loop.debug else 0
+
+    def _force_close(self, exc):
+        """What asyncio's SSLProtocol calls to end a connection."""
+        self.force_close(exc)
+
+
+cdef dict socket_extra(object sock, object peername):
+    """Build what get_extra_info tells about a socket, as asyncio's transports do."""
+    try:
+        sockname = sock.getsockname()
+    except OSError:
+        sockname = None
+    if peername is None:
+        try:
+            peername = sock.getpeername()
+        except OSError:
+            peername = None
+    return {"socket": trsock.TransportSocket(sock), "sockname": sockname, "peername": peername}

@@ -1,0 +1,49 @@
+"""The writing half of a connection."""
+
+from uringloop._ring.ring cimport Operation
+from uringloop._transport.flow_control cimport FlowControl
+from uringloop._transport.write_queue cimport WriteQueue
+
+
+cdef class WriteSource:
+
+    cdef bytes give(self)
+
+
+cdef class WriteTransport(FlowControl):
+    cdef WriteSource source         # has bytes that go next when there is a send; mostly None
+    cdef Operation send_op          # points into queue, which holds the bytes until it ends
+    cdef WriteQueue queue
+    cdef bint full                  # what is written to is: wait for room, do not try
+    cdef bint eof_written           # write_eof was called
+    cdef bint eof_sent              # and has had its effect
+    cdef object broken              # why a send has failed, while bytes are still received; or None
+    cdef object empty_waiter        # sendfile's: for an empty queue, then for room; else None
+
+    cdef int submit_send(self) except -1
+    cdef Py_ssize_t send_directly(self) noexcept
+    cdef int on_send(self, int res, unsigned int flags) except -1
+    cdef int put(self, object data) except -1
+    cdef int put_all(self, list items) except -1
+    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1
+    cdef int take_expected(self) except -1
+    cdef bint is_awaited(self) noexcept
+    cdef int check_eof(self) except -1
+    cdef int check_eof_of_lines(self) except -1
+    cdef int warn_lost(self) except -1
+    cdef int queued(self, Py_ssize_t size) except -1
+    cdef int pause_sending(self) except -1
+    cdef int send_now(self) except -1
+    cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1
+    cdef int send_last(self) except -1
+    cdef void consume(self, Py_ssize_t size) noexcept
+    cdef int sent(self, Py_ssize_t size) except -1
+    cdef int finish_writing(self) except -1
+    cdef int send_failed(self, object exc) except -1
+    cdef object kept_error(self, object exc)
+    cdef bint is_receiving(self) noexcept
+    cdef bint receive_rest(self) except -1
+    cdef int write_failed(self, object exc) except -1
+    cdef int end_output(self) except -1
+    cdef int stop_reading(self) except -1
+    cdef int begin_close(self) except -1

@@ -1,0 +1,497 @@
+"""The writing half of a connection: a queue of bytes, and one send at a time.
+
+`write` queues, and the loop flushes each transport once at the end of the turn. Exactly one send
+is in flight, for two would interleave. It is a quiet one at first: it takes what the socket has
+room for, and posts a completion only when that was not everything. What is left goes with a send
+that the kernel finishes when there is room again; so does a send that somebody waits for, because
+its completion ends the loop's sleep.
+
+A transport that is the only one to write is sent by a plain system call, which is cheaper than a
+submission. What the subclass writes to is its own affair: `submit_send`, `send_directly` and
+`end_output` are all that touches the descriptor.
+"""
+
+import sys
+from asyncio import constants
+from asyncio.log import logger
+
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+
+from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
+from uringloop._kernel.uring cimport POLLOUT
+from uringloop._ring.ring cimport CONFIRMED, Operation, operation_init
+from uringloop._transport.flow_control cimport FlowControl
+from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
+from uringloop._turn.poll cimport PollOnce, poll_once
+from uringloop._turn.turn cimport QUEUED_BYTES_MAX
+
+
+# From this size on bytes are sent when they are written: by the end of the turn they have left the
+# cache, and the call is a small part of what their copying costs.
+SEND_AT_ONCE_MIN = 8 * 1024
+# A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
+SEND_ALONE_MAX = 64 * 1024
+# Turns for what the kernel has received but nobody has been told of, when a send has failed: its
+# completion may be behind that of the send, or in the next batch.
+LAST_TURNS = 2
+
+# Until 3.12 asyncio's writelines was a join and a write: its errors are theirs.
+cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
+# And from 3.14 on it passes over what is empty, whatever that is.
+cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
+cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
+cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+
+
+cdef list as_list(object list_of_data):
+    """Return the argument of writelines as a list; what is none is refused as asyncio does."""
+    if not LINES_ARE_JOINED and not list_of_data:
+        return []
+    try:
+        iterator = iter(list_of_data)
+    except TypeError:
+        if LINES_ARE_JOINED:
+            raise TypeError("can only join an iterable") from None
+        raise
+    return list(iterator)
+
+
+cdef bytes as_piece(object data):
+    cdef bytes owned = as_bytes(data)
+    if owned is None and LINES_ARE_JOINED:
+        raise TypeError
+    return owned
+
+
+cdef list odd_pieces(list pieces):
+    """Return the pieces of writelines that have bytes without being bytes-like, or refuse them."""
+    if LINES_ARE_JOINED:
+        return [b"".join(pieces)]
+    return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
+
+
+cdef class WriteSource:
+    """Something that writes to a transport at the last moment."""
+
+    cdef bytes give(self):
+        """Return what is to be sent next, and have no more; None if there is nothing."""
+        raise NotImplementedError
+
+
+cdef class WriteTransport(FlowControl):
+
+    def __cinit__(self, *args, **kwargs):
+        operation_init(&self.send_op, writer_on_send, <PyObject*>self)
+        # Only the kernel knows how much of an unfinished send has gone.
+        self.send_op.ends_with_run = True
+        self.queue = WriteQueue()
+
+    # ── what the protocol calls ──────────────────────────────────────────────────────────────
+
+    cdef int put(self, object data) except -1:
+        """What `write` does. Each class has its own: an inherited method is slower to call."""
+        cdef bytes owned = data if type(data) is bytes else as_bytes(data)
+        self.check_eof()
+        if owned is None:
+            if self.lost:
+                return self.warn_lost()
+            return self.write_failed(not_contiguous())
+        if PyBytes_GET_SIZE(owned) == 0:
+            return 0
+        if self.lost:
+            return self.warn_lost()
+        self.queue.push(owned)
+        return self.queued(PyBytes_GET_SIZE(owned))
+
+    def writelines(self, list_of_data):
+        """Queue several buffers; they leave in one call to the kernel."""
+        cdef list pieces
+        cdef list items
+        if not LINES_ARE_JOINED:
+            self.check_eof_of_lines()
+        pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
+        try:
+            items = [as_piece(data) for data in pieces]
+        except TypeError:
+            items = odd_pieces(pieces)
+        self.put_all(items)
+
+    cdef int put_all(self, list items) except -1:
+        """What `writelines` does with bytes, of which None stands for what can not be sent."""
+        cdef bytes owned
+        cdef Py_ssize_t size = 0
+        self.check_eof()
+        if self.lost:
+            # Of nothing nothing is lost.
+            return self.warn_lost() if items.count(b"") < len(items) else 0
+        for owned in items:
+            if owned is None:
+                return self.write_failed(not_contiguous())
+            if PyBytes_GET_SIZE(owned):
+                self.queue.push(owned)
+                size += PyBytes_GET_SIZE(owned)
+        return self.queued(size)
+
+    def write_eof(self):
+        if self.closing or self.eof_written:
+            return
+        self.send_now()
+        self.eof_written = True
+        if not self.queue.count and not self.closing and self.broken is None:
+            self.eof_sent = True
+            self.end_output()
+
+    def can_write_eof(self):
+        return True
+
+    def close(self):
+        if not self.closing:
+            self.check_thread()
+            self.begin_close()
+
+    cdef int check_eof(self) except -1:
+        if self.eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError("unable to write; sendfile is in progress")
+        return 0
+
+    cdef int check_eof_of_lines(self) except -1:
+        if self.eof_written:
+            raise RuntimeError("Cannot call writelines() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError("unable to writelines; sendfile is in progress")
+        return 0
+
+    cdef int warn_lost(self) except -1:
+        if self.lost >= LOG_AFTER:
+            logger.warning("socket.send() raised exception.")
+        self.lost += 1
+        return 0
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int queued(self, Py_ssize_t size) except -1:
+        """The queue has grown: send at once what is too much to keep, the rest later."""
+        self.loop.queued_bytes += size
+        if self.queue.size >= AT_ONCE_MIN or self.queue.size > self.high_water:
+            self.send_now()
+            if self.queue.size > self.high_water:
+                # asyncio pauses the protocol only for what the socket did not take.
+                self.pause_sending()
+        if not self.send_op.in_flight and self.queue.count:
+            self.loop.add_flush(self)
+            if self.loop.queued_bytes > QUEUED_BYTES_MAX:
+                self.loop.flush_early()
+        return 0
+
+    cdef int pause_sending(self) except -1:
+        """Tell the protocol to pause. It may leave the run: what is queued is sent by the next."""
+        if not self.send_op.in_flight:
+            self.loop.add_flush(self)
+        return self.pause_protocol()
+
+    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1:
+        """Ask *source* for its bytes, of which there are *size* more, before the next send."""
+        self.source = source
+        self.loop.queued_bytes += size
+        self.loop.add_flush(self)
+        if self.loop.queued_bytes > QUEUED_BYTES_MAX:
+            self.loop.flush_early()
+        return 0
+
+    cdef int take_expected(self) except -1:
+        """Queue what is to go with the next send."""
+        cdef WriteSource source = self.source
+        cdef bytes data
+        self.source = None
+        data = source.give()
+        if data is not None and not self.lost:
+            self.queue.push(data)
+            if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
+                self.pause_sending()
+        return 0
+
+    cdef int flush(self) except -1:
+        if self.lost:
+            return 0
+        if self.source is not None:
+            self.take_expected()
+        if self.send_op.in_flight:
+            return 0
+        if self.queue.count:
+            return self.submit_send()
+        return self.sent(0)
+
+    cdef int flush_alone(self) except -1:
+        if self.source is not None and not self.lost:
+            self.take_expected()
+        if self.queue.size <= ALONE_MAX:
+            self.send_now()
+        return self.flush()
+
+    cdef int submit_send(self) except -1:
+        """Start `send_op` on what the queue has prepared."""
+        raise NotImplementedError
+
+    cdef Py_ssize_t send_directly(self) noexcept:
+        """Write what the queue has prepared without waiting; negative with errno."""
+        return -1
+
+    cdef int on_send(self, int res, unsigned int flags) except -1:
+        if flags == CONFIRMED:
+            # All of a quiet send has gone; this is no place to call a protocol.
+            self.consume(self.queue.data_size)
+            if self.queue.count or self.is_awaited():
+                return self.loop.add_flush(self)
+            return 0
+        if self.lost:
+            # Aborted meanwhile: the bytes were waiting for the kernel to let go of them.
+            self.queue.clear()
+            if self.ended and not self.busy():
+                self.release()
+            return 0
+        if res >= 0:
+            self.full = <size_t>res < self.queue.data_size
+            return self.sent(res)
+        if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
+            self.full = True
+            return self.loop.add_flush(self)
+        return self.send_failed(os_error(res, ""))
+
+    cdef void consume(self, Py_ssize_t size) noexcept:
+        self.queue.consume(size)
+        self.loop.counters.sent_bytes += size
+
+    cdef int sent(self, Py_ssize_t size) except -1:
+        self.consume(size)
+        if self.writing_paused and self.queue.size <= self.low_water:
+            self.writing_paused = False
+            if self.queue.count or self.is_awaited():
+                # First: a KeyboardInterrupt of the protocol leaves the run, and the next goes on.
+                self.loop.add_flush(self)
+            self.resume_protocol()
+        if self.queue.count:
+            return self.loop.add_flush(self)
+        if self.closing or self.eof_written or self.empty_waiter is not None:
+            return self.finish_writing()
+        return 0
+
+    cdef bint is_awaited(self) noexcept:
+        """Whether something is to happen when the queue has been sent."""
+        return (self.writing_paused or self.closing or self.eof_written
+                or self.empty_waiter is not None)
+
+    cdef int finish_writing(self) except -1:
+        """Everything is sent: now what waited for that."""
+        if self.empty_waiter is not None and not self.empty_waiter.done():
+            if self.closing:
+                self.empty_waiter.set_exception(closed_by_peer())
+            else:
+                self.empty_waiter.set_result(None)
+        if self.closing:
+            if not self.lost:
+                self.schedule_end(None)
+        elif self.eof_written and not self.eof_sent:
+            self.eof_sent = True
+            try:
+                self.end_output()
+            except OSError as exc:
+                # The peer has reset the connection: that must not leave the run.
+                return self.send_failed(exc)
+        return 0
+
+    cdef int send_now(self) except -1:
+        """Try to send without the ring, for bytes that must not wait for the end of the turn."""
+        cdef Py_ssize_t res
+        cdef int error
+        if self.source is not None and not self.lost:
+            self.take_expected()
+        if self.send_op.quiet:
+            # Prepared but not submitted yet: it goes first.
+            self.loop.ring.submit_only()
+        while self.queue.count and not self.send_op.in_flight and not self.full:
+            self.queue.prepare()
+            res = self.send_directly()
+            error = errno
+            if res >= 0:
+                self.consume(res)
+            elif error == EAGAIN:
+                self.full = True
+            elif error != EINTR:
+                self.send_failed(os_error(-error, ""))
+        return 0
+
+    cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1:
+        """Return how many of *size* bytes the socket takes at once, behind all that is queued.
+
+        The others are for the caller to keep, and to write.
+        """
+        cdef Py_ssize_t res
+        self.send_now()
+        if (self.queue.count or self.send_op.in_flight or self.full or self.lost
+                or self.eof_written or self.empty_waiter is not None):
+            return 0
+        self.queue.show(data, size)
+        res = self.send_directly()
+        if res >= 0:
+            self.loop.counters.sent_bytes += res
+            return res
+        if errno == EAGAIN:
+            self.full = True
+        elif errno != EINTR:
+            self.send_failed(os_error(-errno, ""))
+            # Nobody is to write them any more.
+            return size
+        return 0
+
+    cdef int end_output(self) except -1:
+        """Tell the peer that no more bytes come."""
+        raise NotImplementedError
+
+    # ── a send that fails ────────────────────────────────────────────────────────────────────
+
+    cdef int send_failed(self, object exc) except -1:
+        """End the connection, behind the bytes that the peer had sent before it broke."""
+        self.queue.clear()
+        if self.broken is not None:
+            return 0
+        if not self.is_receiving():
+            return self.write_failed(self.kept_error(exc))
+        self.broken = exc
+        self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
+        return 0
+
+    def _end_broken(self, turns):
+        """End the connection once nothing has been there to receive for so many *turns*."""
+        if self.lost:
+            return
+        if self.is_receiving():
+            if self.receive_rest():
+                turns = LAST_TURNS
+            if turns > 0 and not self.lost:
+                self.loop.schedule(self._end_broken, (turns - 1,), None)
+                return
+        if not self.closing:
+            self.write_failed(self.kept_error(self.broken))
+
+    cdef object kept_error(self, object exc):
+        """Return why the connection broke: that may be known by a receive, and *exc* be EPIPE.
+
+        While reading is paused such an error waits in the stash.
+        """
+        cdef object last
+        if self.stash:
+            last = self.stash[len(self.stash) - 1]
+            if isinstance(last, OSError):
+                return last
+        return exc
+
+    def is_closing(self):
+        return self.closing or self.broken is not None
+
+    cdef bint is_receiving(self) noexcept:
+        """Whether there may be bytes for the protocol, or an error that is told by a receive."""
+        return False
+
+    cdef bint receive_rest(self) except -1:
+        """Receive what waits, unless a receive is armed that will; whether there was anything."""
+        return False
+
+    cdef int write_failed(self, object exc) except -1:
+        return self.fatal_error(exc, "Fatal write error on socket transport")
+
+    # ── sendfile ─────────────────────────────────────────────────────────────────────────────
+
+    def _wait_empty(self):
+        """Refuse writes, and return a future that ends when all that is queued has been sent."""
+        if self.empty_waiter is not None:
+            raise RuntimeError("Empty waiter is already set")
+        self.empty_waiter = self.loop.create_future()
+        self.send_now()
+        if not self.queue.count and not self.lost and self.broken is None:
+            self.empty_waiter.set_result(None)
+        return self.empty_waiter
+
+    async def _wait_room(self):
+        """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
+        cdef PollOnce waiter
+        if self.closing:
+            raise closed_by_peer()
+        waiter = poll_once(self.loop, self.fd, POLLOUT)
+        # So that the end of the connection ends this wait, and with it the poll.
+        self.empty_waiter = waiter.future
+        try:
+            await waiter.future
+        finally:
+            waiter.finish()
+
+    def _end_wait_empty(self):
+        """Take writes again."""
+        self.empty_waiter = None
+
+    def _call_connection_lost(self, exc):
+        try:
+            FlowControl._call_connection_lost(self, exc)
+        finally:
+            if self.empty_waiter is not None and not self.empty_waiter.done():
+                self.empty_waiter.set_exception(closed_by_peer())
+
+    cdef Py_ssize_t unsent(self) noexcept:
+        return self.queue.size
+
+    def get_write_buffer_size(self):
+        """Return the bytes that the socket has not taken; those of this turn are tried first."""
+        self.send_now()
+        # What an aborted send still holds is not the protocol's any more.
+        return 0 if self.lost else self.queue.size
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int begin_close(self) except -1:
+        """Stop reading; the end comes when everything written has been sent."""
+        if self.closing:
+            return 0
+        self.send_now()
+        if self.closing:
+            return 0
+        self.closing = True
+        self.stop_reading()
+        if not self.queue.count:
+            self.schedule_end(self.broken)
+        return 0
+
+    cdef bint busy(self) noexcept:
+        return self.send_op.in_flight
+
+    cdef int stop_operations(self) except -1:
+        self.stop_reading()
+        if self.send_op.quiet:
+            self.loop.ring.submit()
+        if self.send_op.in_flight:
+            self.loop.ring.cancel(&self.send_op)
+        else:
+            self.send_last()
+            self.queue.clear()
+        return 0
+
+    cdef int send_last(self) except -1:
+        """Send what was written in this turn, before an abort: in asyncio it would have gone."""
+        cdef Py_ssize_t res = 0
+        while self.queue.count and not self.full and res >= 0:
+            self.queue.prepare()
+            res = self.send_directly()
+            if res > 0:
+                self.consume(res)
+        return 0
+
+
+cdef object closed_by_peer():
+    # asyncio's words, whoever has closed it.
+    return ConnectionError("Connection is closed by peer")
+
+
+cdef int writer_on_send(Operation *op, int res, unsigned int flags) except -1:
+    return (<WriteTransport>op.owner).on_send(res, flags)

@@ -1,0 +1,1 @@
+"""One turn of the loop: handles, timers, the ready queue, and the table of descriptors."""

@@ -1,0 +1,51 @@
+"""Which transport owns which descriptor: a table by number.
+
+The table borrows: a transport takes itself out before it closes its descriptor, so that no entry
+outlives its owner. Only the thread that runs the loop changes it.
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
+from libc.string cimport memset
+
+from uringloop._kernel.errors cimport EBADF, os_error
+
+
+# Descriptors beyond the one at hand that the table has room for when it grows.
+ROOM = 64
+
+
+@cython.final
+cdef class Owners:
+
+    def __dealloc__(self):
+        PyMem_Free(self.table)
+
+    cdef bint has(self, int fd) noexcept:
+        return 0 <= fd < self.size and self.table[fd] != NULL
+
+    cdef object get(self, object fd):
+        """Return the transport that owns *fd*, or None."""
+        # Any number: what is out of range has no owner either.
+        return <object>self.table[<int>fd] if 0 <= fd < self.size and self.has(fd) else None
+
+    cdef int add(self, int fd, PyObject *transport) except -1:
+        cdef int size
+        cdef PyObject **grown
+        if fd < 0:
+            raise os_error(-EBADF, "")
+        if fd >= self.size:
+            size = max(2 * self.size, fd + ROOM)
+            grown = <PyObject**>PyMem_Realloc(self.table, size * sizeof(PyObject*))
+            if grown == NULL:
+                raise MemoryError
+            memset(grown + self.size, 0, (size - self.size) * sizeof(PyObject*))
+            self.table = grown
+            self.size = size
+        self.table[fd] = transport
+        return 0
+
+    cdef void forget(self, int fd) noexcept:
+        if 0 <= fd < self.size:
+            self.table[fd] = NULL

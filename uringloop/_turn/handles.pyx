@@ -1,0 +1,362 @@
+"""Callbacks that wait for their turn: asyncio.Handle and asyncio.TimerHandle, compiled.
+
+A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
+thread that runs the loop runs it; any thread that holds the GIL may cancel it.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from asyncio import Task, events, format_helpers
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.math cimport ceil
+from libc.stdint cimport INT64_MAX, int64_t
+
+from uringloop._cpython.pyapi cimport (
+    PyContext_CopyCurrent,
+    PyContext_Exit,
+    PyContext_TryEnter,
+    PY_VECTORCALL_ARGUMENTS_OFFSET,
+    PyObject_Vectorcall,
+    PyTuple_GET_SIZE,
+    Py_REFCNT,
+    raise_pending,
+    tuple_items,
+    visitproc,
+)
+
+# Newer Pythons show the arguments of a callback in debug mode only.
+cdef bint ARGS_IN_DEBUG = (
+    "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
+cdef object THREAD_SAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
+cdef object NEW_LOCK = threading.RLock
+cdef tuple NO_ARGS = ()
+# Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
+cdef double NEVER = 9.2e9
+
+
+@cython.freelist(256)
+cdef class Handle:
+
+    def __init__(self, *args, **kwargs):
+        # The loop makes them, and calls no __init__.
+        raise TypeError(f"cannot create '{type(self).__name__}' instances")
+
+    def cancel(self):
+        """Cancel the callback; a handle that has run or is cancelled stays as it is."""
+        self.drop()
+
+    def cancelled(self):
+        """Return True if the callback was cancelled."""
+        return self.is_cancelled
+
+    def get_context(self):
+        """Return the contextvars.Context that the callback runs in."""
+        return self.context
+
+    def __repr__(self):
+        return self.cancelled_repr or self.describe()
+
+    cdef object twin(self):
+        return asyncio.Handle(self.callback, self.all_args(), self.loop, self.context)
+
+    cdef str describe(self):
+        """Describe the callback as asyncio's own handle would."""
+        cdef object twin = self.twin()
+        twin._cancelled = self.is_cancelled
+        twin._source_traceback = self.source_traceback
+        return repr(twin)
+
+    cdef int drop(self) except -1:
+        if self.is_cancelled:
+            return 0
+        self.is_cancelled = True
+        if self.source_traceback is not None:
+            # The callback is gone afterwards, and a report in debug mode still names it.
+            self.cancelled_repr = self.describe()
+        self.callback = None
+        self.args = None
+        self.single = False
+        return 0
+
+    cdef tuple all_args(self):
+        return (self.args,) if self.single else self.args
+
+    # ── what asyncio's own modules and tools read ────────────────────────────────────────────
+
+    @property
+    def __class__(self):
+        # isinstance(handle, asyncio.Handle) holds without inheriting its slots.
+        return asyncio.Handle
+
+    @property
+    def _callback(self):
+        return self.callback
+
+    @property
+    def _args(self):
+        return self.all_args()
+
+    @property
+    def _context(self):
+        return self.context
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    @property
+    def _cancelled(self):
+        return self.is_cancelled
+
+    @property
+    def _source_traceback(self):
+        return self.source_traceback
+
+    def _run(self):
+        self.run()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int run(self) except -1:
+        """Run the callback in its context; its exception goes to the loop's handler."""
+        cdef PyObject *result
+        cdef PyObject *call[2]
+        # The callback may cancel its own handle: hold what is being called.
+        cdef object callback = self.callback
+        cdef object args = self.args
+        cdef object context = self.context
+        cdef bint single = self.single
+        if self.is_cancelled:
+            return 0
+        if PyContext_TryEnter(context) < 0:
+            return self._failed(callback, (args,) if single else args, False)
+        if single:
+            # Room in front, for a method's self.
+            call[1] = <PyObject*>args
+            result = PyObject_Vectorcall(
+                callback, &call[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+        else:
+            result = PyObject_Vectorcall(
+                callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
+        if result == NULL:
+            return self._failed(callback, (args,) if single else args, True)
+        PyContext_Exit(context)
+        Py_DECREF(<object>result)
+        return 0
+
+    cdef int _failed(self, object callback, object args, bint entered) except -1:
+        try:
+            try:
+                raise_pending()
+            except TypeError:
+                if entered or isinstance(self.context, contextvars.Context):
+                    raise
+                # No context at all: what comes of it is what asyncio makes of it.
+                self.context.run(callback, *args)
+            finally:
+                if entered:
+                    PyContext_Exit(self.context)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            options = {"debug": self.loop.get_debug()} if ARGS_IN_DEBUG else {}
+            source = format_helpers._format_callback_source(callback, args, **options)
+            report = {
+                "message": f"Exception in callback {source}",
+                "exception": exc,
+                "handle": self,
+            }
+            if self.source_traceback:
+                report["source_traceback"] = self.source_traceback
+            self.loop.call_exception_handler(report)
+        return 0
+
+
+cdef class ThreadSafeHandle(Handle):
+
+    def cancel(self):
+        """Cancel the callback; one that is being called comes to its end first."""
+        self.lock.acquire()
+        try:
+            self.drop()
+        finally:
+            self.lock.release()
+
+    def cancelled(self):
+        """Return True if the callback was cancelled; one that is being called ends first."""
+        self.lock.acquire()
+        try:
+            return self.is_cancelled
+        finally:
+            self.lock.release()
+
+    cdef int run(self) except -1:
+        self.lock.acquire()
+        try:
+            return Handle.run(self)
+        finally:
+            self.lock.release()
+
+    cdef object twin(self):
+        return THREAD_SAFE_HANDLE(self.callback, self.all_args(), self.loop, self.context)
+
+    @property
+    def __class__(self):
+        return THREAD_SAFE_HANDLE
+
+
+cdef class TimerHandle(Handle):
+
+    def when(self):
+        """Return the deadline in seconds on the loop's clock."""
+        return self.deadline if self.given is None else self.given
+
+    cdef int64_t deadline_ns(self) noexcept:
+        # What is no number is due at once, as in asyncio.
+        return nanoseconds(self.deadline) if self.deadline == self.deadline else 0
+
+    def cancel(self):
+        """Cancel the callback; the heap drops the handle when it comes across it."""
+        if not self.is_cancelled and self.tally != NULL:
+            self.tally[0] += 1
+        self.drop()
+
+    cdef object twin(self):
+        return asyncio.TimerHandle(
+            self.when(), self.callback, self.all_args(), self.loop, self.context)
+
+    @property
+    def __class__(self):
+        return asyncio.TimerHandle
+
+    @property
+    def _when(self):
+        return self.when()
+
+    @property
+    def _scheduled(self):
+        return self.tally != NULL
+
+    def __hash__(self):
+        return hash(self.when())
+
+    def __lt__(self, other):
+        return self.when() < other.when() if is_timer(other) else NotImplemented
+
+    def __le__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return self.when() < other.when() or self == other
+
+    def __gt__(self, other):
+        return self.when() > other.when() if is_timer(other) else NotImplemented
+
+    def __ge__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return self.when() > other.when() or self == other
+
+    def __eq__(self, other):
+        if not is_timer(other):
+            return NotImplemented
+        return (
+            self.when() == other.when()
+            and self._callback == other._callback
+            and self._args == other._args
+            and self._cancelled == other._cancelled
+        )
+
+
+cdef bint is_timer(object other) except -1:
+    return isinstance(other, asyncio.TimerHandle)
+
+
+cdef Handle new_handle(object loop, object callback, tuple args, object context):
+    cdef Handle handle = Handle.__new__(Handle)
+    fill(handle, loop, callback, args, context)
+    return handle
+
+
+cdef Handle new_handle_for_threads(object loop, object callback, tuple args, object context):
+    """Make what asyncio's call_soon_threadsafe returns: a class of its own since Python 3.14."""
+    cdef ThreadSafeHandle handle
+    if THREAD_SAFE_HANDLE is None:
+        return new_handle(loop, callback, args, context)
+    handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
+    handle.lock = NEW_LOCK()
+    fill(handle, loop, callback, args, context)
+    return handle
+
+
+cdef inline int fill(
+        Handle handle, object loop, object callback, tuple args, object context) except -1:
+    handle.callback = callback
+    handle.args = args
+    handle.context = PyContext_CopyCurrent() if context is None else context
+    handle.loop = loop
+    return 0
+
+
+cdef Handle new_handle_of(
+        object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
+    """Make a handle of *size* objects: a callback and its arguments."""
+    cdef Handle handle = Handle.__new__(Handle)
+    cdef Py_ssize_t index
+    handle.callback = <object>call[0]
+    if size == 2:
+        handle.single = True
+        handle.args = <object>call[1]
+    elif size == 1:
+        handle.args = NO_ARGS
+    else:
+        handle.args = tuple([<object>call[index] for index in range(1, size)])
+    handle.context = (
+        PyContext_CopyCurrent() if context == NULL or context == <PyObject*>None
+        else <object>context)
+    handle.loop = loop
+    return handle
+
+
+cdef TimerHandle new_timer(object loop, object when, object callback, tuple args, object context):
+    cdef TimerHandle timer = TimerHandle.__new__(TimerHandle)
+    timer.callback = callback
+    timer.args = args
+    timer.context = PyContext_CopyCurrent() if context is None else context
+    timer.loop = loop
+    timer.deadline = when
+    if type(when) is not float:
+        timer.given = when
+    return timer
+
+
+cdef int traverse_waiting(PyObject *waiting, visitproc visit, void *argument) noexcept:
+    cdef TimerHandle timer
+    if Py_REFCNT(waiting) > 1:
+        # Somebody else holds it: what it refers to is alive with it.
+        return 0
+    timer = <TimerHandle>waiting
+    return (
+        visit(<PyObject*>timer.callback, argument) or visit(<PyObject*>timer.args, argument)
+        or visit(<PyObject*>timer.context, argument) or visit(<PyObject*>timer.loop, argument)
+        or visit(<PyObject*>timer.source_traceback, argument))
+
+
+cdef int64_t nanoseconds(double seconds) noexcept:
+    """Return a time as the heap counts it, rounded up: a timer never runs before its deadline."""
+    if seconds >= NEVER:
+        return INT64_MAX
+    return <int64_t>ceil(max(seconds, -NEVER) * 1e9)
+
+
+cdef str format_handle(Handle handle):
+    """Name a handle as asyncio's reports do: a task's step by its task."""
+    callback = handle.callback
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, Task):
+        return repr(task)
+    return str(handle)

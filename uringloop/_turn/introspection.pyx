@@ -1,0 +1,42 @@
+"""What other programs read from the private attributes of asyncio's own loops.
+
+Each function answers from what the loop has for its own use; nothing is kept for these answers
+alone. Any thread may ask. What is returned is a copy: changing it changes no loop.
+"""
+
+from cpython.list cimport PyList_GET_SIZE
+
+from uringloop._turn.handles cimport TimerHandle
+from uringloop._turn.turn cimport LoopCore
+
+
+def thread_of(LoopCore loop not None):
+    """Return the identifier of the thread that runs *loop*; None if it does not run."""
+    # A forked child has the number of a thread that is not there.
+    return None if loop.thread_id == 0 or loop.ring.u.inherited else loop.thread_id
+
+
+def ready_of(LoopCore loop not None):
+    """Return the handles that wait for their turn, the oldest first."""
+    cdef list items = loop.ready.items
+    cdef Py_ssize_t room = PyList_GET_SIZE(items)
+    cdef Py_ssize_t index
+    return tuple([items[(loop.ready.head + index) & (room - 1)]
+                  for index in range(loop.ready.count)])
+
+
+def scheduled_of(LoopCore loop not None):
+    """Return the timers that have not run, the nearest deadline first."""
+    cdef list found = []
+    cdef Py_ssize_t index
+    for index in range(loop.timers.due_begin, loop.timers.due_end):
+        found.append(<TimerHandle>loop.timers.due[index])
+    for index in range(loop.timers.count):
+        found.append(<TimerHandle>loop.timers.entries[index].timer)
+    found.sort(key=order_of)
+    return found
+
+
+def order_of(TimerHandle timer):
+    """Return what the heap sorts by: equal deadlines run in the order of their making."""
+    return timer.deadline_ns(), timer.sequence

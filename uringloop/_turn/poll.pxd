@@ -1,0 +1,28 @@
+"""Waits for the readiness of a descriptor that belongs to the user."""
+
+from uringloop._ring.ring cimport Operation
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef class PollOnce:
+    # The waits of one call for a descriptor's readiness.
+    cdef LoopCore loop
+    cdef int fd                 # the user's
+    cdef object sock            # that it is of, kept open until the call has ended; or None
+    cdef unsigned int mask
+    cdef object future          # resolved with None when the descriptor is ready
+    cdef Operation poll_op
+    cdef bint finished
+    cdef int epoll_fd           # ours, of which the ring is asked after a half-close; or -1
+
+    cdef int arm(self) except -1
+    cdef int on_poll(self, int res, unsigned int flags) except -1
+    cdef int look_past_end(self) except -1
+    cdef void close_epoll(self) noexcept
+    cdef int wait_again(self) except -1
+    cdef int keep_open(self, object sock) except -1
+    cdef int let_go(self) except -1
+    cdef int finish(self) except -1
+
+
+cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask)

@@ -1,0 +1,243 @@
+"""Deadlines, nearest first: a heap of four children to a node, with lazy cancellation.
+
+A deadline stands beside a pointer to its handle, and four children are one line of the cache: no
+handle is looked at before it is due, unless two deadlines are equal.
+
+A cancelled timer stays until it comes to the top or until more than half of a large heap is
+cancelled, as asyncio does it: cancelling costs nothing, which is what timeouts need. The kernel
+gets no timer per deadline, the wait carries the nearest one.
+
+The garbage collector does not go through the handles that wait, which took nearly half of the time
+of making a million of them: they are untracked while they are here. `traverse_timers` answers for
+what they refer to, so that a loop which nobody holds is collected with its timers.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memcpy
+
+from uringloop._cpython.pyapi cimport (
+    PyObject_GC_Track,
+    PyObject_GC_UnTrack,
+    Py_DECREF_owned,
+    prefetch,
+    visitproc,
+)
+from uringloop._turn.handles cimport TimerHandle, traverse_waiting
+
+
+# asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
+COMPACT_ABOVE = 100
+# Room at first; it doubles, and what is empty by three quarters is halved.
+CAPACITY_AT_START = 64
+# Due timers whose memory is asked for ahead of the one that runs.
+PREFETCHED = 4
+CACHE_LINE = 64
+
+cdef Py_ssize_t COMPACT = COMPACT_ABOVE
+cdef Py_ssize_t FIRST = CAPACITY_AT_START
+cdef Py_ssize_t AHEAD = PREFETCHED
+cdef Py_ssize_t LINE = CACHE_LINE
+
+
+cdef inline bint before(const Entry *left, const Entry *right) noexcept:
+    if left.ns != right.ns:
+        return left.ns < right.ns
+    # Equal deadlines run in the order of their making.
+    return (<TimerHandle>left.timer).sequence < (<TimerHandle>right.timer).sequence
+
+
+cdef inline int release(PyObject *waiting) except -1:
+    """Let go of a timer that leaves the heap: it is like any other object again."""
+    cdef TimerHandle timer = <TimerHandle>waiting
+    if timer.is_cancelled:
+        timer.tally[0] -= 1
+    timer.tally = NULL
+    PyObject_GC_Track(timer)
+    Py_DECREF_owned(waiting)
+    return 0
+
+
+cdef class TimerHeap:
+
+    def __dealloc__(self):
+        self.clear()
+
+    cdef int push(self, TimerHandle timer) except -1:
+        if self.cancelled > COMPACT and 2 * self.cancelled > self.count:
+            self._compact()
+        if self.count == self.capacity:
+            self._resize(max(2 * self.capacity, FIRST))
+        self.sequence += 1
+        timer.sequence = self.sequence
+        timer.tally = &self.cancelled
+        PyObject_GC_UnTrack(timer)
+        Py_INCREF(timer)
+        self.entries[self.count].ns = timer.deadline_ns()
+        self.entries[self.count].timer = <PyObject*>timer
+        self.count += 1
+        self._sift_up(self.count - 1)
+        return 0
+
+    cdef int64_t next_deadline_ns(self) except? -1:
+        """Return the nearest deadline or NO_DEADLINE, dropping cancelled timers on top."""
+        while self.count:
+            if not (<TimerHandle>self.entries[0].timer).is_cancelled:
+                return self.entries[0].ns
+            release(self._pop())
+        return NO_DEADLINE
+
+    cdef int expire(self, int64_t now_ns) except -1:
+        """Take the timers that are due from the heap; `next_due` gives them."""
+        while self.count and self.entries[0].ns <= now_ns:
+            if self.due_end == self.due_capacity:
+                self._grow_due()
+            self.due[self.due_end] = self._pop()
+            self.due_end += 1
+        if self.capacity > FIRST and 4 * self.count < self.capacity:
+            self._resize(max(self.capacity // 2, FIRST))
+        return 0
+
+    cdef TimerHandle next_due(self):
+        """Remove and return the first of the timers that were due; None if there is none."""
+        cdef PyObject *waiting
+        cdef TimerHandle timer
+        if self.due_begin == self.due_end:
+            return None
+        if self.due_begin + AHEAD < self.due_end:
+            prefetch(self.due[self.due_begin + AHEAD])
+        waiting = self.due[self.due_begin]
+        timer = <TimerHandle>waiting
+        self.due_begin += 1
+        if self.due_begin == self.due_end:
+            self._forget_due()
+        release(waiting)
+        return timer
+
+    cdef int clear(self) except -1:
+        """Drop every timer. What that runs may make new ones: they stay."""
+        cdef Entry *entries = self.entries
+        cdef char *storage = self.storage
+        cdef PyObject **due = self.due
+        cdef Py_ssize_t count = self.count
+        cdef Py_ssize_t index = self.due_begin
+        cdef Py_ssize_t end = self.due_end
+        self.storage = NULL
+        self.entries = NULL
+        self.due = NULL
+        self.count = self.capacity = 0
+        self.due_begin = self.due_end = self.due_capacity = 0
+        for index in range(index, end):
+            release(due[index])
+        for index in range(count):
+            release(entries[index].timer)
+        PyMem_Free(due)
+        PyMem_Free(storage)
+        return 0
+
+    cdef int _compact(self) except -1:
+        """Drop the timers that are cancelled."""
+        cdef Py_ssize_t index
+        cdef Py_ssize_t kept = 0
+        # They go last: dropping them may run code that makes timers.
+        cdef list dropped = []
+        for index in range(self.count):
+            if (<TimerHandle>self.entries[index].timer).is_cancelled:
+                dropped.append(<TimerHandle>self.entries[index].timer)
+        for index in range(self.count):
+            if (<TimerHandle>self.entries[index].timer).is_cancelled:
+                release(self.entries[index].timer)
+            else:
+                self.entries[kept] = self.entries[index]
+                kept += 1
+        self.count = kept
+        for index in range((kept - 2) >> 2, -1, -1):
+            self._sift_down(index)
+        return 0
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────
+
+    cdef int _resize(self, Py_ssize_t capacity) except -1:
+        cdef char *storage = <char*>PyMem_Malloc(capacity * sizeof(Entry) + 2 * LINE)
+        cdef uintptr_t line
+        if storage == NULL:
+            raise MemoryError
+        # The first four children, which are the entries 1 to 4, begin a line.
+        line = (<uintptr_t>storage + 2 * LINE - 1) & ~<uintptr_t>(LINE - 1)
+        if self.count:
+            memcpy(<Entry*>line - 1, self.entries, self.count * sizeof(Entry))
+        PyMem_Free(self.storage)
+        self.storage = storage
+        self.entries = <Entry*>line - 1
+        self.capacity = capacity
+        return 0
+
+    cdef int _grow_due(self) except -1:
+        cdef Py_ssize_t capacity = max(2 * self.due_capacity, FIRST)
+        cdef PyObject **grown = <PyObject**>PyMem_Realloc(
+            self.due, capacity * sizeof(PyObject*))
+        if grown == NULL:
+            raise MemoryError
+        self.due = grown
+        self.due_capacity = capacity
+        return 0
+
+    cdef void _forget_due(self) noexcept:
+        """All have run: begin anew, with little memory."""
+        self.due_begin = self.due_end = 0
+        if self.due_capacity > FIRST:
+            PyMem_Free(self.due)
+            self.due = NULL
+            self.due_capacity = 0
+
+    # ── keeping the order ────────────────────────────────────────────────────────────────────
+
+    cdef PyObject *_pop(self) noexcept:
+        """Remove and return the nearest timer, with its reference; there must be one."""
+        cdef PyObject *nearest = self.entries[0].timer
+        self.count -= 1
+        if self.count:
+            self.entries[0] = self.entries[self.count]
+            self._sift_down(0)
+        return nearest
+
+    cdef void _sift_up(self, Py_ssize_t index) noexcept:
+        cdef Entry moving = self.entries[index]
+        cdef Py_ssize_t above
+        while index > 0:
+            above = (index - 1) >> 2
+            if not before(&moving, &self.entries[above]):
+                break
+            self.entries[index] = self.entries[above]
+            index = above
+        self.entries[index] = moving
+
+    cdef void _sift_down(self, Py_ssize_t index) noexcept:
+        cdef Entry moving = self.entries[index]
+        cdef Py_ssize_t below = 4 * index + 1
+        cdef Py_ssize_t other
+        while below < self.count:
+            for other in range(below + 1, min(below + 4, self.count)):
+                if before(&self.entries[other], &self.entries[below]):
+                    below = other
+            if not before(&self.entries[below], &moving):
+                break
+            self.entries[index] = self.entries[below]
+            index = below
+            below = 4 * index + 1
+        self.entries[index] = moving
+
+
+cdef int traverse_timers(TimerHeap heap, visitproc visit, void *argument) noexcept:
+    """Tell the garbage collector what the timers refer to."""
+    cdef Py_ssize_t index
+    cdef int res = 0
+    if heap is None:
+        return 0
+    for index in range(heap.due_begin, heap.due_end):
+        res = res or traverse_waiting(heap.due[index], visit, argument)
+    for index in range(heap.count):
+        res = res or traverse_waiting(heap.entries[index].timer, visit, argument)
+    return res

@@ -1,0 +1,60 @@
+"""URINGLOOP_TRACE: what a loop's ring is asked and what it answers, told as it happens."""
+
+import errno
+import fcntl
+import os
+import threading
+
+from uringloop._kernel.trace cimport URING_TRACE_ERRORS
+from uringloop._kernel.uring cimport uring_clock_ns
+from uringloop._turn.turn cimport LoopCore
+
+# What stands for standard error, and what for nothing.
+STDERR = "1"
+OFF = ("", "0")
+
+_lock = threading.Lock()
+# The descriptors that are written to, by what the variable says: one for a process, and to its end.
+_outputs = {}
+_names = {number: name.encode() for number, name in errno.errorcode.items()}
+cdef const char *_errors[URING_TRACE_ERRORS]
+cdef unsigned int _loops = 0
+
+
+def output(where):
+    """Return the descriptor for *where*: "1", or the path of a file to append to; -1 for none.
+
+    Raises OSError if the file can not be opened.
+    """
+    if where in OFF:
+        return -1
+    with _lock:
+        if where not in _outputs:
+            _outputs[where] = _opened(where)
+        return _outputs[where]
+
+
+def _opened(where):
+    if where != STDERR:
+        return os.open(where, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # One of its own: 2 may be closed, and then be anything.
+        return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return -1
+
+
+def trace(LoopCore loop not None, int fd):
+    """Write what *loop* asks of its ring, and the answers, to *fd*; nothing if that is -1."""
+    global _loops
+    cdef int number
+    if fd < 0:
+        return
+    if not _loops:
+        for number in range(URING_TRACE_ERRORS):
+            _errors[number] = <const char *>_names[number] if number in _names else NULL
+    _loops += 1
+    loop.ring.trace.loop = _loops
+    loop.ring.trace.errors = _errors
+    loop.ring.trace.began_ns = uring_clock_ns()
+    loop.ring.trace.fd = fd

@@ -1,0 +1,113 @@
+"""The turn: what a loop does over and over, and what may be asked of it."""
+
+from cpython.list cimport PyList_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._ring.buffers cimport BufferPool
+from uringloop._ring.ring cimport Ring
+from uringloop._ring.wakeup cimport WakeUp
+from uringloop._turn.fd_table cimport Owners
+from uringloop._turn.handles cimport Handle, TimerHandle
+from uringloop._turn.ready cimport ReadyQueue
+from uringloop._turn.timers cimport TimerHeap
+from uringloop._turn.timing cimport Times
+
+
+cdef enum:
+    # Bytes written in one turn before they are submitted early: dozens of live 100 KB messages
+    # make the allocator trim and refault its heap, 45 % of the time at 100 KB.
+    QUEUED_BYTES_MAX = 256 * 1024
+
+
+cdef class Flushable:
+    # Something that saves up work during a turn: a transport its writes, a watcher its re-arming.
+    cdef bint flush_queued      # on the loop's flush list
+    cdef int flush(self) except -1
+    cdef int flush_alone(self) except -1
+    cdef int rearm(self) except -1
+
+
+cdef enum:
+    # Turns by what they were told of: 1, 2 to 3, 4 to 7, ... and 128 or more completions.
+    BATCH_SIZES = 8
+
+
+cdef struct Counters:
+    # What has been done since the loop was made, for stats(): additions, nothing more.
+    uint64_t turns
+    uint64_t batches[BATCH_SIZES]
+    uint64_t batched            # completions of all these
+    uint64_t timers             # that were due and have run
+    uint64_t received_bytes     # by transports
+    uint64_t sent_bytes
+    uint64_t rearms             # receives armed anew
+    uint64_t starved            # receives that found no buffer
+    uint64_t overflows          # enters that the kernel kept completions for
+    int64_t lag_ns              # how late the newest timer was
+    int64_t lag_max_ns
+
+
+cdef class LoopCore:
+    cdef Ring ring
+    cdef BufferPool pool            # of the streams
+    cdef BufferPool datagram_pool
+    cdef TimerHeap timers
+    cdef ReadyQueue ready
+    cdef list flush_list        # of Flushable, flushed at the end of the turn
+    cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
+    cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
+    cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
+    cdef int64_t files_until    # until when files may work in this turn; 0 before they have begun
+    cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
+    cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
+    cdef bint sleeping          # in a wait: others must wake the loop
+    cdef bint stopping
+    cdef bint sending           # sends may leave in mid-turn: from take_over until settle
+    cdef bint nestable          # it may be run again within its callbacks
+    cdef bint closed
+    cdef bint clock_replaced    # a subclass, or a test, has a time() or call_at() of its own
+    cdef bint debug
+    cdef unsigned long thread_id    # that runs the loop, 0 when none does
+    cdef dict future_options    # of every Future; None before the first, and when closed
+    cdef Handle current_handle  # in debug mode, the one that runs; else None
+    cdef Owners owners          # the transports, by descriptor
+    cdef Counters counters
+    cdef Times times            # of turns and callbacks, while somebody wants to know
+    cdef public double slow_callback_duration
+    # Garbage is closed before it is taken apart, operations and all: told to the collector then.
+    cdef public bint _closes_itself
+    cdef object __weakref__
+
+    cdef int64_t now_ns(self) except? -1
+    cdef int check_closed(self) except -1
+    cdef int check_thread(self) except -1
+    cdef int check_call(self, object callback, str method) except -1
+    cdef Handle schedule(self, object callback, tuple args, object context)
+    cdef Handle schedule_handle(self, Handle handle)
+    cdef int run_turn(self) except -1
+    cdef int collect(self, bint held_back) except -1
+    cdef int dispatch(self) except -1
+    cdef int feed_starved(self, BufferPool pool) except -1
+    cdef int expire_timers(self) except -1
+    cdef int run_due(self) except -1
+    cdef int run_handle(self, Handle handle) except -1
+    cdef int run_ready(self) except -1
+    cdef int run_timed(self, Handle handle) except -1
+    cdef int report_slow(self, int64_t began, object subject) except -1
+    cdef int flush_all(self) except -1
+    cdef inline bint is_idle(self) noexcept:
+        """Whether nothing is to be run, handed over or handed out; timers are not asked."""
+        return not (self.ready.count or self.stopping or self.ring.has_completions()
+                    or self.has_starved() or PyList_GET_SIZE(self.flush_list))
+    cdef int submit_and_wait(self) except -1
+    cdef bint has_held_back(self) except -1
+    cdef int submit(self) except -1
+    cdef int add_flush(self, Flushable item) except -1
+    cdef int flush_early(self) except -1
+    cdef int add_rearm(self, Flushable item) except -1
+    cdef int rearm_all(self) except -1
+    cdef int starve(self, Flushable item, BufferPool pool) except -1
+    cdef bint has_starved(self) noexcept
+    cdef int wake(self) except -1
+    cdef TimerHandle _call_at(
+        self, object when, object callback, tuple args, object context)

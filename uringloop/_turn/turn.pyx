@@ -1,0 +1,615 @@
+"""The turn: what a loop does over and over, and what may be asked of it.
+
+    expire_timers   note the timers that are due
+    run_ready       run the callbacks that were ready when the turn began
+    collect         dispatch the completions that were there when the turn began; what protocols
+                    wrote leaves with the enters that bring what the kernel held back
+    run_due         run the timers that were due when the turn began
+    rearm_all       watchers join the flush list, if callbacks of theirs have run
+    flush_all       one send for each transport that wrote, and epoll is asked again
+    submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
+
+That is asyncio's order. What these three schedule or cause runs in the next turn.
+
+LoopCore owns the ring, the buffer pools, the timers and the queues. The thread that runs the loop
+owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
+Everything that happens once for a connection or a loop is Python, in uringloop/loop.py.
+"""
+
+import asyncio
+import inspect
+import sys
+import threading
+from asyncio import coroutines, format_helpers
+from asyncio.log import logger
+
+cimport cython
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._cpython.pyapi cimport (
+    PyErr_CheckSignals,
+    PyList_GET_ITEM_borrowed,
+    PyMethodDef,
+    PyObject_Call,
+    PyTuple_GET_ITEM_borrowed,
+    PyTuple_GET_SIZE,
+    set_method,
+    set_traverse,
+    traverseproc,
+    visitproc,
+)
+from uringloop._kernel.errors cimport errno, os_error
+from uringloop._kernel.uring cimport (
+    EFD_CLOEXEC,
+    EFD_NONBLOCK,
+    URING_FOREVER,
+    close,
+    eventfd,
+    eventfd_write,
+    uring_clock_ns,
+)
+from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
+from uringloop._ring.lifecycle cimport drain, fall_over, settle, take_over
+from uringloop._ring.ring cimport Ring, traverse_ring
+from uringloop._ring.wakeup cimport WakeUp
+from uringloop._turn.fd_table cimport Owners
+from uringloop._turn.handles cimport (
+    Handle,
+    TimerHandle,
+    format_handle,
+    nanoseconds,
+    new_handle,
+    new_handle_for_threads,
+    new_handle_of,
+    new_timer,
+)
+from uringloop._turn.ready cimport ReadyQueue
+from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
+from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, power_of
+
+
+# One enter brings 20 deferred completions (kernel 6.13+): after this many in one turn callbacks
+# have their turn, however many sockets are ready.
+COLLECT_ROUNDS_MAX = 16
+# Longest sleep, as asyncio's: a deadline further away than this is looked at again then.
+SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
+
+cdef int ROUNDS = COLLECT_ROUNDS_MAX
+cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
+
+cdef object FUTURE = asyncio.Future
+cdef tuple NO_ARGS = ()
+cdef str NAME_CONTEXT = "context"
+
+
+cdef class Flushable:
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+    cdef int flush_alone(self) except -1:
+        """Flush the only item of the list."""
+        return self.flush()
+
+    cdef int rearm(self) except -1:
+        raise NotImplementedError
+
+
+cdef class LoopCore:
+
+    def __cinit__(self, *args, **kwargs):
+        self.ready = ReadyQueue()
+        self.flush_list = []
+        self.rearm_list = []
+        self.timers = TimerHeap()
+        self.owners = Owners()
+        self.slow_callback_duration = 0.1
+        # Nothing is open until the constructor has made it.
+        self.closed = True
+
+    def __init__(
+            self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1, soft=False):
+        """Open the ring. Raises OSError where the kernel refuses one."""
+        cdef int fd
+        self.ring = Ring(sqpoll, sqpoll_cpu, soft)
+        self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
+        self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
+        # Their memory comes at first need.
+        self.pool = new_stream_pool(self.ring)
+        self.datagram_pool = new_datagram_pool(self.ring)
+        fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if fd < 0:
+            exc = os_error(-errno, "eventfd")
+            self.ring.close()
+            raise exc
+        self.waker = WakeUp(self.ring, fd)
+        self.closed = False
+        self._replace_clock(False)
+        self.debug = coroutines._is_debug_mode()
+
+    def __dealloc__(self):
+        if self.waker is not None and self.waker.fd >= 0:
+            close(self.waker.fd)
+
+    # ── scheduling ───────────────────────────────────────────────────────────────────────────
+
+    def call_soon(self, callback, *args, context=None):
+        """Schedule *callback* for the next turn."""
+        if self.closed or self.debug:
+            self.check_closed()
+            if self.debug:
+                self.check_thread()
+                self.check_call(callback, "call_soon")
+        return self.schedule(callback, args, context)
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """Schedule *callback* from any thread, waking the loop if it sleeps."""
+        self.check_closed()
+        if self.debug:
+            self.check_call(callback, "call_soon_threadsafe")
+        handle = self.schedule_handle(new_handle_for_threads(self, callback, args, context))
+        self.wake()
+        return handle
+
+    def call_later(self, delay, callback, *args, context=None):
+        """Schedule *callback* after *delay* seconds."""
+        if delay is None:
+            raise TypeError("delay must not be None")
+        if self.clock_replaced:
+            return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self._call_at(uring_clock_ns() * 1e-9 + delay, callback, args, context)
+
+    def call_at(self, when, callback, *args, context=None):
+        """Schedule *callback* for the time *when* on the loop's clock."""
+        if when is None:
+            raise TypeError("when cannot be None")
+        return self._call_at(when, callback, args, context)
+
+    cdef TimerHandle _call_at(
+            self, object when, object callback, tuple args, object context):
+        cdef TimerHandle timer
+        self.check_closed()
+        if self.debug:
+            self.check_thread()
+            self.check_call(callback, "call_at")
+        timer = new_timer(self, when, callback, args, context)
+        if self.debug:
+            timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        self.timers.push(timer)
+        return timer
+
+    def time(self):
+        """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
+        return uring_clock_ns() * 1e-9
+
+    def _replace_clock(self, patched):
+        """Go by `time` and `call_at` from now on if one is a subclass's, or a test's own."""
+        self.clock_replaced = (patched or type(self).time is not LoopCore.time
+                               or type(self).call_at is not LoopCore.call_at)
+
+    cdef int64_t now_ns(self) except? -1:
+        return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
+
+    def get_debug(self):
+        return self.debug
+
+    def is_running(self):
+        # A forked child inherits the fields, but nobody runs the loop there.
+        return self.thread_id != 0 and not self.ring.u.inherited
+
+    def is_closed(self):
+        return self.closed
+
+    def stop(self):
+        """Stop after the current turn."""
+        self.stopping = True
+
+    cdef Handle schedule(self, object callback, tuple args, object context):
+        return self.schedule_handle(new_handle(self, callback, args, context))
+
+    cdef Handle schedule_handle(self, Handle handle):
+        if self.debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        self.ready.push(handle)
+        return handle
+
+    cdef int check_closed(self) except -1:
+        if self.closed:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    cdef int check_thread(self) except -1:
+        if self.thread_id != 0 and threading.get_ident() != self.thread_id:
+            raise RuntimeError(
+                "Non-thread-safe operation invoked on an event loop other than the current one")
+        return 0
+
+    cdef int check_call(self, object callback, str method) except -1:
+        if coroutines.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
+            raise TypeError(f"coroutines cannot be used with {method}()")
+        if not callable(callback):
+            raise TypeError(f"a callable object was expected by {method}(), got {callback!r}")
+        return 0
+
+    def create_future(self):
+        cdef dict options = self.future_options
+        if options is None:
+            options = {"loop": self}
+            if not self.closed:
+                self.future_options = options
+        return PyObject_Call(FUTURE, NO_ARGS, options)
+
+    # ── the turn ─────────────────────────────────────────────────────────────────────────────
+
+    @cython.final
+    cdef int run_turn(self) except -1:
+        cdef bint held_back = self.ring.mark()
+        self.files_until = 0
+        self.counters.turns += 1
+        if self.timers.count:
+            self.expire_timers()
+        if self.ready.count:
+            self.run_ready()
+        self.collect(held_back)
+        if self.timers.due_end:
+            self.run_due()
+        if PyList_GET_SIZE(self.rearm_list):
+            self.rearm_all()
+        self.flush_all()
+        end_turn(&self.times)
+        self.submit_and_wait()
+        return 0
+
+    @cython.final
+    cdef int collect(self, bint held_back) except -1:
+        """Dispatch what had completed when the turn began, or was *held back* for an enter."""
+        cdef int rounds = 0
+        cdef uint64_t before = self.ring.completions
+        if self.ring.forbidden is not None:
+            fall_over(self.ring)
+        self.dispatch()
+        while held_back and self.ring.has_task_work() and rounds < ROUNDS:
+            rounds += 1
+            self.counters.overflows += self.ring.has_overflow()
+            # What this round's protocols wrote goes along: the connections are in the cache now.
+            self.flush_all()
+            self.ring.submit()
+            if not self.ring.has_completions():
+                # The kernel says so for nothing (uring_has_task_work).
+                break
+            self.ring.mark()
+            self.dispatch()
+        if self.ring.completions != before:
+            before = self.ring.completions - before
+            self.counters.batches[power_of(before, BATCH_SIZES - 1)] += 1
+            self.counters.batched += before
+        if PyList_GET_SIZE(self.pool.starved):
+            self.feed_starved(self.pool)
+        if PyList_GET_SIZE(self.datagram_pool.starved):
+            self.feed_starved(self.datagram_pool)
+        return 0
+
+    @cython.final
+    cdef int dispatch(self) except -1:
+        """Hand out what has completed; a lack of memory ends one of them, and not the run."""
+        while True:
+            try:
+                return self.ring.dispatch_marked()
+            except MemoryError as exc:
+                self.call_exception_handler(
+                    {"message": "No memory for what has completed", "exception": exc})
+
+    cdef int feed_starved(self, BufferPool pool) except -1:
+        """Re-arm as many receives as there are buffers: all of them at once would starve again."""
+        cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
+        cdef list fed = pool.starved[:count]
+        cdef Flushable item
+        del pool.starved[:count]
+        for item in fed:
+            item.rearm()
+        return 0
+
+    cdef int expire_timers(self) except -1:
+        """Take the timers that are due from the heap; they run after what the kernel answers."""
+        cdef int64_t now
+        cdef int64_t deadline = self.timers.next_deadline_ns()
+        if deadline != NO_DEADLINE:
+            now = self.now_ns()
+            if deadline <= now:
+                self.counters.lag_ns = now - deadline
+                self.counters.lag_max_ns = max(self.counters.lag_max_ns, now - deadline)
+                add_duration(&self.times.lags, now - deadline)
+            self.timers.expire(now)
+        return 0
+
+    cdef int run_due(self) except -1:
+        # One that leaves the run leaves the others for the next.
+        cdef TimerHandle timer = self.timers.next_due()
+        while timer is not None:
+            self.counters.timers += not timer.is_cancelled
+            self.run_handle(timer)
+            timer = self.timers.next_due()
+        return 0
+
+    @cython.final
+    cdef int run_ready(self) except -1:
+        cdef Py_ssize_t count = self.ready.count
+        while count > 0:
+            # close() from a callback's thread is refused, but the queue may be cleared.
+            count = min(count, self.ready.count) - 1
+            if count < 0:
+                break
+            self.run_handle(self.ready.pop())
+        return 0
+
+    @cython.final
+    cdef int run_handle(self, Handle handle) except -1:
+        if self.debug or self.times.wishes & FOR_HISTOGRAMS:
+            return self.run_timed(handle)
+        return handle.run()
+
+    cdef int run_timed(self, Handle handle) except -1:
+        cdef int64_t began = uring_clock_ns()
+        self.current_handle = handle
+        try:
+            handle.run()
+        finally:
+            self.current_handle = None
+        if self.times.wishes & FOR_HISTOGRAMS:
+            add_duration(&self.times.callbacks, uring_clock_ns() - began)
+        return self.report_slow(began, handle) if self.debug else 0
+
+    cdef int report_slow(self, int64_t began, object subject) except -1:
+        cdef double took = (uring_clock_ns() - began) * 1e-9
+        if took >= self.slow_callback_duration:
+            if isinstance(subject, Handle):
+                subject = format_handle(subject)
+            logger.warning("Executing %s took %.3f seconds", subject, took)
+        return 0
+
+    @cython.final
+    cdef int flush_all(self) except -1:
+        cdef list items
+        cdef Flushable item
+        cdef Py_ssize_t index = 0
+        cdef Py_ssize_t count = PyList_GET_SIZE(self.flush_list)
+        if count:
+            items = self.flush_list
+            self.flush_list = []
+            try:
+                while index < count:
+                    item = <Flushable>PyList_GET_ITEM_borrowed(items, index)
+                    index += 1
+                    item.flush_queued = False
+                    if count == 1:
+                        item.flush_alone()
+                    else:
+                        item.flush()
+            except BaseException:
+                # The others still have something to send.
+                self.flush_list = items[index:] + self.flush_list
+                raise
+        self.queued_bytes = 0
+        return 0
+
+    @cython.final
+    cdef int submit_and_wait(self) except -1:
+        cdef int64_t deadline
+        cdef int64_t timeout = URING_FOREVER
+        if self.ready.count:
+            return self.submit()
+        # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
+        # from here to the wait no other thread may schedule without seeing that we sleep.
+        deadline = self.timers.next_deadline_ns()
+        if self.is_idle() and not self.has_held_back():
+            if deadline != NO_DEADLINE:
+                timeout = min(deadline - self.now_ns(), SLEEP_MAX)
+            if timeout == URING_FOREVER or timeout > 0:
+                # Set and read under the GIL, which the wait gives up: no wake-up is missed.
+                self.sleeping = True
+                try:
+                    self.ring.wait(timeout)
+                finally:
+                    self.sleeping = False
+                    begin_turn(&self.times)
+                PyErr_CheckSignals()
+                return 0 if self.shared_listeners is None else self.shared_listeners.flush()
+        return self.submit()
+
+    cdef bint has_held_back(self) except -1:
+        """Take what the kernel has held back, if anything: a sleep would bring one of it."""
+        if not self.ring.has_task_work():
+            return False
+        self.ring.submit()
+        return self.ring.has_completions()
+
+    @cython.final
+    cdef int submit(self) except -1:
+        if self.ring.needs_enter():
+            self.ring.submit()
+        PyErr_CheckSignals()
+        return 0 if self.shared_listeners is None else self.shared_listeners.flush()
+
+    # ── what transports ask for ──────────────────────────────────────────────────────────────
+
+    cdef int add_flush(self, Flushable item) except -1:
+        """Have *item* flushed at the end of this turn."""
+        if not item.flush_queued:
+            item.flush_queued = True
+            self.flush_list.append(item)
+        return 0
+
+    cdef int add_rearm(self, Flushable item) except -1:
+        """Have *item* armed again after its callback has run: never by an early flush."""
+        if not item.flush_queued:
+            item.flush_queued = True
+            self.rearm_list.append(item)
+        return 0
+
+    cdef int rearm_all(self) except -1:
+        """Let the watchers be armed: what they were ready for has been dealt with."""
+        self.flush_list += self.rearm_list
+        self.rearm_list = []
+        return 0
+
+    cdef int flush_early(self) except -1:
+        """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
+        if self.sending and self.ring.forbidden is None:
+            self.flush_all()
+            self.ring.submit_only()
+        return 0
+
+    cdef int starve(self, Flushable item, BufferPool pool) except -1:
+        """Queue *item* until the receive buffers of this batch are back."""
+        self.counters.starved += 1
+        pool.grow()
+        pool.starved.append(item)
+        return 0
+
+    cdef bint has_starved(self) noexcept:
+        return (PyList_GET_SIZE(self.pool.starved) != 0
+                or PyList_GET_SIZE(self.datagram_pool.starved) != 0)
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self):
+        """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
+        self.check_closed()
+        self.thread_id = threading.get_ident()
+        begin_turn(&self.times)
+        try:
+            take_over(self.ring)
+            self.ring.running = True
+            self.sending = True
+            self.waker.arm()
+            while True:
+                self.run_turn()
+                if self.stopping:
+                    break
+        finally:
+            # What resume_writing writes while the sends are ended waits for the next run.
+            self.sending = False
+            try:
+                settle(self.ring)
+            finally:
+                self.ring.running = False
+                self.stopping = False
+                self.thread_id = 0
+
+    def _close(self):
+        """Close the ring and drop every callback. The loop must not run."""
+        self.closed = True
+        try:
+            self.ready.clear()
+            self.timers.clear()
+            drain(self.ring)
+        finally:
+            self.future_options = None
+            self.flush_list = []
+            self.rearm_list = []
+            self.pool.starved = []
+            self.datagram_pool.starved = []
+            self.ring.close()
+            self.pool.close()
+            self.datagram_pool.close()
+            close(self.waker.fd)
+            self.waker.fd = -1
+
+    def _watch_signals(self, fd, on_wake):
+        """Call *on_wake* in the loop's thread whenever *fd*, a non-blocking one, has data."""
+        if self.signal_waker is None:
+            self.signal_waker = WakeUp(self.ring, fd, on_wake)
+        self.signal_waker.arm()
+
+    cdef int wake(self) except -1:
+        if self.sleeping:
+            eventfd_write(self.waker.fd, 1)
+        return 0
+
+    # ── what the Python half asks for ────────────────────────────────────────────────────────
+
+    def _check_closed(self):
+        self.check_closed()
+
+    def _check_callback(self, callback, method):
+        self.check_call(callback, method)
+
+    def _make_handle(self, callback, args):
+        cdef Handle handle = new_handle(self, callback, args, None)
+        if self.debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        return handle
+
+    def _push_handle(self, handle):
+        self.ready.push(handle)
+
+    def _set_debug(self, enabled):
+        self.debug = enabled
+
+    def _current_traceback(self):
+        """Return where the running callback was scheduled, in debug mode; else None."""
+        return None if self.current_handle is None else self.current_handle.source_traceback
+
+    def _count_sent(self, size):
+        """Count bytes that a transport's descriptor was given by somebody else."""
+        self.counters.sent_bytes += <uint64_t>size
+
+    def _transport_of(self, fd):
+        """Return the transport that owns *fd*, or None."""
+        return self.owners.get(fd)
+
+    # ── counters ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _operations_in_flight(self):
+        return self.ring.count
+
+    @property
+    def _buffers_out(self):
+        return self.pool.out + self.datagram_pool.out
+
+    @property
+    def _kernel_entries(self):
+        return self.ring.u.enters
+
+
+cdef object call_soon_at_once(
+        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Do what call_soon does where nothing is unusual; the rest is left to it."""
+    cdef LoopCore loop = <LoopCore>self
+    cdef PyObject *context = NULL
+    cdef Handle handle
+    cdef Py_ssize_t index
+    if size >= 1 and not loop.closed and not loop.debug:
+        if names != NULL and PyTuple_GET_SIZE(<tuple>names) == 1:
+            if <str>PyTuple_GET_ITEM_borrowed(<tuple>names, 0) == NAME_CONTEXT:
+                context = call[size]
+        if names == NULL or context != NULL:
+            handle = new_handle_of(loop, call, size, context)
+            loop.ready.push(handle)
+            return handle
+    options = {}
+    if names != NULL:
+        for index, name in enumerate(<tuple>names):
+            options[name] = <object>call[size + index]
+    return CALL_SOON(loop, *[<object>call[index] for index in range(size)], **options)
+
+
+cdef PyMethodDef call_soon_definition
+cdef object CALL_SOON = LoopCore.call_soon
+set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_at_once)
+
+
+cdef traverseproc traverse_fields
+
+
+cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
+    """Answer the garbage collector for what it does not see: the timers, what is in flight."""
+    cdef LoopCore loop = <LoopCore>self
+    return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
+            or (loop._closes_itself and traverse_ring(loop.ring, visit, argument)))
+
+
+traverse_fields = set_traverse(LoopCore, traverse_all)
