@@ -121,8 +121,9 @@ test-dev: $(VENV)/installed  ## The same in Python's development mode: every war
 # At the same time: much of a test is waiting. What is told is told one after the other. Left out on
 # the software ring is what is not about rings, and what chooses its own: some of that forbids io_uring
 # for a moment, by the sysctl.
-LEFT_OUT = frameworks $(patsubst %,test_%.py, \
-  backends bench compare doctor features packaging softring softring_files tidy)
+LEFT_OUT = frameworks tools/test_bench.py tools/test_compare.py tools/test_doctor.py \
+  project/test_packaging.py project/test_tidy.py \
+  ring/test_backends.py ring/test_features.py ring/test_softring.py ring/test_softring_files.py
 test-rings: $(VENV)/installed  ## Both of them, side by side
 	@mkdir -p build; \
 	$(MAKE) --no-print-directory test-soft $(SOFT) \
@@ -144,7 +145,7 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@touch $@
 
 test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and what documents show
-	$(RUN) -m pytest tests/frameworks tests/test_docs.py $(ARGS)
+	$(RUN) -m pytest tests/frameworks tests/project/test_docs.py $(ARGS)
 
 # What is installed asks for no more than its extra.
 $(VENV)/frameworks: $(VENV)/installed
@@ -204,7 +205,7 @@ kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie 
 	PYTHONSAFEPATH=1 .venv-kernels/bin/python .ci/kernels --jobs 2 $(ARGS)
 
 # The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
-# tests/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
+# tests/loop/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
 # stays in quarantine for a while, so the tests that watch the size of the process have no point, nor
 # have those of how long files keep others waiting: giving memory back takes tens of milliseconds. A
 # browser does not start under them. They look for C++'s exceptions, matplotlib's, as they are loaded.
@@ -213,8 +214,8 @@ kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie 
 SANITIZED = PYTHONMALLOC=malloc CONFORMANCE_SKIPS="$(FORKED_POOLS)" PYTHONSAFEPATH=1 \
   LD_PRELOAD="$(foreach library,$(RUNTIME) libstdc++.so,$$($${CC:-cc} -print-file-name=$(library)))"
 FORKED_POOLS = $(patsubst %,test_events.Test%GetEventLoop.test_get_event_loop_new_process,Py C)
-SANITIZED_TESTS = -m pytest --deselect tests/test_packaging.py \
-  --ignore tests/test_bench_report.py --ignore tests/test_files_time.py -k "not flat" $(ARGS)
+SANITIZED_TESTS = -m pytest --deselect tests/project/test_packaging.py \
+  --ignore tests/tools/test_bench_report.py --ignore tests/files/test_files_time.py -k "not flat" $(ARGS)
 
 # The address sanitizer ends a process in which its own mmap fails, as it did in 2 of 7 runs of the
 # test that is left out.
@@ -223,7 +224,7 @@ asan:  ## Run the tests under the address sanitizer
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
 	  $(MAKE) --no-print-directory .venv-asan/installed VENV=.venv-asan
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(SANITIZED) .venv-asan/bin/python $(SANITIZED_TESTS) \
-	  --deselect tests/test_scarcity.py::test_no_memory_for_what_was_received_ends_that_connection
+	  --deselect tests/ring/test_scarcity.py::test_no_memory_for_what_was_received_ends_that_connection
 
 ubsan: RUNTIME = libubsan.so
 ubsan:  ## Run the tests under the undefined-behaviour sanitizer

@@ -2,8 +2,9 @@
 
 Every probe is a small program on one feature, run in a process of its own, because some loops
 abort, hang or crash where others raise. What happened becomes a word in a Markdown table on
-stdout: yes; no (with the exception), hangs, dies. Nothing is asserted here: tests/test_parity.py
-does that for this package's own loop. `python benchmarks/parity.py --probe NAME LOOP` runs one.
+stdout: yes; no (with the exception), hangs, dies. Nothing is asserted here:
+tests/loop/test_parity.py does that for this package's own loop. `python benchmarks/parity.py
+--probe NAME LOOP` runs one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from contexts import Contexts, client_context, server_context
+from support.tls_contexts import Contexts, client_context, server_context
 
 import uringloop
 

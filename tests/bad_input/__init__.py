@@ -1,1 +1,1 @@
-"""Bad input, by subject: tables of calls that tests/test_bad_input.py makes on two loops."""
+"""Bad input, by subject: tables of calls that tests/loop/test_bad_input.py makes on two loops."""

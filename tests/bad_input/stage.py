@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import LoopFactory, drain_executor, lasting, open_fds, run_turns, tcp_pair
-from roles import in_thread
+from support.roles import in_thread
 
 # Nothing here waits on purpose for longer.
 TIME_LIMIT = 20.0

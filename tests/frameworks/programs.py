@@ -25,7 +25,7 @@ from typing import Any, ParamSpec
 
 import pytest
 from application import LARGE, PIECES, STREAMED
-from roles import PATIENCE, TIME_LIMIT, Loop, on_loop, until
+from support.roles import PATIENCE, TIME_LIMIT, Loop, on_loop, until
 
 P = ParamSpec("P")
 Address = tuple[str, int]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from application import LARGE, PIECES, STREAMED
 from programs import needs, program, quiet
-from roles import Loop
+from support.roles import Loop
 
 aiofiles = needs("aiofiles")
 aiofiles_os = needs("aiofiles.os")

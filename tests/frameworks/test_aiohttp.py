@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from application import LARGE, PIECES, STREAMED
 from programs import Address, Certificate, needs, process, program, python, quiet, serves_http
-from roles import Loop, noise
+from support.roles import Loop, noise
 
 aiohttp = needs("aiohttp")
 web = needs("aiohttp.web")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from application import LARGE
 from programs import Certificate, needs, program, quiet
-from roles import Loop
+from support.roles import Loop
 
 aioquic = needs("aioquic.asyncio")
 configuration = needs("aioquic.quic.configuration")

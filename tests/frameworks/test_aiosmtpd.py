@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import LoopFactory
 from programs import Address, Certificate, needs, program, quiet
-from roles import Loop, until, unused_port
+from support.roles import Loop, until, unused_port
 
 smtp = needs("aiosmtpd.smtp")
 controller = needs("aiosmtpd.controller")

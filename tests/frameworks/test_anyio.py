@@ -18,7 +18,7 @@ import pytest
 from application import LARGE
 from conftest import LoopFactory, lasting, open_fds
 from programs import Certificate, needs, program, quiet, serving_with_uvicorn
-from roles import TIME_LIMIT, Loop
+from support.roles import TIME_LIMIT, Loop
 
 anyio = needs("anyio")
 tls = needs("anyio.streams.tls")

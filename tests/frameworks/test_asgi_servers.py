@@ -29,7 +29,7 @@ from programs import (
     serves_http,
     speak_http,
 )
-from roles import PATIENCE, Loop
+from support.roles import PATIENCE, Loop
 
 pytestmark = quiet
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from application import LARGE, STREAMED
 from programs import needs, program, quiet, serving_with_uvicorn
-from roles import Loop, until
+from support.roles import Loop, until
 
 needs("fastapi")
 needs("uvicorn")

@@ -26,7 +26,7 @@ from programs import (
     python,
     speak_http,
 )
-from roles import in_thread, unused_port, wait_until
+from support.roles import in_thread, unused_port, wait_until
 
 needs_elsewhere("granian")
 

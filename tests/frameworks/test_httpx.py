@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from application import LARGE, PIECES, STREAMED, app
 from programs import Certificate, needs, program, quiet, serving_with_uvicorn
-from roles import Loop, silent_listener
+from support.roles import Loop, silent_listener
 
 httpx = needs("httpx")
 needs("uvicorn")

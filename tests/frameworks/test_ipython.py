@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from programs import needs, needs_elsewhere, process, python
-from roles import TIME_LIMIT
+from support.roles import TIME_LIMIT
 
 needs_elsewhere("IPython")
 pexpect = needs("pexpect")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from application import LARGE
 from programs import Certificate, needs, needs_programs, process, program, quiet
-from roles import TIME_LIMIT, Loop, turns, unused_port
+from support.roles import TIME_LIMIT, Loop, turns, unused_port
 
 asyncpg = needs("asyncpg")
 pytestmark = quiet

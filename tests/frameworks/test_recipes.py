@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import seccomp
-from documents import DOCS, blocks
 from programs import Process, needs_elsewhere, process, python
-from roles import PATIENCE, unused_port, wait_until
+from support import seccomp
+from support.documents import DOCS, blocks
+from support.roles import PATIENCE, unused_port, wait_until
 
 PAGE = DOCS / "recipes.md"
 METRICS_PORTS = "range(9101, 9105)"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from application import LARGE
 from programs import Certificate, needs, needs_programs, process, program, quiet
-from roles import Loop, turns, unused_port
+from support.roles import Loop, turns, unused_port
 
 redis = needs("redis.asyncio")
 errors = needs("redis.exceptions")

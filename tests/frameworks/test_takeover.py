@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from programs import Process, needs, needs_elsewhere, process, python
-from roles import PATIENCE, unused_port, wait_until
+from support.roles import PATIENCE, unused_port, wait_until
 
 LOOK = """
 import asyncio

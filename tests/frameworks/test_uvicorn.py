@@ -24,7 +24,7 @@ from programs import (
     serving_with_uvicorn,
     speak_http,
 )
-from roles import Loop, in_thread
+from support.roles import Loop, in_thread
 
 import uringloop
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from application import LARGE
 from programs import Certificate, needs, process, program, python, quiet
-from roles import PATIENCE, Loop
+from support.roles import PATIENCE, Loop
 
 websockets = needs("websockets")
 client = needs("websockets.asyncio.client")

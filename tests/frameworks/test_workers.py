@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import seccomp
 from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
-from roles import TIME_LIMIT, run_script
+from support import seccomp
+from support.roles import TIME_LIMIT, run_script
 
 # Printed in one piece each: two processes write to the same pipe. A request lasts as long as the
 # connection to the port that it names: aiohttp reads no more of a request once it is to end.

@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["uringloop"]):
     import uringloop
     from uringloop._net import resolver
 
-from contexts import Contexts, client_context, server_context
+from support.tls_contexts import Contexts, client_context, server_context
 
 LOOPS: dict[str, asyncio.AbstractEventLoop] = {
     "asyncio": asyncio.SelectorEventLoop(),

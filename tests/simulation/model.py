@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from contexts import client_context, server_context
+from support.tls_contexts import client_context, server_context
 
 import uringloop
 from simulation.ends import Buffered, End, Plain

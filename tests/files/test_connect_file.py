@@ -1,0 +1,228 @@
+"""connect_file: a regular file read as a stream, as connect_read_pipe reads a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.file_pairs import run
+
+import uringloop
+
+Loop = asyncio.AbstractEventLoop
+
+
+class Noting(asyncio.Protocol):
+    """Notes what it is told, and how much it was given."""
+
+    def __init__(self, stop_after: int = -1) -> None:
+        self.told: list[str] = []
+        self.data = bytearray()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.stop_after = stop_after
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.told.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if self.stop_after >= 0 and len(self.data) > self.stop_after:
+            self.transport.pause_reading()
+        if self.told[-1] != "data":
+            self.told.append("data")
+
+    def eof_received(self) -> None:
+        self.told.append("eof")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.told.append(f"lost {exc}")
+        self.lost.set_result(exc)
+
+
+@pytest.fixture(params=[0, 1, 100, (3 << 20) + 5])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(request.param))
+    return path
+
+
+def test_a_file_comes_whole_and_then_its_end(each_loop: Loop, source: Path) -> None:
+    async def main() -> None:
+        file = open(source, "rb")
+        transport, protocol = await uringloop.connect_file(Noting, file)
+        assert protocol.told[0] == "made"
+        assert protocol.transport is transport
+        assert transport.get_extra_info("file") is file
+        assert await asyncio.wait_for(protocol.lost, 10) is None
+        assert protocol.data == source.read_bytes()
+        expected = ["made", "data", "eof", "lost None"]
+        assert protocol.told == [each for each in expected if each != "data" or protocol.data]
+        assert file.closed
+        assert transport.is_closing()
+
+    run(each_loop, main)
+
+
+def test_a_stream_reader_reads_it_by_lines(each_loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = [b"%d\n" % number for number in range(100_000)]
+    path.write_bytes(b"".join(lines))
+
+    async def main() -> None:
+        reader = asyncio.StreamReader()
+        file = open(path, "rb")
+        file.seek(len(lines[0]))
+        await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), file)
+        assert [line async for line in reader] == lines[1:]
+
+    run(each_loop, main)
+
+
+def test_nothing_comes_while_it_is_paused(each_loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(2 << 20))
+
+    async def main() -> None:
+        file = open(path, "rb")
+        transport, protocol = await uringloop.connect_file(lambda: Noting(0), file)
+        while transport.is_reading():
+            await asyncio.sleep(0)
+        rounds = 0
+        while not protocol.lost.done():
+            before = len(protocol.data)
+            await asyncio.sleep(0.01)
+            assert len(protocol.data) == before
+            rounds += 1
+            transport.resume_reading()
+            # Twice is once, and so is resumed, paused and resumed.
+            transport.resume_reading()
+            transport.pause_reading()
+            transport.resume_reading()
+            while transport.is_reading() and not protocol.lost.done():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert rounds > 2
+        assert protocol.data == path.read_bytes()
+
+    run(each_loop, main)
+
+
+def test_closing_ends_it_without_the_rest(each_loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(bytes(8 << 20))
+
+    async def main() -> None:
+        for turns in range(6):
+            file = open(path, "rb")
+            transport, protocol = await uringloop.connect_file(Noting, file)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            transport.close()
+            transport.close()
+            assert transport.is_closing()
+            assert not transport.is_reading()
+            assert await asyncio.wait_for(protocol.lost, 10) is None
+            assert "eof" not in protocol.told
+            assert protocol.told[-1] == "lost None"
+            assert file.closed
+
+    run(each_loop, main)
+
+
+def test_what_a_callback_raises_is_reported_and_reading_goes_on(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(bytes(1 << 20))
+    reports: list[dict[str, Any]] = []
+    each_loop.set_exception_handler(lambda _, context: reports.append(context))
+
+    class Failing(Noting):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            raise RuntimeError("data")
+
+    async def main() -> int:
+        file = open(path, "rb")
+        _, protocol = await uringloop.connect_file(Failing, file)
+        await asyncio.wait_for(protocol.lost, 10)
+        return len(protocol.data)
+
+    assert run(each_loop, main) == 1 << 20
+    assert {str(report["exception"]) for report in reports} == {"data"}
+
+
+def test_a_folder_is_refused(each_loop: Loop, tmp_path: Path) -> None:
+    class Folder:
+        def __init__(self) -> None:
+            self.fd = os.open(tmp_path, os.O_RDONLY)
+
+        def fileno(self) -> int:
+            return self.fd
+
+    folder = Folder()
+    try:
+        with pytest.raises(IsADirectoryError):
+            run(each_loop, lambda: uringloop.connect_file(Noting, folder))
+    finally:
+        os.close(folder.fd)
+
+
+def test_a_pipe_goes_to_the_loop(each_loop: Loop) -> None:
+    async def main() -> bytes:
+        r, w = os.pipe()
+        _, protocol = await uringloop.connect_file(Noting, open(r, "rb", 0))
+        os.write(w, b"through a pipe")
+        os.close(w)
+        await asyncio.wait_for(protocol.lost, 10)
+        return bytes(protocol.data)
+
+    assert run(each_loop, main) == b"through a pipe"
+
+
+def test_a_transport_that_is_forgotten_closes_its_file(each_loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(bytes(1 << 20))
+
+    async def main() -> Any:
+        file = open(path, "rb")
+        transport, _ = await uringloop.connect_file(lambda: Noting(0), file)
+        while transport.is_reading():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        return file
+
+    file = run(each_loop, main)
+    with pytest.warns(ResourceWarning, match="unclosed transport <FileReadTransport paused"):
+        gc.collect()
+    assert file.closed
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "null"])
+def test_standard_input_may_be_whatever_it_is(tmp_path: Path, kind: str) -> None:
+    script = """
+import asyncio, sys, uringloop
+async def main():
+    reader = asyncio.StreamReader()
+    await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    print(len(await reader.read()))
+uringloop.run(main())
+"""
+    data = b"" if kind == "null" else bytes(300_000)
+    (tmp_path / "input").write_bytes(data)
+    options: dict[str, Any] = {"capture_output": True, "check": True, "timeout": 60}
+    command = [sys.executable, "-c", script]
+    if kind == "pipe":
+        done = subprocess.run(command, input=data, **options)
+    else:
+        with open("/dev/null" if kind == "null" else tmp_path / "input", "rb") as stdin:
+            done = subprocess.run(command, stdin=stdin, **options)
+    assert int(done.stdout) == len(data)

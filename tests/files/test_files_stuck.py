@@ -1,0 +1,89 @@
+"""A disk that does not answer: what has begun there is nobody's any more when its loop is closed.
+
+The disk is a page fault: the kernel's thread, or the software ring's, is to write to a file what is
+in memory whose pages userfaultfd(2) gives only when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import open_fds
+from support.file_pairs import opened
+
+import uringloop
+
+SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine, -1)
+UFFDIO_API = 0xC018AA3F
+UFFDIO_REGISTER = 0xC020AA00
+UFFD_API = 0xAA
+MODE_MISSING = 1
+SIZE = 8 << 20
+
+
+class Stuck:
+    """Bytes that nobody can read before the test has ended, and no report of pytest's does."""
+
+    def __init__(self) -> None:
+        # So many come from mmap, and have no pages yet.
+        self.data = bytes(SIZE)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    made = Stuck()
+    libc = ctypes.CDLL(None, use_errno=True)
+    faults = libc.syscall(SYS_USERFAULTFD, os.O_CLOEXEC)
+    if faults < 0:
+        pytest.skip(f"userfaultfd: {errno.errorcode.get(ctypes.get_errno(), '?')}")
+    try:
+        fcntl.ioctl(faults, UFFDIO_API, bytearray(struct.pack("QQQ", UFFD_API, 0, 0)))
+        # The first page has the head of the object.
+        begin = (id(made.data) // mmap.PAGESIZE + 1) * mmap.PAGESIZE
+        pages = struct.pack("QQQQ", begin, SIZE // 2, MODE_MISSING, 0)
+        fcntl.ioctl(faults, UFFDIO_REGISTER, bytearray(pages))
+        yield made
+    finally:
+        os.close(faults)
+
+
+def test_a_file_is_closed_whose_loop_could_not_wait_for_the_disk(
+    tmp_path: Path, stuck: Stuck
+) -> None:
+    path = tmp_path / "file"
+    fds = open_fds()
+    loop = uringloop.new_event_loop()
+    file = loop.run_until_complete(opened(path, "wb"))
+
+    async def begin() -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.ensure_future(file.pwrite(stuck.data, 0))
+        while not file.operations_in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return task
+
+    began = time.monotonic()
+    task = loop.run_until_complete(begin())
+    loop.close()
+    # A run waits for its disk a moment, and so does the end of a loop.
+    assert time.monotonic() - began < 10
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    watch = weakref.ref(task)
+    del task
+    gc.collect()
+    assert watch() is None
+    asyncio.run(asyncio.wait_for(file.close(), 10))
+    assert file.closed
+    assert open_fds() <= fds

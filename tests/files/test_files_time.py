@@ -1,0 +1,313 @@
+"""The time that files have in a turn: no call, and no run of calls, keeps others from theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.file_pairs import run
+
+import uringloop
+from uringloop import fs, tempfile
+
+Loop = asyncio.AbstractEventLoop
+Work = Callable[[Any], Awaitable[Any]]
+
+# Ten times what a turn of files takes, for slow builds, and a fraction of what each of these works
+# takes as a whole. A busy machine may need more once in a while, but not each time.
+GAP_S = 0.002
+TRIES = 5
+SHORT = b"line\n" * 600_000
+LONG = (b"x" * 99 + b"\n") * 100_000
+ONE = b"y" * 30_000_000
+WIDE = ("ä€b" * 10 + "\r\n").encode() * 200_000
+TEXT = "some text\n" * 3_000_000
+# So that its first characters are further than the average of all tells.
+UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
+SOME_TEXT = "some text\n" * 500_000
+
+
+class Gaps:
+    """How long the loop's thread worked between two steps of a task that always has a turn.
+
+    Processor time, so that what else the machine does is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self.turns = 0
+        self._last: float | None = None
+
+    async def watch(self) -> None:
+        while True:
+            now = time.thread_time()
+            if self._last is not None:
+                self.largest = max(self.largest, now - self._last)
+            self._last = now
+            self.turns += 1
+            await asyncio.sleep(0)
+
+    def restart(self) -> None:
+        """Forget what was not the work's."""
+        # From here on: the work may keep the loop from its beginning.
+        self.largest, self._last = 0.0, time.thread_time()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Gaps]:
+    gaps = Gaps()
+    task = asyncio.ensure_future(gaps.watch())
+    try:
+        yield gaps
+    finally:
+        task.cancel()
+
+
+def keeps_within(loop: Loop, work: Callable[[], Awaitable[Any]]) -> bool:
+    """Whether others have their turns during *work*, with gaps of at most GAP_S."""
+
+    async def main() -> float:
+        with watching() as gaps:
+            await asyncio.sleep(0)
+            gaps.restart()
+            # What it returns is kept meanwhile: its memory is the caller's to give back.
+            result = await work()
+            await asyncio.sleep(0)
+            largest = gaps.largest
+            del result
+            return largest
+
+    return any(run(loop, main) < GAP_S for _ in range(TRIES))
+
+
+async def iterate(file: Any) -> None:
+    async for _ in file:
+        continue
+
+
+async def readline(file: Any) -> None:
+    while await file.readline():
+        continue
+
+
+async def readlines(file: Any) -> Any:
+    return await file.readlines()
+
+
+async def read(file: Any) -> Any:
+    return await file.read()
+
+
+async def read_behind_some(file: Any) -> Any:
+    await file.read(3)
+    return await file.read()
+
+
+async def read_half(file: Any) -> Any:
+    return await file.read(15_000_000)
+
+
+async def tell_after_uneven_text(file: Any) -> None:
+    await file.read(1000)
+    await file.read(60_000)
+    await file.seek(await file.tell())
+
+
+async def tell(file: Any) -> None:
+    for _ in range(50_000):
+        await file.tell()
+
+
+async def seek(file: Any) -> None:
+    for _ in range(50_000):
+        await file.seek(0)
+
+
+async def write_small(file: Any) -> None:
+    piece = "piece" if "b" not in file.mode else b"piece"
+    for _ in range(200_000):
+        await file.write(piece)
+
+
+async def write_lines(file: Any) -> None:
+    piece = "piece" if "b" not in file.mode else b"piece"
+    await file.writelines(piece for _ in range(200_000))
+
+
+async def write_large(file: Any) -> None:
+    await file.write(TEXT)
+
+
+WORKS: dict[str, tuple[bytes, dict[str, Any], Work]] = {
+    "lines": (SHORT, {"mode": "rb"}, iterate),
+    "lines-of-text": (SHORT, {"mode": "r"}, iterate),
+    "longer-lines": (LONG, {"mode": "rb"}, iterate),
+    "longer-lines-of-text": (LONG, {"mode": "r"}, iterate),
+    "wide-text": (WIDE, {"mode": "r"}, iterate),
+    "text-with-its-line-ends": (WIDE, {"mode": "r", "newline": ""}, iterate),
+    "readline": (LONG, {"mode": "rb"}, readline),
+    "readline-of-text": (LONG, {"mode": "r"}, readline),
+    "readlines": (SHORT, {"mode": "rb"}, readlines),
+    "readlines-of-text": (SHORT, {"mode": "r"}, readlines),
+    "one-line": (ONE, {"mode": "rb"}, readlines),
+    "one-line-of-text": (ONE, {"mode": "r"}, readlines),
+    "read": (ONE, {"mode": "rb"}, read),
+    "read-behind-some": (ONE, {"mode": "rb"}, read_behind_some),
+    "read-text": (ONE, {"mode": "r"}, read),
+    "read-wide-text": (WIDE, {"mode": "r"}, read),
+    "read-half-of-text": (ONE, {"mode": "r"}, read_half),
+    "tell": (SHORT, {"mode": "rb"}, tell),
+    "tell-after-uneven-text": (UNEVEN, {"mode": "r"}, tell_after_uneven_text),
+    "seek": (SHORT, {"mode": "rb"}, seek),
+    "writes": (b"", {"mode": "wb"}, write_small),
+    "writes-of-text": (b"", {"mode": "w"}, write_small),
+    "writelines": (b"", {"mode": "wb"}, write_lines),
+    "a-large-text": (b"", {"mode": "w", "newline": "\r\n"}, write_large),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_others_have_their_turns_beside_a_file(each_loop: Loop, tmp_path: Path, name: str) -> None:
+    content, options, work = WORKS[name]
+    path = tmp_path / "file"
+    path.write_bytes(content)
+
+    async def with_file() -> Any:
+        async with uringloop.open(path, **options) as file:
+            return await work(file)
+
+    assert keeps_within(each_loop, with_file)
+
+
+async def read_bytes(folder: Path) -> Any:
+    return await fs.read_bytes(folder / "file")
+
+
+async def read_text(folder: Path) -> Any:
+    return await fs.read_text(folder / "file", encoding="utf-8")
+
+
+async def write_text(folder: Path) -> Any:
+    return await fs.write_text(folder / "file", TEXT, newline="\r\n")
+
+
+async def copyfile(folder: Path) -> Any:
+    return await fs.copyfile(folder / "file", folder / "copy")
+
+
+async def spooled(folder: Path) -> Any:
+    results = []
+    async with tempfile.SpooledTemporaryFile(mode="w+") as file:
+        await file.write(SOME_TEXT)
+        await file.seek(0)
+        results.append(await file.readlines())
+        await file.seek(5)
+        results.append(await file.read())
+        await file.seek(0)
+        async for _ in file:
+            continue
+        # Closing gives back what is in memory.
+        results.append(file)
+        await asyncio.sleep(0)
+        return results
+
+
+@pytest.mark.parametrize(
+    "work", [read_bytes, read_text, write_text, copyfile, spooled], ids=lambda f: f.__name__
+)
+def test_others_have_their_turns_beside_a_whole_file(
+    each_loop: Loop, tmp_path: Path, work: Work
+) -> None:
+    (tmp_path / "file").write_bytes(ONE)
+    assert keeps_within(each_loop, lambda: work(tmp_path))
+
+
+LINE, BYTE_LINE = ["ab\n"] * 500_000, [b"ab\n"] * 500_000
+
+SPOOLED: dict[str, tuple[str, Any, Work]] = {
+    "writelines": ("w+b", b"", lambda file: file.writelines(BYTE_LINE)),
+    "writelines-of-text": ("w+", "", lambda file: file.writelines(LINE)),
+    "read": ("w+b", ONE, lambda file: file.read(25_000_000)),
+    "read-text": ("w+", TEXT, lambda file: file.read(25_000_000)),
+    "readline": ("w+b", ONE, lambda file: file.readline()),
+    "readline-of-text": ("w+", "y" * 10_000_000, lambda file: file.readline()),
+    "readlines-one": ("w+b", ONE, lambda file: file.readlines()),
+    "readlines": ("w+b", SHORT, lambda file: file.readlines(2_500_000)),
+    "readlines-of-text": ("w+", SOME_TEXT, lambda file: file.readlines(3_000_000)),
+    "rollover": ("w+b", ONE, lambda file: file.rollover()),
+    "close": ("w+b", ONE, lambda file: file.close()),
+}
+
+
+@pytest.mark.parametrize("name", SPOOLED)
+def test_others_have_their_turns_beside_a_file_in_memory(each_loop: Loop, name: str) -> None:
+    mode, content, work = SPOOLED[name]
+
+    async def worst() -> float:
+        file = await tempfile.SpooledTemporaryFile(mode=mode)
+        try:
+            await file.write(content)
+            await file.seek(0)
+            with watching() as gaps:
+                await asyncio.sleep(0)
+                gaps.restart()
+                result = await work(file)
+                await asyncio.sleep(0)
+                largest = gaps.largest
+            del result
+            return largest
+        finally:
+            await file.close()
+
+    assert any(run(each_loop, worst) < GAP_S for _ in range(TRIES))
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview, list])
+def test_a_large_write_to_a_file_in_memory_takes_many_turns(each_loop: Loop, form: Any) -> None:
+    data = form([ONE] if form is list else ONE)
+
+    async def turns() -> int:
+        async with tempfile.SpooledTemporaryFile() as file:
+            with watching() as gaps:
+                await asyncio.sleep(0)
+                # Not how long they are: io.BytesIO may copy all that it has when it grows.
+                before = gaps.turns
+                await (file.writelines(data) if form is list else file.write(data))
+                return gaps.turns - before
+
+    assert run(each_loop, turns) > 10
+
+
+def test_many_answers_from_the_cache_leave_others_their_turns(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"some")
+
+    async def work() -> None:
+        for _ in range(1000):
+            await fs.stat(tmp_path / "file")
+            await fs.read_bytes(tmp_path / "file")
+            async with uringloop.open(tmp_path / "file", "rb") as file:
+                await file.read(1)
+
+    assert keeps_within(loop, work)
+
+
+def test_a_turn_of_files_is_not_reported_as_slow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(SHORT)
+
+    async def main() -> None:
+        asyncio.get_running_loop().slow_callback_duration = 0.12
+        async with uringloop.open(tmp_path / "file") as file:
+            assert sum([1 async for _ in file]) == 600_000
+
+    with asyncio.Runner(debug=True, loop_factory=uringloop.new_event_loop) as runner:
+        runner.run(main())
+    assert "Executing" not in caplog.text

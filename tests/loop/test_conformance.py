@@ -1,0 +1,166 @@
+"""The interpreter's own tests of asyncio, test for test: what stock asyncio passes here, we pass.
+
+Each module of test.test_asyncio runs twice in processes of their own, on stock asyncio and on this
+loop (see conformance.py). Tests that stock asyncio fails or skips on this machine say nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).parents[1] / "support" / "conformance.py"
+
+# More than the slowest module takes on a busy machine.
+MODULE_SECONDS = 400
+
+# Which classes run, where not all: the same tests on three selectors would be the same test here,
+# and test_unix_events is mostly about the selector transports themselves.
+MODULES: dict[str, tuple[str, ...]] = {
+    "test_buffered_proto": (),
+    "test_context": (),
+    "test_eager_task_factory": (),
+    "test_events": (
+        "EPollEventLoopTests",
+        "TestPyGetEventLoop",
+        "TestCGetEventLoop",
+        "PolicyTests",
+        "TestServer",
+        "TestAbstractServer",
+        "HandleTests",
+        "TimerTests",
+        "AbstractEventLoopTests",
+    ),
+    "test_free_threading": (),
+    "test_futures": (),
+    "test_futures2": (),
+    "test_locks": (),
+    "test_pep492": (),
+    "test_queues": (),
+    "test_runners": (),
+    "test_sendfile": ("EPollEventLoopTests",),
+    "test_server": (),
+    "test_sock_lowlevel": ("EPollEventLoopTests",),
+    "test_ssl": (),
+    "test_sslproto": (),
+    "test_streams": (),
+    "test_subprocess": (),
+    "test_taskgroups": (),
+    "test_tasks": (),
+    "test_threads": (),
+    "test_timeouts": (),
+    "test_unix_events": ("SelectorEventLoopUnixSocketTests", "TestFork", "TestFunctional"),
+    "test_waitfor": (),
+}
+
+PIDFD = "test_subprocess.SubprocessPidfdWatcherTests."
+THREADED = "test_subprocess.SubprocessThreadedWatcherTests."
+SSL = "test_ssl.TestSSL."
+WATCHER = "test_subprocess.GenericWatcherTests."
+EVENTS = "test_events.EPollEventLoopTests."
+UNIX = "test_unix_events.SelectorEventLoopUnixSocketTests."
+
+# What tests of the selector loop's insides can not say about another loop.
+EXCLUDED: dict[str, str] = {
+    EVENTS + "test_timeout_rounding": "counts calls of _run_once",
+    EVENTS + "test_internal_fds": "looks for the selector loop's socket pair",
+    EVENTS + "test_prompt_cancellation": "calls _stop_serving, with a listener of its own",
+    EVENTS + "test_create_server_multiple_hosts_ipv4": "puts a mock in asyncio.base_events.socket",
+    EVENTS + "test_create_server_multiple_hosts_ipv6": "puts a mock in asyncio.base_events.socket",
+    WATCHER + "test_create_subprocess_fails_with_inactive_watcher": "a mock of the child watcher",
+    WATCHER + "test_create_subprocess_with_pidfd": "a mock of the child watcher",
+    PIDFD + "test_watcher_implementation": "looks for the selector loop's child watcher",
+    THREADED + "test_watcher_implementation": "looks for the selector loop's child watcher",
+    THREADED + "test_pid_not_reaped_before_exit_published": "looks into the child watcher",
+    "test_sslproto.SslProtoHandshakeTests.test_connection_lost_when_busy": (
+        "calls _make_socket_transport"
+    ),
+    SSL + "test_remote_shutdown_receives_trailing_data_on_slow_socket": (
+        "puts a mock in the selector transport's write"
+    ),
+    UNIX + "test_create_unix_server_bind_error": "puts a mock in asyncio.unix_events.socket",
+    UNIX + "test_create_unix_server_chmod_error": "puts a mock in asyncio.unix_events.socket",
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("test.test_asyncio") is None,
+        reason="this Python has no test package: apt-get install libpython3-testsuite",
+    ),
+]
+
+
+@dataclass
+class Results:
+    """What became of the tests of one module on one loop; the failed ones with their tracebacks."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+    def add(self, line: str) -> None:
+        record = json.loads(line)
+        name = record["test"].removeprefix("test.test_asyncio.")
+        # A test may fail in its body and again in its teardown, or pass and then fail there.
+        if self.outcomes.get(name) != "failed":
+            self.outcomes[name] = record["outcome"]
+            self.details[name] = record["detail"]
+
+    def passed(self) -> set[str]:
+        return {name for name, outcome in self.outcomes.items() if outcome == "passed"}
+
+
+@functools.cache
+def results(module: str, loop: str) -> Results:
+    command = [sys.executable, str(DRIVER), module, loop, *MODULES[module]]
+    # What the variable names runs on neither loop, what is excluded runs on asyncio: it is counted.
+    skips = os.environ.get("CONFORMANCE_SKIPS", "").split()
+    if loop == "uringloop":
+        skips += EXCLUDED
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=MODULE_SECONDS,
+        check=False,
+        env={**os.environ, "CONFORMANCE_SKIPS": " ".join(skips)},
+    )
+    found = Results()
+    for line in done.stdout.splitlines():
+        # Tests and their child processes write there too.
+        if line.startswith('{"test": '):
+            found.add(line)
+    unfinished = [name for name, outcome in found.outcomes.items() if outcome == "started"]
+    for name in unfinished:
+        found.details[name] = f"exit status {done.returncode}\n{done.stderr[-4000:]}"
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_passes_on_asyncio_passes_on_this_loop(module: str) -> None:
+    if importlib.util.find_spec(f"test.test_asyncio.{module}") is None:
+        pytest.skip(f"this Python has no {module}")
+    stock = results(module, "asyncio").passed()
+    ours = results(module, "uringloop")
+    assert stock
+    failed = sorted(stock - ours.passed() - set(EXCLUDED))
+    report = [f"{name}: {ours.outcomes.get(name)}\n{ours.details.get(name, '')}" for name in failed]
+    assert not failed, "\n\n".join(report)
+
+
+def test_few_tests_are_excluded() -> None:
+    stock: set[str] = set()
+    for module in MODULES:
+        if importlib.util.find_spec(f"test.test_asyncio.{module}") is not None:
+            stock |= results(module, "asyncio").passed()
+    excluded = stock & set(EXCLUDED)
+    assert len(stock) > 1000
+    assert len(excluded) < 0.05 * len(stock)

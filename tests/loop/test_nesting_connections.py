@@ -1,0 +1,440 @@
+"""Nesting within the methods of protocols: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import _guarded, tcp_pair
+from support.roles import narrow_pair, until
+from support.tls_contexts import client_context, server_context
+
+import uringloop
+
+DEPTH = 50
+LARGE = bytes(range(256)) * 16 * 1024
+
+
+@pytest.fixture
+def loop() -> Iterator[uringloop.Loop]:
+    """A new nestable loop, checked for leaks afterwards."""
+    for created in _guarded(lambda: uringloop.Loop(nestable=True)):
+        assert isinstance(created, uringloop.Loop)
+        created.set_exception_handler(fail)
+        yield created
+        assert created._operations_in_flight == 0
+
+
+failures: list[dict[str, Any]] = []
+
+
+def fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    failures.append(context)
+
+
+@pytest.fixture(autouse=True)
+def _no_complaint() -> Iterator[None]:
+    failures.clear()
+    yield
+    assert failures == []
+
+
+class Nester(asyncio.Protocol):
+    """Calls *nest* within each call that brings bytes, and keeps them in their order."""
+
+    transport: Any
+
+    def __init__(self, loop: uringloop.Loop, nest: Callable[[Nester], None]) -> None:
+        self.loop = loop
+        self.nest = nest
+        self.data = bytearray()
+        self.calls = 0
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.calls += 1
+        self.nest(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+    async def close(self) -> None:
+        self.transport.close()
+        await self.lost
+
+
+class BufferedNester(Nester, asyncio.BufferedProtocol):
+    """The same, by a buffer of *size* bytes."""
+
+    data_received = None  # type: ignore[assignment]
+
+    def __init__(self, loop: uringloop.Loop, nest: Callable[[Nester], None], size: int) -> None:
+        super().__init__(loop, nest)
+        self.buffer = bytearray(size)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+        self.calls += 1
+        self.nest(self)
+
+
+def send_and_nest(peer: socket.socket) -> Callable[[Nester], None]:
+    """Return what sends one more byte to a Nester and nests until that has come, to DEPTH."""
+
+    def nest(nester: Nester) -> None:
+        count = len(nester.data)
+        if count < DEPTH:
+            peer.send(bytes([count]))
+            nester.loop.run_until_complete(until(lambda: len(nester.data) > count))
+
+    return nest
+
+
+def nest_for(count: int, calls: int) -> Callable[[Nester], None]:
+    """Return what nests, in the first *calls* calls, until a Nester has *count* bytes."""
+
+    def nest(nester: Nester) -> None:
+        if nester.calls <= calls:
+            nester.loop.run_until_complete(until(lambda: len(nester.data) >= count))
+
+    return nest
+
+
+def nest_for_the_next(calls: int) -> Callable[[Nester], None]:
+    """Return what nests, in the first *calls* calls, until the next call has begun."""
+
+    def nest(nester: Nester) -> None:
+        call = nester.calls
+        if call <= calls:
+            nester.loop.run_until_complete(until(lambda: nester.calls > call))
+
+    return nest
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096], ids=["data_received", "byte by byte", "buffer"])
+def test_a_connection_is_received_from_within_its_own_call(loop: uringloop.Loop, size: int) -> None:
+    async def main() -> bytes:
+        ours, peer = tcp_pair()
+        nest = send_and_nest(peer)
+        _, nester = await loop.create_connection(
+            lambda: BufferedNester(loop, nest, size) if size else Nester(loop, nest), sock=ours
+        )
+        peer.send(b"\0")
+        await until(lambda: len(nester.data) == DEPTH)
+        await nester.close()
+        peer.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["multishot", "one receive at a time"])
+def test_a_connection_that_was_paused_is_received_from_within_its_own_call(
+    loop: uringloop.Loop, single: bool
+) -> None:
+    async def main() -> bytes:
+        ours, peer = tcp_pair()
+        transport, nester = await loop.create_connection(
+            lambda: Nester(loop, lambda _: None), sock=ours
+        )
+        if single:
+            # What comes while reading is paused makes the transport receive one at a time.
+            for count in range(2):
+                transport.pause_reading()
+                peer.send(b"-")
+                await asyncio.sleep(0.01)
+                transport.resume_reading()
+                await until(lambda: len(nester.data) > count)  # noqa: B023
+            nester.data.clear()
+        nester.nest = send_and_nest(peer)
+        peer.send(b"\0")
+        await until(lambda: len(nester.data) == DEPTH)
+        await nester.close()
+        peer.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+@pytest.mark.parametrize("size", [0, 7, 1000, 300_000])
+@pytest.mark.parametrize("calls", [1, 20])
+def test_bytes_keep_their_order_however_deep_they_are_received(
+    loop: uringloop.Loop, size: int, calls: int
+) -> None:
+    sent = LARGE[:100_000] if size == 7 else LARGE
+
+    async def main() -> bytes:
+        ours, peer = tcp_pair()
+        nest = nest_for_the_next(calls)
+        _, nester = await loop.create_connection(
+            lambda: BufferedNester(loop, nest, size) if size else Nester(loop, nest), sock=ours
+        )
+        sending = loop.create_task(loop.sock_sendall(peer, sent))
+        await until(lambda: len(nester.data) >= len(sent))
+        await sending
+        await nester.close()
+        peer.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == sent
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_all_of_a_message_comes_while_its_first_bytes_are_dealt_with(
+    loop: uringloop.Loop, size: int
+) -> None:
+    sent = bytes(range(200))
+
+    async def main() -> bytes:
+        ours, peer = tcp_pair()
+        nest = nest_for(len(sent), 1)
+        _, nester = await loop.create_connection(
+            lambda: BufferedNester(loop, nest, size) if size else Nester(loop, nest), sock=ours
+        )
+        peer.send(sent[:100])
+        loop.call_later(0.001, peer.send, sent[100:])
+        await until(lambda: len(nester.data) >= len(sent))
+        await nester.close()
+        peer.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == sent
+
+
+def test_what_came_while_reading_was_paused_keeps_its_order(loop: uringloop.Loop) -> None:
+    async def main() -> bytes:
+        ours, peer = tcp_pair()
+        transport, nester = await loop.create_connection(
+            lambda: Nester(loop, lambda _: None), sock=ours
+        )
+        nester.nest = nest_for(DEPTH, DEPTH - 1)
+        transport.pause_reading()
+        for number in range(DEPTH):
+            peer.send(bytes([number]))
+            await asyncio.sleep(0)
+        transport.resume_reading()
+        await until(lambda: len(nester.data) == DEPTH)
+        await nester.close()
+        peer.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+def test_resume_writing_nests_while_another_connection_waits_to_be_flushed(
+    loop: uringloop.Loop,
+) -> None:
+    class Resumer(asyncio.Protocol):
+        """Exchanges a byte over the other connection when it may write again."""
+
+        resumed = 0
+
+        def resume_writing(self) -> None:
+            self.resumed += 1
+            other.transport.write(b"x")
+            loop.run_until_complete(until(lambda: other.data == b"x" * self.resumed))
+
+    resumer = Resumer()
+
+    async def main() -> None:
+        ours, peer = narrow_pair(4096)
+        peer.setblocking(False)
+        transport, _ = await loop.create_connection(lambda: resumer, sock=ours)
+        for round_number in range(1, 6):
+            transport.write(LARGE[:500_000])
+            # Both are on the flush list when the queue of the first has room again.
+            other.transport.write(b"")
+            received = 0
+            while received < 500_000:
+                received += len(await loop.sock_recv(peer, 100_000))
+            await until(lambda: resumer.resumed == round_number)  # noqa: B023
+        transport.abort()
+        peer.close()
+
+    async def connect() -> Nester:
+        left, right = tcp_pair()
+        echo, _ = await loop.create_connection(Echo, sock=right)
+        echoes.append(echo)
+        _, nester = await loop.create_connection(lambda: Nester(loop, lambda _: None), sock=left)
+        return nester
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    echoes: list[asyncio.BaseTransport] = []
+    other = loop.run_until_complete(connect())
+    loop.run_until_complete(main())
+    for echo in echoes:
+        echo.close()
+    loop.run_until_complete(other.close())
+
+
+def test_every_method_of_a_protocol_nests(loop: uringloop.Loop) -> None:
+    called: list[str] = []
+
+    def nest(name: str) -> None:
+        called.append(name)
+        loop.run_until_complete(asyncio.sleep(0.001))
+        called.append(f"{name} nested")
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nest("connection_made")
+
+        def data_received(self, data: bytes) -> None:
+            nest("data_received")
+
+        def eof_received(self) -> None:
+            nest("eof_received")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            nest("connection_lost")
+            lost.set_result(None)
+
+    lost = loop.create_future()
+
+    async def main() -> None:
+        server = await loop.create_server(Protocol, "127.0.0.1", 0)
+        peer = socket.create_connection(server.sockets[0].getsockname())
+        peer.send(b"data")
+        peer.shutdown(socket.SHUT_WR)
+        await lost
+        peer.close()
+        server.close()
+        await server.wait_closed()
+
+    loop.run_until_complete(main())
+    names = ("connection_made", "data_received", "eof_received", "connection_lost")
+    assert [name for name in called if name in names] == list(names)
+    assert sorted(called) == sorted([*names, *(f"{name} nested" for name in names)])
+
+
+def test_streams_over_tls_nest(loop: uringloop.Loop) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        depth = int(line)
+        if depth:
+            # A connection to the same server, within the handler of this one.
+            line = asyncio.run(ask(depth - 1))
+        writer.write(b"%d\n" % (int(line) + 1))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async def ask(depth: int) -> bytes:
+        reader, writer = await asyncio.open_connection(
+            *address, ssl=client_context(), server_hostname="localhost"
+        )
+        writer.write(b"%d\n" % depth)
+        line = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        return line
+
+    async def main() -> int:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=server_context())
+        address.extend(server.sockets[0].getsockname())
+        async with server:
+            return int(await ask(10))
+
+    address: list[Any] = []
+    assert loop.run_until_complete(main()) == 11
+
+
+def test_tls_is_received_from_within_its_own_call(loop: uringloop.Loop) -> None:
+    async def main() -> bytes:
+        def nest(nester: Nester) -> None:
+            count = len(nester.data)
+            if count < DEPTH:
+                peers[0].transport.write(bytes([count]))
+                loop.run_until_complete(until(lambda: len(nester.data) > count))
+
+        peers: list[Nester] = []
+
+        def accepted() -> Nester:
+            peers.append(Nester(loop, lambda _: None))
+            return peers[-1]
+
+        server = await loop.create_server(accepted, "127.0.0.1", 0, ssl=server_context())
+        _, nester = await loop.create_connection(
+            lambda: Nester(loop, nest),
+            *server.sockets[0].getsockname(),
+            ssl=client_context(),
+            server_hostname="localhost",
+        )
+        await until(lambda: bool(peers) and hasattr(peers[0], "transport"))
+        peers[0].transport.write(b"\0")
+        await until(lambda: len(nester.data) == DEPTH)
+        await nester.close()
+        await peers[0].lost
+        server.close()
+        await server.wait_closed()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+def test_datagrams_are_received_from_within_their_own_call(loop: uringloop.Loop) -> None:
+    received: list[bytes] = []
+    lost = loop.create_future()
+
+    class Protocol(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, address: Any) -> None:
+            received.append(data)
+            count = len(received)
+            if count < DEPTH:
+                peer.send(b"%d" % count)
+                loop.run_until_complete(until(lambda: len(received) > count))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set_result(None)
+
+    peer = socket.socket(type=socket.SOCK_DGRAM)
+
+    async def main() -> None:
+        transport, _ = await loop.create_datagram_endpoint(Protocol, ("127.0.0.1", 0))
+        peer.connect(transport.get_extra_info("sockname"))
+        peer.send(b"0")
+        await until(lambda: len(received) == DEPTH)
+        transport.close()
+        await lost
+
+    with peer:
+        loop.run_until_complete(main())
+    assert received == [b"%d" % number for number in range(DEPTH)]
+
+
+def test_a_pipe_is_read_from_within_its_own_call(loop: uringloop.Loop) -> None:
+    async def main() -> bytes:
+        def nest(nester: Nester) -> None:
+            count = len(nester.data)
+            if count < DEPTH:
+                os.write(write_end, bytes([count]))
+                loop.run_until_complete(until(lambda: len(nester.data) > count))
+
+        read_end, write_end = os.pipe()
+        _, nester = await loop.connect_read_pipe(
+            lambda: Nester(loop, nest), os.fdopen(read_end, "rb", 0)
+        )
+        os.write(write_end, b"\0")
+        await until(lambda: len(nester.data) == DEPTH)
+        await nester.close()
+        os.close(write_end)
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == bytes(range(DEPTH))

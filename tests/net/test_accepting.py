@@ -1,0 +1,393 @@
+"""Accepting connections: failing factories, contexts, crowds, and too few file descriptors."""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from conftest import FACTORIES, Collector, Echo
+from support.roles import (
+    Guests,
+    Loop,
+    answers,
+    complaints,
+    connected,
+    ended,
+    gone,
+    needs_ipv6,
+    on_loop,
+    released,
+    reset,
+    turns,
+    until,
+)
+
+import uringloop
+
+LOCALHOST = "127.0.0.1"
+
+
+# Asyncio leaves the accepted socket to the garbage collector, which warns.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@on_loop
+async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: Loop) -> None:
+    error = ValueError("no protocol today")
+    guests = Guests(each_loop)
+    failures = iter([True, False])
+
+    def factory() -> Collector:
+        if next(failures):
+            raise error
+        return guests()
+
+    seen = complaints(each_loop)
+    each_loop.set_debug(True)  # Without it asyncio says nothing.
+    server = await each_loop.create_server(factory, LOCALHOST, 0)
+    address = server.sockets[0].getsockname()
+    with connected(address) as client:
+        await until(lambda: len(seen) == 1)
+        assert seen[0]["message"] == "Error on transport creation for incoming connection"
+        assert seen[0]["exception"] is error
+        seen.clear()
+        error.__traceback__ = None  # It would keep asyncio's socket open.
+        client.setblocking(False)
+        assert await each_loop.sock_recv(client, 1) == b""
+    connected(address).close()
+    await guests.arrived()
+    await guests.end()
+    await gone(server)
+
+
+@on_loop
+async def test_accepted_protocols_run_in_the_context_of_the_server(each_loop: Loop) -> None:
+    name = contextvars.ContextVar("name", default="unset")
+    seen: list[str] = []
+
+    class Witness(Collector):
+        def data_received(self, data: bytes) -> None:
+            seen.append(name.get())
+            super().data_received(data)
+
+    def factory() -> Collector:
+        seen.append(name.get())
+        return witness
+
+    witness = Witness(each_loop)
+    name.set("at the creation of the server")
+    server = await each_loop.create_server(factory, LOCALHOST, 0)
+    name.set("later")
+    with connected(server.sockets[0].getsockname()) as client:
+        client.send(b"x")
+        await until(lambda: len(seen) == 2)
+    await witness.lost
+    await gone(server)
+    assert seen == ["at the creation of the server"] * 2
+
+
+@on_loop
+async def test_an_accepted_socket_can_be_handed_to_the_loop(each_loop: Loop) -> None:
+    collector = Collector(each_loop)
+    with socket.create_server((LOCALHOST, 0)) as listener:
+        client = connected(listener.getsockname())
+        conn, _ = listener.accept()
+    with client:
+        transport, protocol = await each_loop.connect_accepted_socket(lambda: collector, conn)
+        assert protocol is collector
+        assert collector.calls == ["connection_made"]
+        client.send(b"hello")
+        assert await collector.received(5) == b"hello"
+        transport.close()
+        await released(transport)
+        assert conn.fileno() == -1
+    wrong = pytest.raises(ValueError, match=r"^A Stream Socket was expected, got <socket")
+    with socket.socket(type=socket.SOCK_DGRAM) as sock, wrong:
+        await each_loop.connect_accepted_socket(lambda: collector, sock)
+
+
+@pytest.mark.slow
+@on_loop
+async def test_two_thousand_clients_one_after_the_other(each_loop: Loop) -> None:
+    server = await each_loop.create_server(Echo, LOCALHOST, 0)
+    address = server.sockets[0].getsockname()
+    for _ in range(2000):
+        assert await answers(each_loop, address)
+    await gone(server)
+
+
+@pytest.mark.slow
+@on_loop
+async def test_two_thousand_clients_at_once(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, LOCALHOST, 0, backlog=4096)
+    address = server.sockets[0].getsockname()
+    clients = [connected(address) for _ in range(2000)]
+    await guests.arrived(2000)
+    for number, client in enumerate(clients):
+        client.send(b"%d" % number)
+        client.close()
+    for guest in guests.seen:
+        assert await guest.lost is None
+    assert sorted(int(guest.data) for guest in guests.seen) == list(range(2000))
+    await gone(server)
+
+
+# ── too few file descriptors ──────────────────────────────────────────────────────────────
+
+# Fills the descriptor table, lets a client connect, frees the table, and prints what it saw.
+STARVED = """
+import asyncio, errno, json, os, resource, socket, sys, time
+
+class Greeter(asyncio.Protocol):
+    def connection_made(self, transport):
+        transport.write(b"welcome")
+        transport.close()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    complaints, reported = [], asyncio.Event()
+
+    def complain(loop, context):
+        complaints.append((context["message"], context["exception"].errno))
+        assert "socket" in context
+        reported.set()
+
+    loop.set_exception_handler(complain)
+    # First of all: the kernel keeps to the limit that was there when an accept was submitted.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    # A backlog of 1: asyncio reports once for each place in the backlog.
+    if sys.argv[2] == "own":
+        server = await loop.create_server(Greeter, "127.0.0.1", 0, backlog=1)
+    else:
+        sock = socket.create_server(("127.0.0.1", 0), backlog=1)
+        server = await loop.create_server(Greeter, sock=sock, backlog=1)
+    address = server.sockets[0].getsockname()
+
+    async def greet():
+        reader, writer = await asyncio.open_connection(*address)
+        greeting = await reader.read(100)
+        writer.close()
+        await writer.wait_closed()
+        return greeting.decode()
+
+    told = [await greet() for _ in range(3)]
+    client = socket.socket()
+    client.setblocking(False)
+    hogs = []
+    try:
+        while True:
+            hogs.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as exc:
+        assert exc.errno == errno.EMFILE
+    client.connect_ex(address)
+    await reported.wait()
+    reported_at, cpu_at = time.monotonic(), time.process_time()
+    for fd in hogs:
+        os.close(fd)
+    told.append((await loop.sock_recv(client, 100)).decode())
+    waited, cpu = time.monotonic() - reported_at, time.process_time() - cpu_at
+    client.close()
+    told += [await greet() for _ in range(3)]
+    cpu_at = time.process_time()
+    await asyncio.sleep(0.2)
+    server.close()
+    await server.wait_closed()
+    return {
+        "complaints": complaints,
+        "greetings": told,
+        "waited": waited,
+        "cpu": cpu,
+        "cpu_after": time.process_time() - cpu_at,
+    }
+
+def factory():
+    if sys.argv[1] == "asyncio":
+        return asyncio.SelectorEventLoop()
+    import uringloop
+    return uringloop.new_event_loop()
+
+with asyncio.Runner(loop_factory=factory) as runner:
+    print(json.dumps(runner.run(main())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sock", ["own", "shared"])
+@pytest.mark.parametrize("kind", list(FACTORIES))
+def test_a_server_survives_the_lack_of_file_descriptors(kind: str, sock: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", STARVED, kind, sock], capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert seen["greetings"] == ["welcome"] * 7
+    message = "socket.accept() out of system resource"
+    # asyncio complains once for each place in the backlog, in 3.14 and 3.15 for one more.
+    first, *others = seen["complaints"]
+    assert first == [message, errno.EMFILE]
+    one_more = kind == "asyncio" and (3, 14) <= sys.version_info < (3, 16)
+    assert others == ([first] if one_more else [])
+    # asyncio's ACCEPT_RETRY_DELAY is one second, spent asleep.
+    assert 0.9 < seen["waited"] < 5
+    assert seen["cpu"] < 0.3
+    assert seen["cpu_after"] < 0.1
+
+
+# ── what a server's transport tells about itself ─────────────────────────────────────────────
+
+
+@on_loop
+async def test_the_names_of_both_ends(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    # A server on every address: the near end has another name with each of them.
+    server = await each_loop.create_server(guests, "0.0.0.0", 0)
+    port = server.sockets[0].getsockname()[1]
+    clients = [connected((f"127.0.0.{last}", port)) for last in (1, 2, 2, 1)]
+    try:
+        await guests.arrived(4)
+        # Pairs: clients of two addresses may have the same one.
+        tell = [guest.transport.get_extra_info for guest in guests.seen]
+        ends = sorted((told("peername"), told("sockname")) for told in tell)
+        assert ends == sorted((each.getsockname(), each.getpeername()) for each in clients)
+        assert [told("nothing", 7) for told in tell] == [7] * 4
+    finally:
+        for client in clients:
+            client.close()
+    await guests.end()
+    await gone(server)
+
+
+@needs_ipv6
+@on_loop
+async def test_the_names_of_both_ends_on_ipv6(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, "::1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()[:2]) as client:
+        await guests.arrived()
+        transport = guests.seen[0].transport
+        assert transport.get_extra_info("peername") == client.getsockname()
+        assert transport.get_extra_info("sockname") == client.getpeername()
+    await guests.end()
+    await gone(server)
+
+
+@on_loop
+async def test_an_accepted_socket_is_like_the_listening_one(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, LOCALHOST, 0)
+    listening = server.sockets[0]
+    with connected(listening.getsockname()) as client:
+        await guests.arrived()
+        transport = guests.seen[0].transport
+        sock = transport.get_extra_info("socket")
+        assert sock is transport.get_extra_info("socket")
+        assert sock.getpeername() == client.getsockname()
+        kinds = [(each.family, each.type, each.proto) for each in (sock, listening)]
+        assert kinds[0] == kinds[1]
+        # The transport's own file, not a copy of it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with socket.fromfd(sock.fileno(), sock.family, sock.type) as copy:
+            assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert not os.get_blocking(copy.fileno())
+        transport.write(b"through the transport")
+        await turns(2)
+        assert client.recv(100) == b"through the transport"
+        await ended(transport)
+        await until(lambda: sock.fileno() == -1)
+        assert client.recv(100) == b""
+    await gone(server)
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+@on_loop
+async def test_the_names_are_known_after_a_reset_and_after_the_end(
+    each_loop: Loop, asked_before: bool
+) -> None:
+    guests = Guests(each_loop)
+    server = await each_loop.create_server(guests, LOCALHOST, 0)
+    client = connected(server.sockets[0].getsockname())
+    names = client.getpeername(), client.getsockname()
+    await guests.arrived()
+    guest = guests.seen[0]
+    if asked_before:
+        assert guest.transport.get_extra_info("peername") == names[1]
+    reset(client)
+    assert isinstance(await guest.lost, ConnectionResetError)
+    await turns(3)
+    assert guest.transport.get_extra_info("socket").fileno() == -1
+    assert guest.transport.get_extra_info("sockname") == names[0]
+    assert guest.transport.get_extra_info("peername") == names[1]
+    await gone(server)
+
+
+@pytest.mark.parametrize("listening_before", [True, False])
+@on_loop
+async def test_accepted_connections_do_not_wait_for_more_bytes(
+    each_loop: Loop, listening_before: bool
+) -> None:
+    guests = Guests(each_loop)
+    # A protocol of 0 is TCP, too, but asyncio sets the option where it is named only.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.bind((LOCALHOST, 0))
+    if listening_before:
+        sock.listen()
+        early = connected(sock.getsockname())
+    server = await each_loop.create_server(guests, sock=sock)
+    if not listening_before:
+        early = connected(sock.getsockname())
+    with early, connected(sock.getsockname()):
+        await guests.arrived(2)
+        for guest in guests.seen:
+            accepted = guest.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await guests.end()
+    await gone(server)
+
+
+@on_loop
+async def test_a_protocol_without_connection_made_ends_the_connection(loop: uringloop.Loop) -> None:
+    # asyncio leaves the socket to the garbage collector.
+    loop.set_debug(True)
+    seen = complaints(loop)
+    factory: Any = object
+    server = await loop.create_server(factory, LOCALHOST, 0)
+    with connected(server.sockets[0].getsockname()) as client:
+        await until(lambda: len(seen) == 1)
+        assert seen[0]["message"] == "Error on transport creation for incoming connection"
+        assert isinstance(seen[0]["exception"], AttributeError)
+        client.setblocking(False)
+        assert await loop.sock_recv(client, 1) == b""
+    await gone(server)
+    assert loop._operations_in_flight == 0
+
+
+@on_loop
+async def test_a_server_ends_the_transports_that_others_have_attached(loop: uringloop.Loop) -> None:
+    class Foreign:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+        def abort(self) -> None:
+            self.calls.append("abort")
+
+    foreign = Foreign()
+    server: Any = await loop.create_server(Echo, LOCALHOST, 0)
+    server._attach(foreign)
+    server.close_clients()
+    server.abort_clients()
+    assert foreign.calls == ["close", "abort"]
+    server.close()
+    waiter = loop.create_task(server.wait_closed())
+    await turns(3)
+    assert waiter.done() == (sys.version_info < (3, 12))
+    server._detach(foreign)
+    await waiter

@@ -1,0 +1,509 @@
+"""Datagram transports: sending, flow control, and the end."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import gc
+import re
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.datagrams import Mailbox, drained, ended, endpoint, stuff, udp, unix_pair, unsent
+from support.roles import (
+    Loop,
+    complaints,
+    in_thread,
+    needs_ipv6,
+    noise,
+    on_loop,
+    released,
+    turns,
+    until,
+)
+
+import uringloop
+
+LOCAL = ("127.0.0.1", 0)
+LARGEST = 65_507
+LARGEST_IPV6 = 65_527
+SENDS_EMPTY = sys.version_info >= (3, 13)
+# The socket module does not know them.
+UDP_SEGMENT, UDP_GRO = 103, 104
+
+
+# ── sending ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@on_loop
+async def test_sendto_takes_every_bytes_like(each_loop: Loop, kind: Any) -> None:
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, _):
+            transport.sendto(kind(b"hello"))
+            assert drained(peer) == [b"hello"]
+
+
+@on_loop
+async def test_sendto_sends_all_bytes_of_a_view_of_wider_items(each_loop: Loop) -> None:
+    numbers = array.array("I", range(100))
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, _):
+            transport.sendto(memoryview(numbers))
+            assert drained(peer) == [numbers.tobytes()]
+
+
+@on_loop
+async def test_empty_datagrams_are_sent_since_python_3_13(each_loop: Loop) -> None:
+    with udp() as peer:
+        async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
+            transport.sendto(b"", peer.getsockname())
+            transport.sendto(b"full", peer.getsockname())
+            assert drained(peer) == ([b"", b"full"] if SENDS_EMPTY else [b"full"])
+
+
+@pytest.mark.parametrize("wrong", ["text", None, 5, [b"list"]])
+@on_loop
+async def test_sendto_refuses_what_is_not_bytes_like(each_loop: Loop, wrong: Any) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
+        with pytest.raises(TypeError) as caught:
+            transport.sendto(wrong, ("127.0.0.1", 9))
+        assert str(caught.value) == (
+            f"data argument must be a bytes-like object, not '{type(wrong).__name__}'"
+        )
+        assert not transport.is_closing()
+
+
+@on_loop
+async def test_endpoint_with_a_remote_address_takes_no_other(each_loop: Loop) -> None:
+    with udp() as peer:
+        address = peer.getsockname()
+        async with endpoint(each_loop, remote_addr=address) as (transport, _):
+            transport.sendto(b"one", None)
+            transport.sendto(b"two", address)
+            wanted = f"Invalid address: must be None or {address}"
+            with pytest.raises(ValueError, match=f"^{re.escape(wanted)}$"):
+                transport.sendto(b"three", ("127.0.0.1", 9))
+            assert drained(peer) == [b"one", b"two"]
+
+
+@on_loop
+async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        with udp() as left, udp() as right:
+            for peer in (left, right, left):
+                peer.sendto(b"question", transport.get_extra_info("sockname"))
+            await mailbox.received(3)
+            for number, (_, address) in enumerate(mailbox.mail):
+                transport.sendto(b"%d" % number, address)
+            transport.sendto(b"by name", ("localhost", right.getsockname()[1]))
+            assert drained(left) == [b"0", b"2"]
+            assert drained(right) == [b"1", b"by name"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+@on_loop
+async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) -> None:
+    # So many that some of them share a place in the table, and each of them twice.
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(udp(host)) for _ in range(400)]
+        async with endpoint(each_loop, local_addr=(host, 0)) as (transport, mailbox):
+            for count in (1, 2):
+                for number, peer in enumerate(peers):
+                    peer.sendto(b"%d" % number, transport.get_extra_info("sockname"))
+                    if number % 50 == 49:
+                        # So that the socket has room for all of them.
+                        await mailbox.received((count - 1) * len(peers) + number + 1)
+            senders = [(b"%d" % number, peer.getsockname()) for number, peer in enumerate(peers)]
+            assert mailbox.mail == senders * 2
+            for data, address in mailbox.mail:
+                transport.sendto(data, address)
+            for number, peer in enumerate(peers):
+                assert drained(peer) == [b"%d" % number] * 2
+
+
+@needs_ipv6
+@on_loop
+async def test_the_address_of_another_family_is_refused(each_loop: Loop) -> None:
+    seen = complaints(each_loop)
+    async with (
+        endpoint(each_loop, local_addr=LOCAL) as (four, four_mailbox),
+        endpoint(each_loop, local_addr=("::", 0)) as (six, six_mailbox),
+    ):
+        with udp() as peer:
+            peer.sendto(b"to four", four.get_extra_info("sockname"))
+            [(_, sender)] = await four_mailbox.received()
+            six.sendto(b"from six", sender)
+            assert isinstance(six_mailbox.errors[0], socket.gaierror)
+            assert drained(peer) == []
+        with udp("::1") as peer:
+            peer.sendto(b"to six", ("::1", six.get_extra_info("sockname")[1]))
+            [(_, sender)] = await six_mailbox.received()
+            four.sendto(b"from four", sender)
+            await until(lambda: four_mailbox.lost != [])
+            assert isinstance(four_mailbox.lost[0], TypeError)
+    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+
+
+@pytest.mark.parametrize("wrong", [None, ("127.0.0.1",), "text"])
+@on_loop
+async def test_address_that_is_none_ends_an_unconnected_endpoint(
+    each_loop: Loop, wrong: Any
+) -> None:
+    seen = complaints(each_loop)
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        transport.sendto(b"data", wrong)
+        await until(lambda: mailbox.lost != [])
+        assert isinstance(mailbox.lost[0], TypeError)
+    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+
+
+@on_loop
+async def test_strided_view_is_a_fatal_error(each_loop: Loop) -> None:
+    seen = complaints(each_loop)
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (_, mailbox):
+            mailbox.transport.sendto(memoryview(b"abcdef")[::2])
+            await until(lambda: mailbox.lost != [])
+            assert isinstance(mailbox.lost[0], BufferError)
+    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+
+
+# ── what the kernel cuts ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@on_loop
+async def test_the_kernel_cuts_what_is_sent_into_datagrams(
+    each_loop: Loop, connected: bool
+) -> None:
+    with udp() as peer:
+        where = peer.getsockname()
+        options: Any = {"remote_addr": where} if connected else {"local_addr": LOCAL}
+        async with endpoint(each_loop, **options) as (transport, _):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
+            address = None if connected else where
+            for data in (noise(40_500), bytearray(noise(2000)), noise(999)):
+                transport.sendto(data, address)
+                pieces = [bytes(data[at : at + 1000]) for at in range(0, len(data), 1000)]
+                assert drained(peer) == pieces
+
+
+@on_loop
+async def test_what_one_endpoint_has_cut_another_has_merged(loop: uringloop.Loop) -> None:
+    async with endpoint(loop, local_addr=LOCAL) as (receiving, mailbox):
+        where = receiving.get_extra_info("sockname")
+        receiving.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+        async with endpoint(loop, remote_addr=where) as (transport, _):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1400)
+            data = noise(40 * 1400)
+            transport.sendto(data)
+            await mailbox.received(40)
+            assert mailbox.data == [data[at : at + 1400] for at in range(0, len(data), 1400)]
+
+
+@on_loop
+async def test_what_is_cut_into_too_many_datagrams_is_an_error(each_loop: Loop) -> None:
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 10)
+            # The kernel cuts into 64 at most, or 128 in newer ones.
+            transport.sendto(noise(2000))
+            assert [error.errno for error in mailbox.errors] == [errno.EINVAL]
+            assert drained(peer) == []
+
+
+# ── flow control ──────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_full_socket_queues_and_pauses_the_protocol(each_loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    async with endpoint(each_loop, sock=ours) as (transport, mailbox):
+        with peer:
+            sent = 0
+            while "pause_writing" not in mailbox.calls:
+                transport.sendto(b"%8d" % sent * 200)
+                sent += 1
+                assert sent < 1000
+            size = unsent(transport)
+            assert 64 * 1024 < size < 64 * 1024 + 1700
+            got: list[bytes] = []
+            while len(got) < sent:
+                got += drained(peer)
+                await turns()
+            assert got == [b"%8d" % number * 200 for number in range(sent)]
+            await until(lambda: mailbox.calls[-1] == "resume_writing")
+            # Asyncio of some versions never gives back what it counts for headers.
+            if isinstance(each_loop, uringloop.Loop):
+                assert unsent(transport) == 0
+            assert mailbox.calls == ["connection_made", "pause_writing", "resume_writing"]
+
+
+@on_loop
+async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuff(ours)
+    async with endpoint(each_loop, sock=ours) as (transport, _):
+        with peer:
+            transport.sendto(bytes(100))
+            transport.sendto(bytes(50))
+            assert unsent(transport) == (166 if SENDS_EMPTY else 150)
+
+
+@on_loop
+async def test_limits_are_asyncios(each_loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuff(ours)
+    async with endpoint(each_loop, sock=ours) as (transport, mailbox):
+        limits: Any = transport
+        with peer:
+            limits.set_write_buffer_limits(high=100, low=60)
+            assert limits.get_write_buffer_limits() == (60, 100)
+            with pytest.raises(ValueError, match=r"^high \(1\) must be >= low \(2\)"):
+                limits.set_write_buffer_limits(high=1, low=2)
+            transport.sendto(bytes(80))
+            assert mailbox.calls == ["connection_made"]
+            limits.set_write_buffer_limits(high=10)
+            assert limits.get_write_buffer_limits() == (2, 10)
+            transport.sendto(bytes(1))
+            assert mailbox.calls == ["connection_made", "pause_writing"]
+
+
+@on_loop
+async def test_queued_data_is_a_copy(each_loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = stuff(ours)
+    async with endpoint(each_loop, sock=ours) as (transport, _):
+        with peer:
+            reused = bytearray(b"first")
+            transport.sendto(reused)
+            reused[:] = b"other"
+            transport.sendto(memoryview(reused))
+            reused[:] = b"wrong"
+            transport.sendto(memoryview(b"l-a-y-o-u-t")[::2])
+            got: list[bytes] = []
+            while len(got) < stuffed + 3:
+                got += drained(peer)
+                await turns()
+            assert got[stuffed:] == [b"first", b"other", b"layout"]
+
+
+@on_loop
+async def test_full_receiver_of_an_unconnected_endpoint_gets_everything(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "peer")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+        peer.bind(path)
+        peer.setblocking(False)
+        async with endpoint(each_loop, family=socket.AF_UNIX) as (transport, _):
+            for number in range(100):
+                transport.sendto(b"%d" % number, path)
+            assert unsent(transport) > 0
+            got: list[bytes] = []
+            while len(got) < 100:
+                got += drained(peer)
+                await turns()
+            assert got == [b"%d" % number for number in range(100)]
+
+
+@on_loop
+async def test_queued_datagrams_to_a_peer_that_goes_are_errors(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    # Asyncio keeps watching for room after such an error, beyond the end of the transport.
+    ours, peer = unix_pair(tmp_path)
+    stuff(ours)
+    async with endpoint(loop, sock=ours) as (transport, mailbox):
+        for _ in range(3):
+            transport.sendto(b"late")
+        peer.close()
+        await mailbox.failed(3)
+        assert unsent(transport) == 0
+        assert isinstance(mailbox.errors[0], ConnectionError)
+        # Then the kernel has taken the connection away.
+        numbers = {getattr(exc, "errno", None) for exc in mailbox.errors}
+        assert numbers <= {errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN}
+        assert not transport.is_closing()
+
+
+# ── the end ───────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_close_ends_once_and_in_a_later_turn(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        assert not transport.is_closing()
+        transport.close()
+        transport.close()
+        transport.abort()
+        assert transport.is_closing()
+        assert mailbox.lost == []
+        await released(transport)
+        assert mailbox.lost == [None]
+        transport.close()
+        transport.abort()
+        await turns(3)
+        assert mailbox.calls == ["connection_made", "connection_lost"]
+
+
+@on_loop
+async def test_close_sends_what_is_queued_first(each_loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = stuff(ours)
+    async with endpoint(each_loop, sock=ours) as (transport, mailbox):
+        with peer:
+            for number in range(20):
+                transport.sendto(b"%d" % number)
+            transport.close()
+            await turns(5)
+            assert mailbox.lost == []
+            got: list[bytes] = []
+            while not mailbox.lost:
+                got += drained(peer)
+                await turns()
+            got += drained(peer)
+            assert got[stuffed:] == [b"%d" % number for number in range(20)]
+            assert mailbox.lost == [None]
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+@on_loop
+async def test_abort_drops_what_is_queued(
+    each_loop: Loop, tmp_path: Path, closed_first: bool
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = stuff(ours)
+    async with endpoint(each_loop, sock=ours) as (transport, mailbox):
+        with peer:
+            transport.sendto(b"dropped")
+            if closed_first:
+                transport.close()
+            transport.abort()
+            await released(transport)
+            assert mailbox.lost == [None]
+            assert len(drained(peer)) == stuffed
+
+
+@on_loop
+async def test_nothing_is_received_after_close(each_loop: Loop) -> None:
+    async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
+        with udp() as peer:
+            for _ in range(10):
+                peer.sendto(b"late", transport.get_extra_info("sockname"))
+            transport.close()
+            await released(transport)
+            await turns(3)
+            assert mailbox.mail == []
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+@pytest.mark.parametrize("end", ["close", "abort"])
+@on_loop
+async def test_ending_in_a_callback_drops_the_rest(
+    each_loop: Loop, tmp_path: Path, family: int, end: str
+) -> None:
+    class Once(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            getattr(self.transport, end)()
+
+    local: Any = LOCAL if family == socket.AF_INET else str(tmp_path / "mailbox")
+    options: dict[str, Any] = {"local_addr": local, "family": family}
+    async with endpoint(each_loop, Once(), **options) as (transport, mailbox):
+        with socket.socket(family, socket.SOCK_DGRAM) as peer:
+            # The kernel queues about ten datagrams for a UNIX socket.
+            for number in range(8):
+                peer.sendto(b"%d" % number, transport.get_extra_info("sockname"))
+            await released(transport)
+            assert mailbox.data == [b"0"]
+            assert mailbox.lost == [None]
+
+
+@on_loop
+async def test_sends_after_the_end_are_dropped_and_logged(
+    each_loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    with udp() as peer:
+        async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            transport.close()
+            for _ in range(4):
+                transport.sendto(b"late")
+            assert caplog.text == ""
+            transport.sendto(b"late")
+            assert "socket.send() raised exception." in caplog.text
+            await released(transport)
+            transport.sendto(b"later")
+            assert drained(peer) == []
+            assert mailbox.errors == []
+
+
+@on_loop
+async def test_unconnected_endpoint_takes_sends_after_its_end(loop: Loop) -> None:
+    # Asyncio reports an AttributeError of its own there.
+    with udp() as peer:
+        async with endpoint(loop, local_addr=LOCAL) as (transport, _):
+            transport.close()
+            await released(transport)
+            transport.sendto(b"late", peer.getsockname())
+            assert drained(peer) == []
+
+
+@on_loop
+async def test_nothing_is_left_in_flight(loop: uringloop.Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuff(ours)
+    before = loop._operations_in_flight
+    async with (
+        endpoint(loop, local_addr=LOCAL) as (transport, mailbox),
+        endpoint(loop, sock=ours) as (stuck, _),
+    ):
+        with peer, udp() as sender:
+            stuck.sendto(b"stuck")
+            for _ in range(100):
+                sender.sendto(b"data", transport.get_extra_info("sockname"))
+            await mailbox.received(100)
+            assert loop._operations_in_flight == before + 3
+    assert loop._operations_in_flight == before
+    assert loop._buffers_out == 0
+
+
+def test_endpoint_that_nobody_closed_warns(each_loop: Loop) -> None:
+    each_loop.run_until_complete(each_loop.create_datagram_endpoint(Mailbox, local_addr=LOCAL))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        each_loop.close()
+        gc.collect()
+    messages = [str(warning.message) for warning in caught]
+    assert any(message.startswith("unclosed transport <") for message in messages)
+
+
+def test_queued_datagrams_survive_a_change_of_thread(each_loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = stuff(ours)
+
+    async def begin() -> asyncio.DatagramTransport:
+        transport, _ = await each_loop.create_datagram_endpoint(Mailbox, sock=ours)
+        transport.sendto(b"queued")
+        return transport
+
+    async def finish() -> list[bytes]:
+        got: list[bytes] = []
+        while len(got) < stuffed + 1:
+            got += drained(peer)
+            await turns()
+        await ended(transport)
+        return got
+
+    transport = in_thread(lambda: each_loop.run_until_complete(begin()))
+    with peer:
+        assert in_thread(lambda: each_loop.run_until_complete(finish()))[-1] == b"queued"

@@ -1,0 +1,254 @@
+"""What the peer sent before it reset the connection arrives, and the reset is told behind it.
+
+The peer of these tests answers while there are bytes of ours that it has not read, and closes: so a
+server refuses an upload ("413"), and its kernel sends a RST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from conftest import Collector, tcp_pair
+from support.roles import narrow_pair, on_loop, reset, stream, turns, until
+from support.tls_contexts import Contexts
+
+ANSWER = b"HTTP/1.1 413 Content Too Large\r\n\r\n"
+UPLOAD = bytes(10_000_000)
+# After receives of this size a connection is polled.
+LARGE = bytes(1_000_000)
+
+Loop = asyncio.AbstractEventLoop
+Kinds = pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
+
+
+class Refusing(threading.Thread):
+    """A server that sends *first*, waits, answers, and closes with the upload unread."""
+
+    def __init__(self, sock: socket.socket, contexts: Contexts | None, first: bytes) -> None:
+        super().__init__(daemon=True)
+        self.sock = sock
+        self.contexts = contexts
+        self.first = first
+        self.may_answer = threading.Event()
+
+    def run(self) -> None:
+        self.sock.setblocking(True)
+        conn = self.sock
+        if self.contexts is not None:
+            conn = self.contexts.server.wrap_socket(conn, server_side=True)
+        with conn:
+            conn.sendall(self.first)
+            conn.recv(1)
+            self.may_answer.wait()
+            conn.sendall(ANSWER)
+
+
+def block_until_closed(server: Refusing) -> None:
+    """Hold the loop up until the answer and the reset are there: it notices both at once."""
+    server.join()
+    time.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def refused(
+    kind: str, contexts: Contexts, first: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Refusing]]:
+    """Connect streams to such a server, and begin the upload."""
+    ours, theirs = socket.socketpair() if kind == "unix" else tcp_pair()
+    secure = kind == "tls"
+    server = Refusing(theirs, contexts if secure else None, first)
+    server.start()
+    reader, writer = await asyncio.open_connection(
+        sock=ours,
+        ssl=contexts.client if secure else None,
+        server_hostname="localhost" if secure else None,
+    )
+    try:
+        await reader.readexactly(len(first))
+        writer.write(UPLOAD)
+        await asyncio.sleep(0.02)
+        yield reader, writer, server
+    finally:
+        server.may_answer.set()
+        writer.transport.abort()
+        await asyncio.to_thread(server.join)
+        await turns(3)
+
+
+async def all_of(reader: asyncio.StreamReader) -> tuple[bytes, str]:
+    """Return what *reader* gives, and how it ends."""
+    received = b""
+    try:
+        while data := await reader.read(100_000):
+            received += data
+    except ConnectionError:
+        return received, "error"
+    return received, "end"
+
+
+@Kinds
+@pytest.mark.parametrize("first", [b"", LARGE], ids=["small-before", "large-before"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@on_loop
+async def test_the_answer_to_an_unread_upload_arrives_before_the_reset(
+    each_loop: Loop, contexts: Contexts, kind: str, first: bytes, busy: bool
+) -> None:
+    async with refused(kind, contexts, first) as (reader, _, server):
+        reading = asyncio.create_task(all_of(reader))
+        await turns(2)
+        server.may_answer.set()
+        if busy:
+            block_until_closed(server)
+        received, ending = await reading
+        assert received == ANSWER
+        assert ending == "error"
+
+
+@on_loop
+async def test_a_reset_amid_a_backlog_is_no_end_for_a_reader(each_loop: Loop) -> None:
+    ours, theirs = narrow_pair(20_000)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    theirs.send(ANSWER)
+    writer.write(UPLOAD)
+    reading = asyncio.create_task(all_of(reader))
+    draining = asyncio.create_task(writer.drain())
+    # The socket has room again and again: a send that waits goes on within the kernel.
+    for _ in range(30):
+        with contextlib.suppress(BlockingIOError):
+            theirs.recv(1 << 20)
+        await asyncio.sleep(0.0007)
+    reset(theirs)
+    assert await reading == (ANSWER, "error")
+    with pytest.raises(ConnectionResetError):
+        await draining
+    writer.close()
+    with pytest.raises(ConnectionResetError):
+        await writer.wait_closed()
+
+
+@on_loop
+async def test_an_end_before_the_reset_stays_an_end(each_loop: Loop) -> None:
+    ours, theirs = narrow_pair(20_000)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    theirs.send(ANSWER)
+    theirs.shutdown(socket.SHUT_WR)
+    writer.write(UPLOAD)
+    assert await all_of(reader) == (ANSWER, "end")
+    reset(theirs)
+    with pytest.raises(ConnectionError):
+        await writer.drain()
+    writer.close()
+    with pytest.raises(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("size", [10, len(UPLOAD)])
+@pytest.mark.parametrize("between", [0, 1, 20])
+@on_loop
+async def test_a_reset_while_reading_is_paused_is_told_to_a_write(
+    each_loop: Loop, between: int, size: int
+) -> None:
+    # The receive, still armed, takes the reset for itself; of the send nothing is left but EPIPE.
+    async with stream(each_loop, Collector(each_loop)) as (transport, theirs):
+        protocol = transport.get_protocol()
+        assert isinstance(protocol, Collector)
+        await turns(3)
+        transport.pause_reading()
+        await turns(between)
+        reset(theirs)
+        await turns(between)
+        transport.write(UPLOAD[:size])
+        await until(lambda: protocol.calls[-1] == "connection_lost")
+    assert isinstance(protocol.lost.result(), ConnectionResetError)
+
+
+@on_loop
+async def test_a_reset_behind_a_full_reader_is_told_to_its_handler(each_loop: Loop) -> None:
+    ours, theirs = tcp_pair()
+    # It pauses by itself above twice its limit.
+    reader, writer = await asyncio.open_connection(sock=ours, limit=100)
+    theirs.send(bytes(1000))
+    await asyncio.sleep(0.01)
+    reset(theirs)
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConnectionResetError):  # noqa: PT012 # Which of them, depends on the turn.
+        for _ in range(3):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.001)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+    with pytest.raises(ConnectionResetError):
+        await writer.wait_closed()
+
+
+@on_loop
+async def test_a_peer_that_reads_no_more_ends_the_connection_at_a_write(each_loop: Loop) -> None:
+    ours, theirs = socket.socketpair()
+    protocol = Collector(each_loop)
+    with theirs:
+        theirs.setblocking(False)
+        transport, _ = await each_loop.create_connection(lambda: protocol, sock=ours)
+        theirs.shutdown(socket.SHUT_RD)
+        transport.write(b"data")
+        await until(lambda: protocol.calls[-1] == "connection_lost")
+    assert isinstance(protocol.lost.result(), BrokenPipeError)
+
+
+Leave = Callable[[asyncio.Transport], None]
+
+
+def write_eof(transport: asyncio.Transport) -> None:
+    transport.write_eof()
+
+
+def write(transport: asyncio.Transport) -> None:
+    transport.write(b"more")
+
+
+def close(transport: asyncio.Transport) -> None:
+    transport.close()
+
+
+def abort(transport: asyncio.Transport) -> None:
+    transport.abort()
+
+
+def pause(transport: asyncio.Transport) -> None:
+    transport.pause_reading()
+
+
+class Answering(Collector):
+    """Does something with its connection in the middle of the last words."""
+
+    def __init__(self, loop: Loop, act: Leave) -> None:
+        super().__init__(loop)
+        self.act = act
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.act(self.transport)
+
+
+@pytest.mark.parametrize("act", [write, write_eof, close, abort, pause], ids=lambda f: f.__name__)
+@on_loop
+async def test_a_protocol_may_do_anything_behind_a_send_that_failed(
+    each_loop: Loop, act: Leave
+) -> None:
+    protocol = Answering(each_loop, act)
+    async with stream(each_loop, protocol, buffer_size=20_000) as (transport, peer):
+        transport.write(UPLOAD)
+        await asyncio.sleep(0.02)
+        peer.send(ANSWER)
+        peer.close()
+        await until(lambda: protocol.calls[-1] == "connection_lost")
+    assert bytes(protocol.data) == ANSWER
+    assert protocol.calls.count("connection_lost") == 1
+    await turns(3)

@@ -1,0 +1,220 @@
+"""sendfile that does not come to its end: the peer goes, the task is cancelled, we close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import io
+import mmap
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Collector
+from support.roles import (
+    Loop,
+    noise,
+    on_disk,
+    on_loop,
+    pair,
+    read_exactly,
+    read_to_end,
+    reset,
+    stream,
+    turns,
+    until,
+)
+
+import uringloop
+from uringloop._files import operation
+
+SIZE = 200_000
+NARROW = 16 * 1024
+# More than two narrow socket buffers take.
+PLENTY = 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
+def test_a_peer_that_resets_in_the_middle_is_an_error(
+    each_loop: Loop, tmp_path: Path, memory: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        left = Collector(each_loop)
+        async with stream(each_loop, left, buffer_size=NARROW) as (transport, peer):
+            content = noise(PLENTY)
+            with io.BytesIO(content) if memory else on_disk(tmp_path, content) as file:
+                sending = each_loop.create_task(each_loop.sendfile(transport, file))
+                await read_exactly(each_loop, peer, 50_000)
+                reset(peer)
+                with pytest.raises(ConnectionError):
+                    await sending
+                assert 50_000 <= file.tell() < PLENTY
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_peer_that_resets_is_an_error_for_a_socket(each_loop: Loop, tmp_path: Path) -> None:
+    with pair(NARROW) as (ours, peer), on_disk(tmp_path, noise(PLENTY)) as file:
+        sending = each_loop.create_task(each_loop.sock_sendfile(ours, file))
+        await read_exactly(each_loop, peer, 50_000)
+        reset(peer)
+        with pytest.raises(ConnectionError):
+            await sending
+        assert 50_000 <= file.tell() < PLENTY
+
+
+@on_loop
+async def test_a_cancel_in_the_middle_leaves_a_usable_connection(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    content = noise(PLENTY)
+    left = Collector(each_loop)
+    async with stream(each_loop, left, buffer_size=NARROW) as (transport, peer):
+        with on_disk(tmp_path, content) as file:
+            sending = each_loop.create_task(each_loop.sendfile(transport, file))
+            head = await read_exactly(each_loop, peer, 100_000)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            transport.write(b"END")
+            transport.close()
+            data = head + await read_to_end(each_loop, peer)
+            assert data.endswith(b"END")
+            assert len(data) < PLENTY
+            assert data[:-3] == content[: len(data) - 3]
+            if isinstance(each_loop, uringloop.Loop):
+                # Stock asyncio forgets to set it.
+                assert file.tell() == len(data) - 3
+
+
+@on_loop
+async def test_a_cancel_before_the_first_byte_leaves_a_usable_connection(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    # Stock asyncio refuses every later write then.
+    left = Collector(loop)
+    first = noise(PLENTY, 1)
+    async with stream(loop, left, buffer_size=NARROW) as (transport, peer):
+        with on_disk(tmp_path, noise(SIZE)) as file:
+            transport.write(first)
+            sending = loop.create_task(loop.sendfile(transport, file))
+            await turns(5)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert file.tell() == 0
+        assert transport.is_reading()
+        transport.write(b"END")
+        transport.close()
+        assert await read_to_end(loop, peer) == first + b"END"
+
+
+@on_loop
+async def test_a_cancelled_sock_sendfile_leaves_a_usable_socket(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    content = noise(PLENTY)
+    with pair(NARROW) as (ours, peer), on_disk(tmp_path, content) as file:
+        sending = each_loop.create_task(each_loop.sock_sendfile(ours, file))
+        head = await read_exactly(each_loop, peer, 100_000)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        reading = each_loop.create_task(read_to_end(each_loop, peer))
+        await each_loop.sock_sendall(ours, b"END")
+        ours.shutdown(socket.SHUT_WR)
+        data = head + await reading
+        assert data[:-3] == content[: len(data) - 3]
+        assert data.endswith(b"END")
+
+
+@pytest.mark.parametrize("method", ["close", "abort"])
+@pytest.mark.parametrize("blocked", [False, True], ids=["in the file", "before the file"])
+def test_an_end_of_the_transport_ends_it(
+    loop: uringloop.Loop, tmp_path: Path, method: str, blocked: bool
+) -> None:
+    # On stock asyncio it never ends when the socket was full.
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        left = Collector(loop)
+        async with stream(loop, left, buffer_size=NARROW) as (transport, peer):
+            with on_disk(tmp_path, noise(PLENTY)) as file:
+                if blocked:
+                    transport.write(noise(PLENTY))
+                sending = loop.create_task(loop.sendfile(transport, file))
+                await turns(5)
+                getattr(transport, method)()
+                if blocked and method == "close":
+                    # What was written before still goes.
+                    await read_exactly(loop, peer, PLENTY)
+                with pytest.raises(ConnectionError, match=r"^Connection is closed by peer$"):
+                    await sending
+                await left.lost
+                # The socket is closed although nobody reads: the peer gets what was in transit.
+                with contextlib.suppress(ConnectionResetError):
+                    assert len(await read_to_end(loop, peer)) < PLENTY
+        await until(lambda: loop._operations_in_flight == 0)
+
+    check(loop=loop)
+
+
+def resident_pages(fd: int) -> int:
+    """Return how many pages of a file are in the page cache, without a look that brings more."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapped:
+        told = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
+        at = ctypes.c_char.from_buffer(mapped)
+        failed = libc.mincore(
+            ctypes.c_void_p(ctypes.addressof(at)), ctypes.c_size_t(len(mapped)), told
+        )
+        del at
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore")
+    return sum(each & 1 for each in told)
+
+
+def made_cold(fd: int) -> bool:
+    """Have a file be in no cache; False if it stays there, as files in memory do."""
+    os.fsync(fd)
+    for _ in range(100):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not resident_pages(fd):
+            return True
+        # Pages may wait on a list of a processor's own.
+        time.sleep(0.01)
+    return False
+
+
+def test_what_is_not_in_the_cache_is_read_by_a_worker(
+    loop: uringloop.Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = noise(3 * 1024 * 1024 + 5)
+    path = tmp_path / "cold"
+    path.write_bytes(data)
+    fd = os.open(path, os.O_RDONLY)
+    cold = made_cold(fd)
+    ahead: list[int] = []
+    read_ahead = operation.read_ahead
+
+    async def counted(fd: int, offset: int, size: int) -> None:
+        ahead.append(offset)
+        await read_ahead(fd, offset, size)
+
+    monkeypatch.setattr(operation, "read_ahead", counted)
+
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        with pair() as (left, right), open(path, "rb") as file:  # noqa: ASYNC230
+            sending = loop.create_task(loop.sock_sendfile(left, file))
+            assert await read_exactly(loop, right, len(data)) == data
+            assert await sending == len(data)
+
+    with contextlib.closing(os.fdopen(fd, "rb")):
+        check(loop=loop)
+        assert operation.is_cached(fd, 0, len(data))
+    assert bool(ahead) == cold

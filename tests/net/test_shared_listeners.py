@@ -1,0 +1,618 @@
+"""Processes that accept from one listening socket: who gets a connection, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import each_ring
+from support.roles import (
+    BUSY_ROUNDS,
+    PATIENCE,
+    Loop,
+    connected,
+    converse,
+    gone,
+    on_loop,
+    run_script,
+    until,
+    wait_until,
+)
+
+import uringloop
+
+LOCALHOST = "127.0.0.1"
+
+# A worker: tells each client its number, then echoes. argv: number, what else it does, descriptors.
+WORKER = """
+import asyncio, os, resource, signal, socket, sys, time
+import uringloop
+
+number, habit, descriptors = int(sys.argv[1]), sys.argv[2], list(map(int, sys.argv[3:]))
+
+def block(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+class Worker(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        if habit == "works":
+            block(0.002)
+        transport.write(bytes([number]))
+
+    def data_received(self, data):
+        if data == b"block":
+            block(1.5)
+        if data == b"unlock":
+            os.close(os.dup(descriptors[0]))
+        self.transport.write(data)
+
+async def main():
+    for descriptor in descriptors:
+        sock = socket.socket(fileno=descriptor)
+        server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
+    # At once, and not in the turn that follows: the process may have been woken for a connection.
+    signal.signal(signal.SIGUSR1, lambda *_: server.close())
+    if habit == "full" and number == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        while True:
+            try:
+                os.open("/dev/null", os.O_RDONLY)
+            except OSError:
+                break
+    print("ready", flush=True)
+    if habit == "spins":
+        while True:
+            await asyncio.sleep(0)
+    await server.serve_forever()
+
+with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+class Workers:
+    """Processes that serve what *listener* and others listen for, numbered from *first* on."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        count: int,
+        habit: str = "waits",
+        *others: socket.socket,
+        first: int = 0,
+    ) -> None:
+        self.address = listener.getsockname()
+        self.processes = []
+        descriptors = [sock.fileno() for sock in (listener, *others)]
+        for number in range(first, first + count):
+            command = [sys.executable, "-c", WORKER, str(number), habit, *map(str, descriptors)]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, pass_fds=descriptors, text=True
+            )
+            self.processes.append(process)
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+def ask(address: tuple[str, int]) -> int:
+    """Connect, and return the number of the worker that answers."""
+    with socket.create_connection(address, PATIENCE) as client:
+        return client.recv(1)[0]
+
+
+def asked_by_threads(address: tuple[str, int], count: int) -> collections.Counter[int]:
+    """Return how many of *count* connections, eight at a time, each worker has answered."""
+    answers: list[int] = []
+
+    def load() -> None:
+        answers.extend(ask(address) for _ in range(count // 8))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == count
+    return collections.Counter(answers)
+
+
+def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
+    """The same; the connection stays open."""
+    client = socket.create_connection(address, PATIENCE)
+    return client.recv(1)[0], client
+
+
+# ── who gets a connection ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_idle_processes_take_turns(listener: socket.socket, count: int) -> None:
+    with contextlib.closing(Workers(listener, count)) as workers:
+        for _ in range(3):
+            answers: collections.Counter[int] = collections.Counter()
+            for _ in range(20 * count):
+                answers[ask(workers.address)] += 1
+                # Until the process has nothing to do again.
+                time.sleep(0.002)
+            if min(answers[number] for number in range(count)) >= 10:
+                break
+            # The machine was busy, and some of them never idle.
+        else:
+            pytest.fail(f"unfair: {answers}")
+
+
+def turns_taken(address: tuple[str, int]) -> collections.Counter[int]:
+    """Return who has answered each of 40 connections, one after the other."""
+    answers: collections.Counter[int] = collections.Counter()
+    for _ in range(40):
+        answers[ask(address)] += 1
+        time.sleep(0.003)
+    return answers
+
+
+@pytest.mark.slow
+def test_a_process_that_was_alone_shares_with_one_that_comes(listener: socket.socket) -> None:
+    with contextlib.closing(Workers(listener, 1)) as first:
+        assert turns_taken(first.address) == {0: 40}
+        with contextlib.closing(Workers(listener, 1, first=1)):
+            for _ in range(5):
+                answers = turns_taken(first.address)
+                if min(answers[number] for number in range(2)) >= 10:
+                    break
+            else:
+                pytest.fail(f"unfair: {answers}")
+        wait_until(lambda: turns_taken(first.address) == {0: 40})
+
+
+@pytest.mark.slow
+def test_a_process_that_has_lost_its_lock_on_the_socket_gets_it_back(
+    listener: socket.socket,
+) -> None:
+    inode = f":{os.fstat(listener.fileno()).st_ino}"
+
+    def signed() -> set[int]:
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        return {int(words[4]) for words in lines if words[5].endswith(inode)}
+
+    with contextlib.closing(Workers(listener, 2)) as workers:
+        processes = {process.pid for process in workers.processes}
+        assert signed() == processes
+        # POSIX: whoever closes any descriptor of a file loses all locks on it.
+        number, client = held(workers.address)
+        with client:
+            client.send(b"unlock")
+            assert client.recv(6) == b"unlock"
+            assert signed() == processes - {workers.processes[number].pid}
+        wait_until(lambda: ask(workers.address) == number)
+        wait_until(lambda: signed() == processes)
+
+
+@each_ring
+def test_loops_of_one_process_share_a_socket(backend: str, listener: socket.socket) -> None:
+    async def serve(number: int, stop: asyncio.Event) -> None:
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes([number]))
+            writer.close()
+
+        server = await asyncio.start_server(greet, sock=listener.dup())
+        started.append((asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await gone(server)
+
+    def run(number: int) -> None:
+        loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type, unused-ignore]
+        loop.run_until_complete(serve(number, asyncio.Event()))
+        loop.close()
+
+    started: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(started) == 2)
+    for _ in range(5):
+        answers = turns_taken(listener.getsockname())
+        if min(answers[number] for number in range(2)) >= 10:
+            break
+    for loop, stop in started:
+        loop.call_soon_threadsafe(stop.set)
+    for thread in threads:
+        thread.join()
+    assert min(answers[number] for number in range(2)) >= 10, answers
+
+
+# The second number: what four processes answer in some 0.3 s, for the scheduler shares the
+# processors out in turns of 3 ms, and less than that says what it did, not what they did.
+@pytest.mark.slow
+@pytest.mark.parametrize(("habit", "count"), [("waits", 4800), ("works", 480)])
+def test_no_process_gets_less_than_half_of_its_share_under_load(
+    listener: socket.socket, habit: str, count: int
+) -> None:
+    shares: collections.Counter[int] = collections.Counter()
+    with contextlib.closing(Workers(listener, 4, habit)) as workers:
+        # Once is enough unless something else has the processors.
+        for _ in range(10):
+            shares += asked_by_threads(workers.address, count)
+            if min(shares[number] for number in range(4)) >= shares.total() / 8:
+                break
+        else:
+            pytest.fail(f"unfair: {shares}")
+
+
+@pytest.mark.slow
+def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
+    # Who is on a processor takes what comes: there are fewer of these than processes.
+    shares: collections.Counter[int] = collections.Counter()
+    with contextlib.closing(Workers(listener, 4, "spins")) as workers:
+        for _ in range(10):
+            shares += asked_by_threads(workers.address, 480)
+            if min(shares[number] for number in range(4)) >= shares.total() / 40:
+                break
+        else:
+            pytest.fail(f"unfair: {shares}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [0, BUSY_ROUNDS])
+def test_a_process_that_computes_takes_no_connections(listener: socket.socket, rounds: int) -> None:
+    with contextlib.closing(Workers(listener, 2)) as workers:
+        busy, client = held(workers.address)
+        with client:
+            converse(client, rounds)
+            began = time.monotonic()
+            client.send(b"block")
+            time.sleep(0.1)  # Until it has received that.
+            answers = [ask(workers.address) for _ in range(20)]
+            assert time.monotonic() - began < 1
+            assert answers == [1 - busy] * 20
+            assert client.recv(5) == b"block"
+        wait_until(lambda: ask(workers.address) == busy)
+
+
+@pytest.mark.slow
+def test_a_crowd_is_shared(listener: socket.socket) -> None:
+    # On uvloop and asyncio the first process that runs takes most of it.
+    with contextlib.closing(Workers(listener, 4)) as workers:
+        for _ in range(10):
+            clients = [connected(workers.address) for _ in range(40)]
+            shares = collections.Counter(client.recv(1)[0] for client in clients)
+            for client in clients:
+                client.close()
+            assert shares.total() == 40
+            if len(shares) >= 3 and max(shares.values()) <= 30:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail(f"unfair: {shares}")
+
+
+@on_loop
+async def test_connections_that_waited_before_the_server_have_no_delay_either(
+    each_loop: Loop,
+) -> None:
+    told: list[int] = []
+    # asyncio looks at the protocol's number, which socket.create_server() leaves 0.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind((LOCALHOST, 0))
+    listener.listen()
+    address = listener.getsockname()
+
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            sock = transport.get_extra_info("socket")
+            told.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connected(address))
+        server = await each_loop.create_server(Tell, sock=listener)
+        await until(lambda: len(told) == 5)
+        for _ in range(5):
+            stack.enter_context(connected(address))
+        await until(lambda: len(told) == 10)
+        await gone(server)
+    assert all(told)
+
+
+@pytest.mark.slow
+def test_a_crowd_at_one_socket_does_not_keep_another_waiting(listener: socket.socket) -> None:
+    other = socket.create_server((LOCALHOST, 0), backlog=100)
+    with other, contextlib.closing(Workers(listener, 2, "works", other)) as workers:
+        over = threading.Event()
+        asked: list[int] = []
+
+        def crowd() -> None:
+            while not over.is_set():
+                clients = [connected(workers.address) for _ in range(10)]
+                asked.extend(client.recv(1)[0] for client in clients)
+                for client in clients:
+                    client.close()
+
+        threads = [threading.Thread(target=crowd) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: len(asked) > 200)
+            # While the crowd is there: it lasts for as long as this one waits.
+            for _ in range(20):
+                assert ask(other.getsockname()) in (0, 1)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.mark.slow
+def test_a_process_without_descriptors_leaves_its_connections_to_others(
+    listener: socket.socket,
+) -> None:
+    with contextlib.closing(Workers(listener, 2, "full")) as workers:
+        # It takes those for which it has kept a descriptor: one a second at most.
+        began = time.monotonic()
+        answers = collections.Counter(ask(workers.address) for _ in range(100))
+        assert answers[0] <= 2 + (time.monotonic() - began)
+        assert answers.total() == 100
+
+
+@pytest.mark.slow
+def test_a_single_process_accepts_a_crowd_at_once(listener: socket.socket) -> None:
+    with contextlib.closing(Workers(listener, 1)) as workers:
+        clients = [connected(workers.address) for _ in range(500)]
+        for client in clients:
+            assert client.recv(1) == b"\0"
+            client.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_leaves_waiting_connections_to_the_others(
+    listener: socket.socket,
+) -> None:
+    with contextlib.closing(Workers(listener, 3)) as workers:
+        clients = []
+        for number in (0, 1):
+            clients += [connected(workers.address) for _ in range(20)]
+            workers.processes[number].send_signal(signal.SIGSTOP)
+            clients += [connected(workers.address) for _ in range(20)]
+        # What they accept is theirs, but they accept nothing any more.
+        late = [ask(workers.address) for _ in range(20)]
+        assert late == [2] * 20
+        for process in workers.processes[:2]:
+            process.send_signal(signal.SIGCONT)
+        for client in clients:
+            assert len(client.recv(1)) == 1
+            client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1])
+def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
+    listener: socket.socket, end: signal.Signals
+) -> None:
+    with contextlib.closing(Workers(listener, 4)) as workers, one_processor(workers):
+        # They take turns: the one that has answered the longest ago is woken next.
+        turns = [ask_later(workers.address) for _ in range(40)]
+        turns = sorted(set(turns), key=lambda number: turns[::-1].index(number), reverse=True)
+        lost = 0
+        for number in turns[:3]:
+            began = time.monotonic()
+            with connected(workers.address) as client:
+                # It has been woken, and has not run since, unless other programs kept this one from
+                # sending the signal in time: then it has answered already.
+                workers.processes[number].send_signal(end)
+                in_time = not select.select([client], [], [], 0)[0]
+                answer = client.recv(1)[0]
+            assert answer != number or not in_time
+            assert time.monotonic() - began < 1
+            lost += in_time
+            time.sleep(0.1)
+        assert lost > 0
+
+
+def ask_later(address: tuple[str, int]) -> int:
+    time.sleep(0.003)
+    return ask(address)
+
+
+@contextlib.contextmanager
+def one_processor(workers: Workers) -> Iterator[None]:
+    """Keep *workers* on this process's processor, where what it wakes runs when it sleeps."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        for process in workers.processes:
+            os.sched_setaffinity(process.pid, {min(processors)})
+            os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        yield
+    finally:
+        os.sched_setaffinity(0, processors)
+
+
+FORKED = """
+    import asyncio, os, socket, sys, time, warnings
+    import uringloop
+
+    # Threads and fork do not go together; here the child leaves what they had alone.
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"%d\\n" % os.getpid())
+            transport.close()
+
+    def pid(address):
+        with socket.create_connection(address, 10) as client:
+            return int(client.makefile().readline())
+
+    async def child(sock, ready):
+        await asyncio.get_running_loop().create_server(Tell, sock=sock)
+        os.write(ready, b"x")
+        await asyncio.sleep(60)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Tell, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        assert await loop.run_in_executor(None, pid, address) == os.getpid()
+        copy = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
+        told, ready = os.pipe()
+        number = os.fork()
+        if not number:
+            try:
+                asyncio._set_running_loop(None)
+                with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
+                    runner.run(child(copy, ready))
+            finally:
+                os._exit(1)
+        try:
+            os.read(told, 1)
+            one_by_one = lambda: [(pid(address), time.sleep(0.005))[0] for _ in range(40)]
+            for _ in range(5):
+                seen = await loop.run_in_executor(None, one_by_one)
+                fair = min(seen.count(os.getpid()), seen.count(number)) >= 10
+                if fair:
+                    break
+            print(fair)
+            # Blocked: the child takes them all, and none waits.
+            began = time.monotonic()
+            print(one_by_one() == [number] * 40, time.monotonic() - began < 5)
+        finally:
+            os.kill(number, 9)
+            os.waitpid(number, 0)
+        server.close()
+
+    uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_is_forked_by_a_server_shares_its_connections() -> None:
+    done = run_script(FORKED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["True"] * 3
+
+
+@pytest.mark.slow
+@on_loop
+async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
+    each_loop: Loop,
+) -> None:
+    class Tell(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"\x63")
+            transport.close()
+
+    server = await each_loop.create_server(Tell, LOCALHOST, 0, backlog=1000)
+    ours = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
+    with ours, contextlib.closing(Workers(ours, 1)) as workers:
+        # This loop is blocked: it must not keep what the other could have.
+        assert {ask(workers.address) for _ in range(20)} == {0}
+        workers.processes[0].send_signal(signal.SIGSTOP)
+        assert await each_loop.run_in_executor(None, ask, workers.address) == 0x63
+        workers.processes[0].send_signal(signal.SIGCONT)
+    await gone(server)
+
+
+# Serves as number 9 on a socket of its own, and gives it to a WORKER when it is told to. A program
+# that is started so is no fork which Python would tell of.
+HANDS_ON = """
+import asyncio, subprocess, sys
+import uringloop
+
+class Tell(asyncio.Protocol):
+    def connection_made(self, transport):
+        transport.write(bytes([9]))
+
+async def main():
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Tell, "127.0.0.1", 0, backlog=1000)
+    sock = server.sockets[0]
+    print(sock.getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    number = sock.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1], "0", "waits", str(number)], pass_fds=[number]
+    )
+    try:
+        await loop.run_in_executor(None, sys.stdin.readline)
+    finally:
+        process.kill()
+        process.wait()
+
+uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_was_given_the_socket_of_a_server_shares_its_connections() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANDS_ON, WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        address = (LOCALHOST, int(process.stdout.readline()))
+        # Busy before and after: no pause in which one could look around.
+        assert asked_by_threads(address, 480) == {9: 480}
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            loaded = asked_by_threads(address, 480)
+            # 20 each, but for other programs; a poll beside the other's epoll left it to chance.
+            rested = [turns_taken(address) for _ in range(4)]
+            if min(loaded[0], loaded[9]) >= 120 and all(
+                min(answers[0], answers[9]) >= 16 for answers in rested
+            ):
+                break
+        else:
+            pytest.fail(f"unfair: {loaded}, at rest {rested}")
+        print(file=process.stdin, flush=True)
+
+
+@pytest.mark.slow
+def test_processes_with_sockets_of_their_own_share_a_port() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for sock in (first, second):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        first.bind((LOCALHOST, 0))
+        second.bind(first.getsockname())
+        first.listen()
+        second.listen()
+        with contextlib.closing(Workers(second, 1, "works")) as workers:
+            ours = [connected(workers.address) for _ in range(50)]
+            # The kernel deals them out; what is the first socket's waits for its owner.
+            theirs = 0
+            first.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    first.accept()[0].close()
+                    theirs += 1
+            assert 5 < theirs < 45
+            assert sum(len(client.recv(1)) for client in ours) == 50 - theirs
+            for client in ours:
+                client.close()

@@ -1,0 +1,183 @@
+"""Readers that are fed without Python code: as asyncio feeds them, whatever the program does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from typing import Any
+from unittest import mock
+
+import pytest
+from conftest import tcp_pair
+from support.roles import Loop, complaints, noise, on_loop, turns, until
+
+from uringloop._transport import stream_reader
+
+
+async def opened(
+    limit: int = 1 << 16,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]:
+    ours, peer = tcp_pair()
+    reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
+    return reader, writer, peer
+
+
+async def ended(writer: asyncio.StreamWriter, peer: socket.socket) -> None:
+    writer.transport.abort()
+    peer.close()
+    await turns(3)
+
+
+def is_reading(writer: asyncio.StreamWriter) -> bool:
+    transport = writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    return transport.is_reading()
+
+
+def test_the_standard_library_has_the_shape_that_is_relied_on() -> None:
+    assert stream_reader.shape_is_known()
+
+
+@on_loop
+async def test_all_bytes_arrive_in_order_by_every_way_of_reading(each_loop: Loop) -> None:
+    reader, writer, peer = await opened(limit=1000)
+    data = noise(30_000).replace(b"\n", b".")
+    sent = each_loop.create_task(
+        each_loop.sock_sendall(peer, b"line\n" + data + b"last\r\n\r\nrest")
+    )
+    assert await reader.readline() == b"line\n"
+    assert await reader.readexactly(20_000) == data[:20_000]
+    some = await reader.read(700)
+    assert 0 < len(some) <= 700
+    left = data[20_000:]
+    assert some + await reader.readexactly(len(left) - len(some)) == left
+    assert await reader.readuntil(b"\r\n\r\n") == b"last\r\n\r\n"
+    await sent
+    peer.close()
+    assert await reader.read() == b"rest"
+    assert reader.at_eof()
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_a_line_beyond_the_limit_is_refused(each_loop: Loop) -> None:
+    reader, writer, peer = await opened(limit=100)
+    await each_loop.sock_sendall(peer, noise(500).replace(b"\n", b".") + b"\n")
+    with pytest.raises(ValueError, match="limit"):
+        await reader.readline()
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_the_transport_pauses_at_twice_the_limit(each_loop: Loop) -> None:
+    reader, writer, peer = await opened(limit=1000)
+    await each_loop.sock_sendall(peer, noise(1500))
+    await until(lambda: len(reader._buffer) == 1500)  # type: ignore[attr-defined]
+    assert is_reading(writer)
+    await each_loop.sock_sendall(peer, noise(501))
+    await until(lambda: not is_reading(writer))
+    assert await reader.readexactly(1500) == noise(1500)
+    assert is_reading(writer)
+    assert await reader.readexactly(501) == noise(501)
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_a_reader_without_a_transport_is_not_paused(each_loop: Loop) -> None:
+    reader, writer, peer = await opened(limit=10)
+    with mock.patch.object(reader, "_transport", None):
+        await each_loop.sock_sendall(peer, noise(100))
+        await until(lambda: len(reader._buffer) == 100)  # type: ignore[attr-defined]
+        assert is_reading(writer)
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_a_reader_that_is_cancelled_loses_no_byte(each_loop: Loop) -> None:
+    reader, writer, peer = await opened()
+    task = each_loop.create_task(reader.readexactly(10))
+    await turns(2)
+    peer.send(b"12345")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    peer.send(b"67890")
+    assert await reader.readexactly(10) == b"1234567890"
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_methods_that_are_replaced_are_called(each_loop: Loop) -> None:
+    seen = []
+    original = asyncio.StreamReader.feed_data
+
+    def feed_data(self: asyncio.StreamReader, data: bytes) -> None:
+        seen.append(data)
+        original(self, data)
+
+    with mock.patch.object(asyncio.StreamReader, "feed_data", feed_data):
+        reader, writer, peer = await opened()
+        peer.send(b"watched")
+        assert await reader.readexactly(7) == b"watched"
+    assert seen == [b"watched"]
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_subclasses_are_called(each_loop: Loop) -> None:
+    class Shouting(asyncio.StreamReader):
+        def feed_data(self, data: Any) -> None:
+            super().feed_data(data.upper())
+
+    ours, peer = tcp_pair()
+    reader = Shouting()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await each_loop.create_connection(lambda: protocol, sock=ours)
+    peer.send(b"loud")
+    assert await reader.readexactly(4) == b"LOUD"
+    transport.abort()
+    peer.close()
+    await turns(3)
+
+
+@on_loop
+async def test_a_buffer_that_is_lent_out_is_the_programs_error(each_loop: Loop) -> None:
+    reader, writer, peer = await opened()
+    peer.send(b"first")
+    await until(lambda: len(reader._buffer) == 5)  # type: ignore[attr-defined]
+    said = complaints(each_loop)
+    with memoryview(reader._buffer):  # type: ignore[attr-defined]
+        peer.send(b"second")
+        await until(lambda: writer.transport.is_closing())
+    assert [type(report["exception"]) for report in said] == [BufferError]
+    assert said[0]["message"] == "Fatal error: protocol.data_received() call failed."
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_data_after_an_end_that_the_program_fed_is_its_error(each_loop: Loop) -> None:
+    reader, writer, peer = await opened()
+    reader.feed_eof()
+    said = complaints(each_loop)
+    peer.send(b"too late")
+    await until(lambda: writer.transport.is_closing())
+    assert [type(report["exception"]) for report in said] == [AssertionError]
+    await ended(writer, peer)
+
+
+@on_loop
+async def test_a_reader_that_nobody_holds_is_nobodys_loss(each_loop: Loop) -> None:
+    ours, peer = tcp_pair()
+    reader: asyncio.StreamReader | None = asyncio.StreamReader()
+    assert reader is not None
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await each_loop.create_connection(lambda: protocol, sock=ours)
+    del reader
+    gc.collect()
+    peer.send(b"to nobody")
+    await asyncio.sleep(0.02)
+    assert not transport.is_closing()
+    transport.abort()
+    peer.close()
+    await turns(3)

@@ -1,0 +1,325 @@
+"""How the end of a child is noticed: in any thread, whatever becomes of transport and loop."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.subprocess
+import contextlib
+import errno
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import open_fds
+from support.processes import (  # noqa: F401  (fixtures)
+    DEVNULL,
+    FOREVER,
+    PIPE,
+    PLENTY,
+    Recorder,
+    children,
+    ended_unseen,
+    orphans,
+    output,
+    wait_for,
+    watcher,
+)
+from support.roles import (
+    PATIENCE,
+    Loop,
+    complaints,
+    in_thread,
+    noise,
+    on_loop,
+    run_script,
+    turns,
+    until,
+)
+
+import uringloop
+
+# ── how its end is noticed ────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_child_that_somebody_else_reaped_is_reported_as_255(
+    each_loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = await ended_unseen(1, os.WEXITED)
+    assert await process.wait() == 255
+    assert "exit status already read" in caplog.text
+
+
+def test_a_handler_of_sigchld_that_reaps_everything_takes_no_exit_code(
+    loop: uringloop.Loop,
+) -> None:
+    def reap_all() -> None:
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    return
+            except ChildProcessError:
+                return
+
+    loop.add_signal_handler(signal.SIGCHLD, reap_all)
+    for code in range(20):
+        start = asyncio.create_subprocess_shell(f"exit {code}")
+        process = loop.run_until_complete(start)
+        # The signal comes while the loop does not run, if it has not come before.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert loop.run_until_complete(process.wait()) == code
+    loop.remove_signal_handler(signal.SIGCHLD)
+
+
+def test_a_program_that_ignores_sigchld_learns_no_exit_code() -> None:
+    done = run_script(
+        """
+        import asyncio, signal, uringloop
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        async def main():
+            for _ in range(3):
+                process = await asyncio.create_subprocess_shell("echo x", stdout=-1)
+                assert await process.communicate() == (b"x\\n", None)
+                assert process.returncode in (255, 0), process.returncode
+        uringloop.run(main())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("exit status already read") == 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSYS])
+@on_loop
+async def test_without_a_pidfd_a_thread_waits(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert await output("echo hello; exit 5") == (b"hello\n", 5)
+    process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+    process.terminate()
+    assert await process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "thread"])
+def test_closing_the_loop_reaps_what_was_killed(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
+    before = children()
+
+    async def start() -> asyncio.SubprocessTransport:
+        transport, _ = await loop.subprocess_exec(
+            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
+        )
+        return transport
+
+    transport = loop.run_until_complete(start())
+    transport.close()
+    loop.close()
+    wait_for(lambda: children() == before)
+
+
+def test_closing_the_loop_reaps_what_a_thread_has_told_it(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
+    before = children()
+
+    async def start() -> asyncio.SubprocessTransport:
+        transport, _ = await loop.subprocess_exec(
+            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
+        )
+        return transport
+
+    transport = loop.run_until_complete(start())
+    transport.kill()
+    # The thread ends when it has told the loop, which does not run any more.
+    wait_for(lambda: not any("uringloop-child" in t.name for t in threading.enumerate()))
+    assert children() != before
+    loop.close()
+    assert children() == before
+    transport.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+def test_a_process_may_outlive_its_loop(loop: uringloop.Loop) -> None:
+    before = children()
+    process = loop.run_until_complete(
+        asyncio.wait_for(asyncio.create_subprocess_exec("sleep", FOREVER), 10)
+    )
+    loop.close()
+    assert children() - before == {process.pid}
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: children() == before)
+    assert process.returncode is None
+
+
+def test_a_transport_left_to_its_fate_warns_and_kills(loop: uringloop.Loop) -> None:
+    before = children()
+
+    async def start() -> None:
+        await asyncio.create_subprocess_exec("sleep", FOREVER, stdin=PIPE, stdout=PIPE)
+
+    loop.run_until_complete(start())
+    loop.close()
+    with pytest.warns(ResourceWarning) as caught:
+        gc.collect()
+    told = [str(warning.message) for warning in caught]
+    assert any(text.startswith("unclosed transport <SubprocessTransport") for text in told)
+    wait_for(lambda: children() == before)
+
+
+@on_loop
+async def test_closing_the_transport_kills_the_process(each_loop: Loop) -> None:
+    before = children()
+    transport, recorder = await each_loop.subprocess_shell(
+        # The grandchild holds the pipes open.
+        lambda: Recorder(each_loop),
+        f"sleep {FOREVER} & echo $!; exec sleep {FOREVER}",
+    )
+    await until(lambda: recorder.data.endswith(b"\n"))
+    transport.close()
+    transport.close()
+    assert transport.is_closing()
+    assert await recorder.lost is None
+    assert transport.get_returncode() == -signal.SIGKILL
+    os.kill(int(recorder.data), signal.SIGKILL)
+    assert children() == before
+
+
+@pytest.mark.parametrize("steps", range(4))
+@on_loop
+async def test_a_start_that_is_cancelled_twice_reports_nothing(each_loop: Loop, steps: int) -> None:
+    before = children()
+
+    async def start() -> None:
+        process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+        process.kill()
+        await process.wait()
+
+    task = each_loop.create_task(start())
+    await turns(steps)
+    task.cancel()
+    await turns()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    # What it reports comes when the child is reaped.
+    await until(lambda: children() == before)
+    await turns(3)
+
+
+# ── threads, and many ─────────────────────────────────────────────────────────────────────
+
+
+def test_processes_work_in_a_thread_that_is_not_the_main_one() -> None:
+    async def main() -> tuple[bytes, int | None]:
+        return await output("echo thread; exit 2")
+
+    assert in_thread(lambda: uringloop.run(main())) == (b"thread\n", 2)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 16), reason="asyncio has no policies since 3.16")
+def test_processes_work_in_threads_under_the_policy() -> None:
+    done = run_script(
+        """
+        import asyncio, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import uringloop
+        asyncio.set_event_loop_policy(uringloop.EventLoopPolicy())
+        async def main():
+            process = await asyncio.create_subprocess_shell("echo x; exit 4", stdout=-1)
+            assert await process.communicate() == (b"x\\n", None)
+            codes.append(process.returncode)
+        codes = []
+        threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(main())
+        for thread in threads:
+            thread.join()
+        assert codes == [4] * 5, codes
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_goes_on_when_the_loop_changes_threads(loop: uringloop.Loop) -> None:
+    async def start() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
+        await turns(3)
+        return process
+
+    process = in_thread(lambda: loop.run_until_complete(start()))
+    data = noise(PLENTY)
+    assert loop.run_until_complete(process.communicate(data))[0] == data
+    assert in_thread(lambda: loop.run_until_complete(process.wait())) == 0
+
+
+@on_loop
+async def test_thirty_processes_run_at_once(each_loop: Loop) -> None:
+    data = [noise(100_000, seed) for seed in range(30)]
+
+    async def echo(piece: bytes) -> bytes:
+        process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
+        written, _ = await process.communicate(piece)
+        assert process.returncode == 0
+        return written
+
+    assert await asyncio.gather(*map(echo, data)) == data
+
+
+@pytest.mark.slow
+@on_loop
+async def test_two_hundred_processes_leave_nothing_behind(loop: uringloop.Loop) -> None:
+    before = children()
+    fds = open_fds()
+    for code in range(200):
+        process = await asyncio.create_subprocess_shell(
+            f"cat; exit {code}", stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        assert await process.communicate(b"x") == (b"x", b"")
+        assert process.returncode == code
+    assert children() == before
+    assert not loop._children
+    await until(lambda: open_fds() == fds)
+    await until(lambda: loop._operations_in_flight == 0)
+
+
+@pytest.mark.parametrize("factory", [lambda: None, object])
+def test_a_protocol_that_is_none_is_an_error_and_leaves_no_process(
+    loop: uringloop.Loop, factory: Callable[[], Any]
+) -> None:
+    # asyncio waits for ever here.
+    async def start(command: str) -> None:
+        with pytest.raises(AttributeError, match="has no attribute 'connection_made'"):
+            await asyncio.wait_for(loop.subprocess_shell(factory, command), PATIENCE)
+        assert not children()
+
+    for command in ("true", f"sleep {FOREVER}"):
+        complaints(loop)
+        loop.run_until_complete(start(command))
+
+
+@on_loop
+async def test_debug_mode_tells_what_is_started(
+    each_loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "asyncio")
+    each_loop.set_debug(True)
+    await output("exit 6")
+    each_loop.set_debug(False)
+    assert "run shell command 'exit 6' stdin=" not in caplog.text
+    assert "run shell command 'exit 6' stdout=<pipe>" in caplog.text
+    assert "exited with return code 6" in caplog.text

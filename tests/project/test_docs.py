@@ -1,0 +1,546 @@
+"""Every program and every command of the documents, run; every link, followed.
+
+A block is found by its fence, so that nobody can add one unnoticed: a program that does not end
+well, a command that no rule knows, a language that no table has, each fails a test. What can not be
+run as it stands has a line in a table here, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import configparser
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.command_rules import TIME_LIMIT_S, check_command
+from support.documents import (
+    LINKED,
+    PAGES,
+    ROOT,
+    Block,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    links,
+    matches,
+    name_of,
+    spans,
+)
+from support.roles import PATIENCE, wait_until
+
+import uringloop
+from uringloop.bench.settings import BenchError
+
+BLOCKS = [block for path in PAGES for block in blocks(path)]
+CERTIFICATES = ROOT / "tests" / "certificates"
+
+# The port of servers in documents; in each test it is another one.
+PORT = "8888"
+
+
+def each(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test on each block of these kinds, named by its page, line and heading."""
+    found = [pytest.param(block, id=block.name) for block in BLOCKS if block.kind in kinds]
+    return pytest.mark.parametrize("block", found)
+
+
+# ── what programs need ───────────────────────────────────────────────────────────────────────
+
+# What a piece of a program leaves out, by the name that it uses and has not made.
+LEFT_OUT = {
+    "asyncio": "import asyncio",
+    "sys": "import sys",
+    "uringloop": "import uringloop",
+    "main": "async def main(): pass",
+}
+
+# What is served where a page has an application.
+APPLICATION = """
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body"})
+"""
+
+# What must be there before a program begins, by page and heading.
+BEFOREHAND = {
+    ("docs/integrations.md", "aiohttp"): """
+        from aiohttp import web
+        app = web.Application()
+        """,
+    ("docs/integrations.md", "granian"): f"""
+        from pathlib import Path
+        Path("app.py").write_text({APPLICATION!r})
+        """,
+    ("docs/integrations.md", "hypercorn"): APPLICATION,
+    # What a kernel does with the loop at its end.
+    ("docs/integrations.md", "Jupyter"): """
+        import atexit
+        atexit.register(lambda: asyncio.get_event_loop().close())
+        """,
+    ("docs/files.md", "Files"): """
+        from pathlib import Path
+        Path("data.bin").write_bytes(bytes(100) + b"\\n")
+        Path("small.json").write_text("{}")
+        """,
+    # An engine's profile, as far as it matters here.
+    ("docs/operations.md", "Containers"): """
+        import atexit, json
+        from pathlib import Path
+        rule = {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"}
+        default = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [rule]}
+        Path("default.json").write_text(json.dumps(default))
+
+        @atexit.register
+        def check():
+            made = json.loads(Path("io_uring.json").read_text())
+            added = made["syscalls"].pop()
+            assert made == default
+            assert len(added["names"]) == 3 and added["action"] == rule["action"]
+        """,
+    ("docs/guide.md", "TLS"): f"""
+        import shutil
+        for name in ("server.pem", "ca.pem"):
+            shutil.copy({str(CERTIFICATES)!r} + "/" + name, name)
+        """,
+    # Forty datagrams, which nobody reads.
+    ("docs/architecture.md", "Datagrams"): """
+        import asyncio, atexit, socket, uringloop
+        receiver = socket.socket(type=socket.SOCK_DGRAM)
+        receiver.bind(("127.0.0.1", 0))
+        runner = asyncio.Runner(loop_factory=uringloop.new_event_loop)
+        transport, _ = runner.run(
+            runner.get_loop().create_datagram_endpoint(
+                asyncio.DatagramProtocol, remote_addr=receiver.getsockname()
+            )
+        )
+        forty_datagrams_of_1400_bytes = [bytes(1400)] * 40
+
+        @atexit.register
+        def check():
+            assert len(receiver.recv(65536)) == 1400
+            receiver.close()
+            transport.close()
+            runner.close()
+        """,
+}
+
+# Packages that a test environment may lack; each is in an extra of pyproject.toml.
+OPTIONAL = {
+    *("aiofiles", "aiohttp", "anyio", "dask", "fastapi", "granian", "httpx", "hypercorn"),
+    *("nest_asyncio", "pytest_asyncio", "sanic", "starlette", "uvicorn", "uvloop", "websockets"),
+}
+
+# What a module of ours needs to be imported.
+BEHIND = {
+    "uringloop.workers import uvicorn": "uvicorn_worker",
+    "uringloop.workers.granian": "granian",
+}
+
+# Servers that say at standard error what they do.
+TALKATIVE = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
+
+# Programs that another test runs, with what they need around them.
+ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
+
+# What older Pythons have not got.
+NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
+
+
+def unmade(text: str) -> set[str]:
+    """Return the names that a program uses and has not made."""
+    nodes = list(ast.walk(ast.parse(text)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    made = {"__file__", "__name__", *dir(builtins)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            made.add(node.id)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            made.add(node.name)
+    return used - made
+
+
+def awaits(text: str) -> bool:
+    """Tell whether a program awaits outside of any function, as in asyncio's console."""
+    code = compile(text, "program", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return bool(code.co_flags & 0x80)
+
+
+def program_of(block: Block) -> str:
+    """Return what is run: the block, with what it leaves out in front of it."""
+    text = block.text
+    if awaits(text):
+        indented = textwrap.indent(text, "    ")
+        text = f"import uringloop\nasync def all():\n{indented}\nuringloop.run(all())\n"
+    text = textwrap.dedent(BEFOREHAND.get(block.place, "")) + text
+    absent = unmade(text)
+    assert absent <= set(LEFT_OUT), f"nobody has made {absent - set(LEFT_OUT)}"
+    return "\n".join([*(LEFT_OUT[name] for name in sorted(absent)), text])
+
+
+def check_can_be_run(block: Block) -> None:
+    """Skip what this Python has not got, or what only an extra installs."""
+    for pattern, version in NEWER.items():
+        if pattern.search(block.text) and sys.version_info < version:
+            pytest.skip(f"Python {'.'.join(map(str, version))} has what it shows")
+    for words, module in BEHIND.items():
+        if words in block.text and find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    for module in imported(block.text):
+        if find_spec(module) is None:
+            assert module in OPTIONAL, f"{module} is not in OPTIONAL"
+            pytest.skip(f"{module} is not installed")
+
+
+def imported(text: str) -> set[str]:
+    """Return the packages that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+# ── servers among them ───────────────────────────────────────────────────────────────────────
+
+Ask = Callable[[socket.socket], None]
+
+
+def echoes(client: socket.socket) -> None:
+    client.sendall(b"a line\n")
+    assert client.recv(100) == b"a line\n"
+
+
+def tells_metrics(client: socket.socket) -> None:
+    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    for name in (
+        b"turn_seconds_sum",
+        b"stalls_total",
+        b"overflows_total",
+        b"starved_total",
+        b"operations",
+    ):
+        assert b"\nuringloop_%s{" % name in answer
+
+
+def answers(client: socket.socket) -> None:
+    client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert client.makefile("rb").readline().startswith(b"HTTP/1.1 404 ")
+
+
+# What programs that do not end of themselves are asked, by page and heading; they listen on PORT.
+ASKED: dict[tuple[str, str], Ask] = {
+    ("README.md", "Use"): echoes,
+    ("docs/guide.md", "A first server"): echoes,
+    ("docs/integrations.md", "aiohttp"): answers,
+    ("docs/integrations.md", "granian"): answers,
+    ("docs/integrations.md", "hypercorn"): answers,
+    ("docs/operations.md", "What a loop tells"): tells_metrics,
+}
+
+
+@contextlib.contextmanager
+def running(path: Path, warnings: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program, in the folder that it is in, with three lines to read."""
+    lines = path.with_name("input")
+    lines.write_text("one\ntwo\nthree\n")
+    with (
+        lines.open() as stdin,
+        subprocess.Popen(
+            [sys.executable, "-W", warnings, path.name],
+            cwd=path.parent,
+            stdin=stdin,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def ask(process: subprocess.Popen[str], address: tuple[str, int], question: Ask) -> None:
+    """Ask a server when it listens, and then end it by Ctrl-C."""
+
+    def listens() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            with socket.create_connection(address, PATIENCE) as client:
+                question(client)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    wait_until(listens)
+    process.send_signal(signal.SIGINT)
+
+
+@each("python")
+def test_program(block: Block, tmp_path: Path) -> None:
+    check_can_be_run(block)
+    if block.place in ELSEWHERE:
+        pytest.skip(f"{ELSEWHERE[block.place]} runs it")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        address = found.getsockname()
+    path = tmp_path / "program.py"
+    path.write_text(program_of(block).replace(PORT, str(address[1])))
+    question = ASKED.get(block.place) if PORT in block.text else None
+    # What other packages are warned of is for them.
+    warnings = "ignore" if imported(block.text) & OPTIONAL else "error"
+    with running(path, warnings) as process:
+        if question is not None:
+            ask(process, address, question)
+        output, errors = process.communicate(timeout=TIME_LIMIT_S)
+    if block.place in TALKATIVE:
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    elif question is not None and process.returncode == -signal.SIGINT:
+        assert errors.rstrip().endswith("\nKeyboardInterrupt")
+    else:
+        assert (process.returncode, errors) == (0, "")
+    if block.output is not None:
+        assert matches(block.output, output), output
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+
+@each("sh", "console")
+def test_command(block: Block) -> None:
+    found = commands(block)
+    assert found, "a block without a command"
+    for command in found:
+        check_command(command)
+
+
+# ── what is neither ──────────────────────────────────────────────────────────────────────────
+
+
+def read_ini(text: str) -> None:
+    """Read a unit of systemd's, and have systemd look for what it does not know."""
+    parser = configparser.ConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(text)
+    assert parser.sections()
+    for section in (parser[name] for name in parser if "ExecStart" in parser[name]):
+        check_command(Command(section["ExecStart"]))
+    if shutil.which("systemd-analyze") is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        # It wants the program to be there.
+        here = re.sub(r"^(ExecStart)=\S+", f"\\1={sys.executable}", text, flags=re.MULTILINE)
+        units = {"orders.service": f"[Service]\nExecStart={sys.executable}\n"}
+        units["orders.socket" if "Socket" in parser else "orders.service"] = here
+        for name, unit in units.items():
+            Path(folder, name).write_text(unit)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", *(f"{folder}/{name}" for name in units)],
+            env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def read_dockerfile(text: str) -> None:
+    """Read the instructions that a recipe needs; check what is installed, and the stages."""
+    stages = set()
+    for command in commands(Block("", 0, "", "sh", text)):
+        instruction, words = command.text.split(maxsplit=1)
+        if instruction == "FROM":
+            stages |= {words.partition(" AS ")[2]} - {""}
+        elif instruction == "RUN":
+            if option := re.match(r"--mount=from=(\w+),\S+ ", words):
+                assert option[1] in stages
+                words = words[option.end() :]
+            check_command(Command(words))
+        elif instruction == "CMD":
+            check_command(Command(shlex.join(json.loads(words))))
+        else:
+            assert instruction in ("COPY", "USER", "WORKDIR"), instruction
+
+
+def read_yaml(text: str) -> None:
+    assert pytest.importorskip("yaml").safe_load(text)
+
+
+# Languages that are only read, by what reads them.
+READERS: dict[str, Callable[[str], object]] = {
+    "dockerfile": read_dockerfile,
+    "ini": read_ini,
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": read_yaml,
+}
+
+# Languages that nothing here reads, with the reason.
+UNREAD = {
+    "text": "figures and tables, for people",
+}
+
+
+@each(*READERS)
+def test_data_can_be_read(block: Block) -> None:
+    READERS[block.kind](block.text)
+
+
+def test_every_block_is_of_a_known_kind() -> None:
+    known = {"python", "sh", "console", *READERS, *UNREAD}
+    # Sphinx reads what is in braces, and `make docs` fails where it can not.
+    others = [block.name for block in BLOCKS if block.kind not in known and block.kind[:1] != "{"]
+    assert others == []
+
+
+def test_every_public_name_is_documented() -> None:
+    names = {name for name in dir(uringloop) if not name.startswith("__")}
+    page = (ROOT / "docs" / "api.md").read_text()
+    described = re.findall(
+        r"^\.\. (?:auto)?(?:class|function|module):: (?:uringloop\.)?(\w+)", page, re.M
+    )
+    # What is run or named to other programs, not called.
+    pages = "".join(path.read_text() for path in PAGES)
+    named = re.findall(r"(?:-[mp] |`)uringloop\.(\w+)", pages)
+    assert names - set(described) - set(named) == set()
+    assert names - set(described) == {"bench", "pytest_plugin", "top", "workers"}
+
+
+def test_tables_have_no_line_for_what_is_gone() -> None:
+    places = {block.place for block in BLOCKS}
+    assert {*BEFOREHAND, *ASKED, *ELSEWHERE, *TALKATIVE} <= places
+    for place, name in ELSEWHERE.items():
+        assert f'"{place[1]}"' in (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_commands_in_sentences_are_known(path: Path) -> None:
+    for text in spans(path):
+        if re.match(
+            r"(make [a-z]|(\w+=\S+ )*python -m uringloop|python (benchmarks|examples)/)", text
+        ):
+            check_command(Command(text))
+
+
+@pytest.mark.parametrize("path", LINKED, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in links(path):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        found = (path.parent / target).resolve() if target else path
+        assert found.exists(), link
+        assert ROOT in found.parents, f"{link} is outside of the repository"
+        if anchor:
+            assert anchor in anchors(found), link
+
+
+# ── the rules themselves ─────────────────────────────────────────────────────────────────────
+
+EXAMPLE = """\
+# A `page`
+
+```python
+print(1)
+```
+
+```text
+1
+```
+
+## Twice
+
+```console
+$ ls \\
+    -l
+total ...
+$ true
+```
+
+[one](there.md#a-b) and `[no](link)`
+
+## Twice
+"""
+
+
+def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.documents.ROOT", tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text(EXAMPLE)
+    program, console = blocks(path)
+    assert (program.name, program.kind, program.output) == ("page.md:3 A page", "python", "1\n")
+    assert (console.name, console.kind) == ("page.md:13 Twice", "console")
+    assert commands(console) == [Command("ls -l", "total ...\n"), Command("true")]
+    assert anchors(path) == {"a-page", "twice", "twice-1"}
+    assert links(path) == ["there.md#a-b"]
+    assert spans(path) == ["page", "[no](link)"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "frobnicate --now",
+        "/srv/a/.venv/bin/frobnicate",
+        "find /etc",
+        "systemd-socket-activate -l 127.0.0.1:8000 frobnicate",
+        "make nothing",
+        "make test NOTHING=1",
+        'make bench ARGS="--frobnicate"',
+        "python -m uringloop.nothing",
+        "python -m uringloop.bench --rounds 1",
+        "python -m uringloop.doctor --frobnicate",
+        "python -m uringloop.as_uvloop frobnicate",
+        "python examples/nothing.py",
+        "URINGLOOP_NOTHING=1 python app.py &",
+        "echo | frobnicate > file",
+        'pip install "uringloop[top]"',
+        'pip install "asyncio-uringloop[top]"',
+        'pip install ".[nothing]"',
+        "pip wheel --frobnicate .",
+        "make 'test",
+    ],
+)
+def test_a_command_that_is_wrong_is_found(text: str) -> None:
+    with pytest.raises((AssertionError, BenchError, subprocess.CalledProcessError)):
+        check_command(Command(text))
+
+
+def test_a_name_that_nobody_has_made_is_found() -> None:
+    text = "import a.b, g\nfor c in a: d(c, *[e for e in f])"
+    assert unmade(text) == {"d", "f"}
+    assert imported(text) == {"a", "g"}
+
+
+def test_dots_stand_for_anything() -> None:
+    assert matches("a ... c\n...\n", "a b c\nd\ne\n")
+    assert not matches("a ... c\n", "a b d\n")

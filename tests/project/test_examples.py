@@ -1,0 +1,285 @@
+"""The examples, each run as its first line says and asked over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.roles import PATIENCE, wait_until
+from support.tls_contexts import CERTIFICATES, client_context
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Address = tuple[str, int]
+
+# What an example tells once it can be asked.
+LISTENING = re.compile(r"listening on ([\d.]+):(\d+)")
+
+
+@contextlib.contextmanager
+def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run an example; it must end at Ctrl-C, without a word."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A line is one write, so that those of several processes are lines too.
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        # As the terminal does: to all of its processes.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def heard(process: subprocess.Popen[str]) -> Address:
+    """Return where an example listens."""
+    assert process.stdout is not None
+    found = LISTENING.search(process.stdout.readline())
+    assert found is not None
+    return found[1], int(found[2])
+
+
+def sockets(pid: int) -> set[str]:
+    """Return the open sockets of a process, by their inodes."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}
+
+
+@contextlib.contextmanager
+def serving(name: str, *arguments: str) -> Iterator[Address]:
+    with running(name, "--port", "0", *arguments) as process:
+        address = heard(process)
+        before = sockets(process.pid)
+        yield address
+        wait_until(lambda: sockets(process.pid) == before)
+
+
+def received(sock: socket.socket, size: int) -> bytes:
+    """Return so many bytes, or those before the end."""
+    data = b""
+    while len(data) < size and (part := sock.recv(size - len(data))):
+        data += part
+    return data
+
+
+@contextlib.contextmanager
+def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> Iterator[Address]:
+    """Let a thread serve on a socket until the end of the block, which closes it."""
+    sock.bind(("127.0.0.1", 0))
+    sock.settimeout(PATIENCE)
+    thread = threading.Thread(target=answer, args=(sock,))
+    if sock.type == socket.SOCK_STREAM:
+        sock.listen()
+    thread.start()
+    try:
+        yield sock.getsockname()
+    finally:
+        sock.close()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_each_is_short() -> None:
+    found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(found) == 7
+    assert {name: lines for name, lines in found.items() if lines >= 80} == {}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--streams",)])
+def test_echo(arguments: tuple[str, ...]) -> None:
+    data = os.urandom(1 << 20)
+    with (
+        serving("echo.py", *arguments) as address,
+        socket.create_connection(address, PATIENCE) as client,
+    ):
+        sender = threading.Thread(target=client.sendall, args=(data,))
+        sender.start()
+        assert received(client, len(data)) == data
+        sender.join()
+
+
+def fetched(address: Address, path: str) -> tuple[int, bytes]:
+    """Ask once more than once over one connection; return the status and the body."""
+    url = f"http://{address[0]}:{address[1]}{path}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=PATIENCE) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read()
+
+
+def test_file_server(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "folder").mkdir()
+    data = os.urandom(3_000_001)
+    (root / "a file.bin").write_bytes(data)
+    (tmp_path / "secret").write_text("not to be seen")
+    (root / "way out").symlink_to(tmp_path / "secret")
+    with serving("file_server.py", "--root", str(root)) as address:
+        assert fetched(address, "/a%20file.bin") == (200, data)
+        assert fetched(address, "/nothing") == (404, b"")
+        assert fetched(address, "/a%20file.bin/below") == (404, b"")
+        for path in ("/folder", "/../secret", "/%2e%2e/secret", "/way%20out"):
+            assert fetched(address, path) == (403, b"")
+        with socket.create_connection(address, PATIENCE) as client:
+            client.sendall(b"POST / HTTP/1.1\r\n\r\nGET /folder HTTP/1.1\r\n\r\nnonsense\r\n\r\n")
+            answers = client.makefile("rb").read()
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", answers)
+    assert statuses == [b"405", b"403", b"400"]
+
+
+def test_dns_forwarder() -> None:
+    def upstream(sock: socket.socket) -> None:
+        # Two queries, answered in the wrong order, and one that nobody has asked for.
+        queries = [sock.recvfrom(512) for _ in range(2)]
+        for query, sender in reversed(queries):
+            sock.sendto(b"\0\0" + query[2:], sender)
+            sock.sendto(query + b" answered", sender)
+
+    with (
+        answering(socket.socket(type=socket.SOCK_DGRAM), upstream) as address,
+        serving("dns_forwarder.py", "--upstream", f"{address[0]}:{address[1]}") as forwarder,
+        socket.socket(type=socket.SOCK_DGRAM) as one,
+        socket.socket(type=socket.SOCK_DGRAM) as two,
+    ):
+        for number, client in enumerate((one, two)):
+            client.settimeout(PATIENCE)
+            client.sendto(b"short", forwarder)
+            # Both chose the same number for their queries.
+            client.sendto(b"\x12\x34" + b"%d" % number * 20, forwarder)
+        for number, client in enumerate((one, two)):
+            assert client.recv(512) == b"\x12\x34" + b"%d" % number * 20 + b" answered"
+
+
+def test_tls_proxy() -> None:
+    data = b"Data" * 250_000
+
+    def server(sock: socket.socket) -> None:
+        client, _ = sock.accept()
+        with client:
+            client.sendall(received(client, len(data)).swapcase())
+
+    certificate = str(CERTIFICATES / "server.pem")
+    with (
+        answering(socket.socket(), server) as address,
+        serving(
+            *("tls_proxy.py", "--certificate", certificate, "--key", certificate),
+            *("--server", f"{address[0]}:{address[1]}"),
+        ) as proxy,
+        socket.create_connection(proxy, PATIENCE) as plain,
+        client_context().wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        client.sendall(data)
+        # And the end of the server's side.
+        assert received(client, len(data) + 1) == data.swapcase()
+
+
+def test_tls_proxy_of_a_server_that_is_not_there() -> None:
+    certificate = str(CERTIFICATES / "server.pem")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    with (
+        serving(
+            *("tls_proxy.py", "--certificate", certificate, "--key", certificate),
+            *("--server", f"{address[0]}:{address[1]}"),
+        ) as proxy,
+        socket.create_connection(proxy, PATIENCE) as plain,
+        client_context().wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        assert client.recv(1) == b""
+
+
+@pytest.mark.slow
+def test_log_shipper(tmp_path: Path) -> None:
+    logs = [tmp_path / "one.log", tmp_path / "two.log"]
+    got: list[tuple[str, str]] = []
+
+    def server(sock: socket.socket) -> None:
+        client, _ = sock.accept()
+        with client, client.makefile("rb") as lines:
+            for line in lines:
+                record = json.loads(line)
+                got.append((Path(record["file"]).name, record["line"]))
+
+    with (
+        answering(socket.socket(), server) as address,
+        running("log_shipper.py", *map(str, logs), "--to", f"{address[0]}:{address[1]}"),
+    ):
+        logs[0].write_text("first\nsecond\npart")
+        wait_until(lambda: len(got) == 2)
+        logs[1].write_text("other\n")
+        with logs[0].open("a", buffering=1) as log:
+            log.write(" and whole\n")
+            wait_until(lambda: len(got) == 4)
+            logs[0].rename(tmp_path / "one.log.1")
+            log.write("last\n")
+        logs[0].write_text("rotated\n")
+        wait_until(lambda: len(got) == 6)
+        logs[1].write_text("")
+        wait_until(lambda: logs[1].stat().st_size == 0)
+        # Longer than the place up to which it was read, later than it was looked at.
+        time.sleep(1.0)
+        logs[1].write_text("begun anew\n")
+        wait_until(lambda: len(got) == 7)
+    shipped = [line for name, line in got if name == "one.log"]
+    assert shipped == ["first", "second", "part and whole", "last", "rotated"]
+    assert [line for name, line in got if name == "two.log"] == ["other", "begun anew"]
+
+
+@pytest.mark.slow
+def test_many_cores() -> None:
+    # Free a moment ago: what each process takes must be the same, and is not 0.
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        address = found.getsockname()
+    url = f"http://{address[0]}:{address[1]}/"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask() -> int:
+        with opener.open(url, timeout=PATIENCE) as answer:
+            return int(answer.read().split()[1])
+
+    with running("many_cores.py", "--port", str(address[1]), "--processes", "2") as process:
+        assert process.stdout is not None
+        began = {int(process.stdout.readline().split()[1]) for _ in range(2)}
+        assert len(began) == 2
+        asked: set[int] = set()
+
+        def answered_by_all() -> bool:
+            asked.add(ask())
+            return asked == began
+
+        wait_until(answered_by_all)
+        os.kill(min(began), signal.SIGKILL)
+        new = int(process.stdout.readline().split()[1])
+        assert new not in began
+        wait_until(lambda: ask() == new)
+    for pid in (*began, new):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

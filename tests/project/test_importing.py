@@ -1,0 +1,195 @@
+"""Importing the package: what it loads, and where the compiled modules come from."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+from pathlib import Path
+
+import pytest
+from support import seccomp
+from support.roles import run_script
+
+import uringloop
+from uringloop._cpython import loading
+
+PACKAGE = Path(uringloop.__file__).parent
+
+LOADED = "import sys, uringloop; print(*(m for m in sys.modules if m.startswith('uringloop.')))"
+INTERRUPTED = """
+from importlib.machinery import ExtensionFileLoader
+load = ExtensionFileLoader.exec_module
+
+def interrupted(loader, module):
+    if module.__name__ == "uringloop._net.stream":
+        raise KeyboardInterrupt
+    load(loader, module)
+
+ExtensionFileLoader.exec_module = interrupted
+try:
+    import uringloop
+except KeyboardInterrupt:
+    ExtensionFileLoader.exec_module = load
+import uringloop
+
+async def main():
+    return "ran"
+
+print(uringloop.run(main()))
+"""
+
+# The modules have different names, and tell of an exception in different ways.
+SECOND_INTERPRETER = """
+import asyncio, sys, uringloop
+if sys.version_info >= (3, 13):
+    import _interpreters as interpreters
+else:
+    import _xxsubinterpreters as interpreters
+second = interpreters.create()
+script = f"import sys; sys.path[:0] = {sys.path}; import uringloop"
+try:
+    failure = interpreters.run_string(second, script)
+    print(failure.formatted)
+except interpreters.RunFailedError as exc:
+    print(exc)
+print(uringloop.run(asyncio.sleep(0, "ran")))
+"""
+
+
+def loaded_by_an_import() -> set[str]:
+    done = run_script(LOADED)
+    assert done.returncode == 0, done.stderr
+    return {name.removeprefix("uringloop.") for name in done.stdout.split()}
+
+
+def test_an_import_loads_every_module_of_a_loop() -> None:
+    # What `uringloop.fs` needs takes longer than all of a loop: imported when it is asked for.
+    python = {path.stem for path in PACKAGE.glob("*.py")} - {
+        "__init__",
+        "__main__",
+        "as_uvloop",
+        "doctor",
+        "fs",
+        "monitor",
+        "prometheus",
+        "pytest_plugin",
+        "tempfile",
+        "top",
+    }
+    # Of a private package, unless it has nothing to import.
+    private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
+    private = {p for p in private if p.parent.name not in ("_as_uvloop", "_kernel", "_monitor")}
+    names = {f"{path.parent.name}.{path.stem}" for path in private}
+    names -= {"_files.atomic", "_files.directories", "_files.permissions", "_ring.limits"}
+    packages = {path.parent.name for path in private}
+    names -= {f"{package}.__init__" for package in packages}
+    assert loaded_by_an_import() == python | names | packages | {"_compiled"}
+
+
+def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
+    done = run_script(
+        "import sys, uringloop\n"
+        "assert 'uringloop.fs' not in sys.modules\n"
+        "print(uringloop.fs.stat.__name__, uringloop.fs is sys.modules['uringloop.fs'])\n"
+        "uringloop.nothing"
+    )
+    assert done.stdout.split() == ["stat", "True"]
+    assert "AttributeError: module 'uringloop' has no attribute 'nothing'" in done.stderr
+
+
+def test_public_names_are_listed_and_internals_are_not() -> None:
+    names = dir(uringloop)
+    assert names == sorted(names)
+    assert set(uringloop.__all__) < set(names)
+    submodules = set(names) - set(uringloop.__all__)
+    # What is imported with the package is how it is made; what is not, users import or run.
+    loaded = {name.partition(".")[0] for name in loaded_by_an_import()}
+    assert submodules.isdisjoint(loaded)
+    assert {"fs", "tempfile", "monitor", "prometheus", "doctor", "top", "bench"} < submodules
+    for name in names:
+        assert getattr(uringloop, name) is not None
+
+
+def test_what_is_public_names_the_package() -> None:
+    for name in set(uringloop.__all__) - {"__version__"}:
+        public = getattr(uringloop, name)
+        assert (public.__module__, public.__qualname__) == ("uringloop", name)
+        assert pickle.loads(pickle.dumps(public)) is public
+
+
+def test_submodules_are_imported_when_they_are_asked_for() -> None:
+    names = sorted(set(dir(uringloop)) - set(uringloop.__all__))
+    # Each in a process of its own, since some import others.
+    for name in names:
+        done = run_script(f"import uringloop\nprint(uringloop.{name}.__name__)")
+        assert (done.stdout, done.stderr) == (f"uringloop.{name}\n", "")
+
+
+def test_a_submodule_that_lacks_a_package_is_no_attribute() -> None:
+    done = run_script(
+        "import sys, uringloop\n"
+        "sys.modules['pytest'] = None\n"
+        "print(hasattr(uringloop, 'pytest_plugin'))\n"
+        "uringloop.pytest_plugin"
+    )
+    assert done.stdout == "False\n"
+    assert "AttributeError: uringloop.pytest_plugin can not be imported: " in done.stderr
+
+
+def test_the_package_runs_and_names_its_tools() -> None:
+    done = seccomp.run("-m", "uringloop", URINGLOOP_BACKEND="soft")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, empty, *tools = done.stdout.splitlines()
+    assert f"uringloop {uringloop.__version__}," in first
+    assert second == "Here a loop is on soft (asked for by URINGLOOP_BACKEND)."
+    assert empty == ""
+    for line in tools:
+        python, option, module = line.split()[:3]
+        assert (python, option) == ("python", "-m")
+        assert importlib.util.find_spec(module) is not None
+    assert {"uringloop.doctor", "uringloop.top", "uringloop.bench"} <= {
+        line.split()[2] for line in tools
+    }
+    wrong = seccomp.run("-m", "uringloop", URINGLOOP_BACKEND="nonsense")
+    assert (wrong.returncode, wrong.stderr) == (0, "")
+    assert "no ring: URINGLOOP_BACKEND='nonsense'" in wrong.stdout
+
+
+def test_every_compiled_module_is_loaded() -> None:
+    stubs = PACKAGE.glob("_*/*.pyi")
+    names = [f"uringloop.{path.parent.name}.{path.stem}" for path in stubs]
+    assert sorted(loading.MODULES) == sorted(names)
+
+
+@pytest.mark.parametrize("name", loading.MODULES)
+def test_a_compiled_module_knows_its_name(name: str) -> None:
+    module = importlib.import_module(name)
+    package, _, attribute = name.rpartition(".")
+    assert module is getattr(importlib.import_module(package), attribute)
+    assert module.__name__ == name
+    assert module.__package__ == package
+    assert module.__file__ == loading.FILE
+    spec = module.__spec__
+    assert spec is not None
+    assert (spec.name, spec.origin, spec.has_location) == (name, loading.FILE, True)
+    assert module.__loader__ is spec.loader
+    # What it defines bears its name, and is found again by it.
+    own = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [one for one in own if one.__module__ == module.__name__]
+    assert [one for one in own if pickle.loads(pickle.dumps(one)) is not one] == []
+
+
+def test_an_interrupted_import_can_be_tried_again() -> None:
+    done = run_script(INTERRUPTED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ran\n"
+
+
+def test_a_second_interpreter_of_the_process_is_refused() -> None:
+    done = run_script(SECOND_INTERPRETER)
+    assert done.returncode == 0, done.stderr
+    refusal, ran = done.stdout.splitlines()
+    assert "ImportError" in refusal
+    assert "interpreter" in refusal
+    assert ran == "ran"

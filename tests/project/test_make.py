@@ -1,0 +1,84 @@
+"""The Makefile's environments are its own: what a user has made stays."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = ROOT / "Makefile"
+
+pytestmark = pytest.mark.skipif(
+    not (MAKEFILE.exists() and shutil.which("make")),
+    reason="a Makefile, and make, are there in a clone",
+)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile and an environment that the README's Install has made."""
+    shutil.copy(MAKEFILE, tmp_path)
+    (tmp_path / "uringloop").mkdir()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text("home = elsewhere")
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # The make that runs this test passes its own variables on.
+    inherited = ("MAKE", "MFLAGS", "VENV")
+    own = {name: each for name, each in os.environ.items() if not name.startswith(inherited)}
+    return subprocess.run(
+        ["make", "--no-print-directory", f"PYTHON={sys.executable}", *arguments],
+        cwd=folder,
+        env=own,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", ["bench", "compare", "test", "test-soft", "test-rings", "soak"])
+def test_the_environment_of_the_readme_is_not_named(clone: Path, target: str) -> None:
+    done = make(clone, "--dry-run", target)
+    assert "-m venv .venv-make" in done.stdout
+    # `.venv-make` is another word.
+    assert not re.search(r"(?<![\w-])\.venv(?![\w-])", done.stdout)
+
+
+def test_clean_removes_what_make_has_made(clone: Path) -> None:
+    (clone / ".venv-make").mkdir()
+    (clone / "build").mkdir()
+    done = make(clone, "clean")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in clone.iterdir()) == [".venv", "Makefile", "uringloop"]
+    assert (clone / ".venv" / "pyvenv.cfg").exists()
+
+
+def test_an_environment_of_somebody_else_is_not_replaced(clone: Path) -> None:
+    done = make(clone, "VENV=.venv", f".venv/python-{platform.python_version()}")
+    assert done.returncode != 0
+    assert ".venv is not an environment of make's" in done.stderr
+    assert (clone / ".venv" / "pyvenv.cfg").exists()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_program_that_is_fuzzed_compiles_without_a_warning() -> None:
+    done = make(ROOT, "--dry-run", "--always-make", "build/fuzz/plain")
+    [command] = [line for line in done.stdout.splitlines() if "softring.c" in line]
+    compiled = subprocess.run(
+        ["sh", "-c", f"{command} -fsyntax-only -Werror"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (compiled.returncode, compiled.stderr) == (0, "")

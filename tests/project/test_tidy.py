@@ -1,0 +1,617 @@
+"""Style as a test: the import ladder, the sizes, and what must or must not stand in a file.
+
+Reads the source tree that this file belongs to and nothing else. Where a rule fails here, the
+code is what changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from uringloop import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "uringloop"
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 60
+
+# Who may import whom: a module imports from lower rungs only, never from its own. The same table
+# is in docs/architecture.md.
+LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "the ABIs of others",
+        (
+            "_kernel.uring",
+            "_kernel.epoll",
+            "_tls.membio",
+            "_compiled",
+            "_kernel.errors",
+            "_cpython.pyapi",
+        ),
+    ),
+    (
+        "calls built on them",
+        (
+            "_cpython.loading",
+            "_kernel.sockets",
+            "_kernel.shared_sockets",
+            "_kernel.forks",
+            "_kernel.files",
+            "_kernel.paths",
+            "_kernel.trace",
+        ),
+    ),
+    ("trials of the kernel", ("_kernel.probes",)),
+    ("what it has", ("_ring.features",)),
+    (
+        "requests, callbacks, bytes",
+        (
+            "_ring.ring",
+            "_turn.handles",
+            "_transport.addresses",
+            "_transport.stream_reader",
+            "_files.memory",
+            "_transport.freelist",
+        ),
+    ),
+    (
+        "buffers, deadlines, tables",
+        (
+            "_ring.buffers",
+            "_turn.timers",
+            "_turn.timing",
+            "_turn.ready",
+            "_ring.wakeup",
+            "_turn.fd_table",
+            "_tls.records",
+            "_cpython.ssl_shape",
+            "_transport.write_queue",
+            "_ring.lifecycle",
+        ),
+    ),
+    ("the turn", ("_turn.turn",)),
+    (
+        "what a loop drives",
+        (
+            "_transport.transport",
+            "_turn.poll",
+            "_turn.fd_watch",
+            "_files.operation",
+            "_turn.stats",
+            "_turn.introspection",
+            "_turn.tracing",
+        ),
+    ),
+    (
+        "pausing in; file requests",
+        ("_transport.pausing", "_files.requests", "_files.scheduling", "_files.path_operations"),
+    ),
+    (
+        "pausing out; files; runs",
+        ("_transport.flow_control", "_files.open_file", "_loop.nested_run"),
+    ),
+    ("bytes out; lines", ("_transport.writer", "_files.lines")),
+    ("the bytes of TLS", ("_tls.data_path",)),
+    ("TLS", ("_tls.ssl_protocol",)),
+    ("bytes in and out", ("_net.stream", "_net.datagram", "_net.pipe", "_net.sock_calls")),
+    ("connections in", ("_net.listener",)),
+    (
+        "helpers in Python",
+        (
+            "_net.argument_checks",
+            "_monitor.command_line",
+            "_ring.backends",
+            "_net.resolver",
+            "_loop.exception_handling",
+            "_loop.executors",
+            "_tls.upgrade",
+            "_files.base",
+            "monitor",
+            "_loop.nesting",
+            "_files.permissions",
+            "_files.codecs",
+        ),
+    ),
+    (
+        "clients, servers, signals",
+        (
+            "_net.clients",
+            "_net.datagram_endpoints",
+            "_net.servers",
+            "_net.sendfile",
+            "_loop.signals",
+            "_net.pipes",
+            "_process.subprocesses",
+            "_files.binary",
+            "_files.positions",
+            "_files.stream",
+            "_files.directories",
+            "_monitor.client",
+            "_ring.limits",
+            "_monitor.stalls",
+        ),
+    ),
+    ("running; text files", ("_loop.base", "_files.text", "_files.atomic")),
+    ("class Loop, open()", ("loop", "_files.open")),
+    (
+        "the policy, run(); paths",
+        ("policy", "fs", "tempfile", "prometheus", "_monitor.render", "_monitor.fleet"),
+    ),
+    ("the public names", ("__init__",)),
+    ("the names of uvloop", ("_as_uvloop", "_as_uvloop.uvloop.loop")),
+    (
+        "programs, ours and others'",
+        (
+            "_as_uvloop.uvloop",
+            "as_uvloop",
+            "doctor",
+            "top",
+            "pytest_plugin",
+            "__main__",
+            "workers",
+            "workers.uvicorn",
+            "workers.aiohttp",
+            "workers.granian",
+        ),
+    ),
+)
+
+# The benchmark stands beside the loop: neither imports the other.
+BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ("settings", "process", "placement", "counters", "workloads.echo", "loadgen")),
+    ("", ("workloads.datagrams", "workloads.http", "workloads.secure", "workloads.transfer")),
+    ("", ("workloads.databases", "workloads.programs")),
+    ("", ("workloads", "loops", "child", "client", "loads")),
+    ("", ("environment", "reference", "server", "program", "runner")),
+    ("", ("summary",)),
+    ("", ("report",)),
+    ("", ("charts", "terminal")),
+    ("", ("page",)),
+    ("", ("cli",)),
+    ("", ("__main__",)),
+)
+
+# Packages whose __init__ has a docstring only.
+PROSE = {
+    "_cpython",
+    "_files",
+    "_kernel",
+    "_loop",
+    "_monitor",
+    "_net",
+    "_process",
+    "_ring",
+    "_tls",
+    "_transport",
+    "_turn",
+    "bench",
+}
+
+SOURCES = sorted(
+    path
+    for folder in ("uringloop", "tests", "benchmarks", "examples")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".c")
+    # What Cython makes of a .pyx is not ours.
+    and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
+)
+SOURCES.append(ROOT / "setup.py")
+LIBRARY = [path for path in SOURCES if PACKAGE in path.parents]
+PYTHON = [path for path in SOURCES if path.suffix == ".py"]
+CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+OTHERS = [ROOT / name for name in ("Makefile", "MANIFEST.in", "pyproject.toml", ".ci/run")]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def offences(
+    paths: Iterable[Path], search: Callable[[Path], Iterable[tuple[int, str]]]
+) -> list[str]:
+    """Return what *search* finds in the files, as `file:line: what`."""
+    return [f"{name_of(path)}:{line}: {what}" for path in paths for line, what in search(path)]
+
+
+def matches(pattern: str) -> Callable[[Path], Iterator[tuple[int, str]]]:
+    def search(path: Path) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(pattern, line):
+                yield number, line.strip()
+
+    return search
+
+
+# ── the ladder ───────────────────────────────────────────────────────────────────────────────
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file below uringloop; of the package itself `__init__`."""
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    if parts[-1] == "__init__" and len(parts) > 1:
+        parts.pop()
+    return ".".join(parts)
+
+
+def for_annotations_only(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk *tree* without what only a type checker sees."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.stmt) and for_annotations_only(child):
+            continue
+        yield child
+        yield from runtime_nodes(child)
+
+
+def python_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of everything of uringloop's that a Python file imports."""
+    for node in runtime_nodes(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = path.relative_to(ROOT).parent.parts
+                above = package[: len(package) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+CYTHON_IMPORT = re.compile(
+    r"^[ \t]*(?:from\s+(?P<base>[\w.]+)\s+c?import\s*(?P<names>\([^)]*\)|[^\n]*)"
+    r"|c?import\s+(?P<modules>[\w., ]+))",
+    re.MULTILINE,
+)
+
+
+def cython_imports(path: Path) -> Iterator[tuple[int, str]]:
+    text = path.read_text()
+    for found in CYTHON_IMPORT.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        if found["modules"]:
+            names = found["modules"].split(",")
+        else:
+            names = [f"{found['base']}.{name}" for name in re.findall(r"\w+", found["names"])]
+        for name in names:
+            yield line, name.strip()
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and module, without the package's name, of the imports from uringloop."""
+    known = {module_of(other) for other in LIBRARY}
+    find = python_imports if path.suffix == ".py" else cython_imports
+    for line, name in find(path):
+        head, _, rest = name.partition(".")
+        if head != "uringloop":
+            continue
+        # The longest part that is a module: the rest is a name in it.
+        while rest and rest not in known:
+            rest = rest.rpartition(".")[0]
+        yield line, rest or "__init__"
+
+
+def climbs(ladder: tuple[tuple[str, tuple[str, ...]], ...], prefix: str = "") -> list[str]:
+    rungs = {prefix + name: rung for rung, (_, names) in enumerate(ladder) for name in names}
+
+    def search(path: Path) -> Iterator[tuple[int, str]]:
+        module = module_of(path)
+        for line, imported in imports_of(path):
+            # A module's .pxd belongs to the module; an __init__ of prose is no rung.
+            if imported == module or imported in PROSE:
+                continue
+            if rungs.get(imported, len(rungs)) >= rungs[module]:
+                yield line, f"{module} imports {imported}"
+
+    paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx", ".pxd") and module_of(p) in rungs]
+    return offences(paths, search)
+
+
+def test_imports_go_down_the_ladder() -> None:
+    assert climbs(LADDER) == []
+
+
+def test_imports_of_the_benchmark_go_down_its_own_ladder() -> None:
+    assert climbs(BENCH_LADDER, "bench.") == []
+
+
+def test_every_module_has_a_rung() -> None:
+    rungs = {name for _, names in LADDER for name in names}
+    rungs |= {f"bench.{name}" for _, names in BENCH_LADDER for name in names}
+    modules = {module_of(path) for path in LIBRARY if path.suffix not in (".h", ".c")}
+    assert modules - PROSE == rungs
+
+
+def test_the_document_shows_the_ladder() -> None:
+    document = (ROOT / "docs" / "architecture.md").read_text()
+    for rung, (what, names) in enumerate(LADDER):
+        assert f"{rung:2}  {what:28}{'  '.join(names)}\n" in document
+
+
+def test_the_document_names_every_file() -> None:
+    document = (ROOT / "docs" / "architecture.md").read_text()
+    suffixes = (".py", ".pyx", ".h", ".c")
+    files = [p for p in LIBRARY if p.suffix in suffixes and p.name != "__init__.py"]
+    assert [name_of(path) for path in files if f"`{path.name}`" not in document] == []
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_are_short() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
+
+
+def python_functions(path: Path) -> Iterator[tuple[int, int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            yield node.lineno, node.end_lineno, node.name
+
+
+CYTHON_FUNCTION = re.compile(r"^(?P<indent> *)(?:async )?(?:c|cp)?def (?!enum|extern|class|struct)")
+
+
+def cython_functions(path: Path) -> Iterator[tuple[int, int, str]]:
+    lines = path.read_text().splitlines()
+    for first, line in enumerate(lines):
+        found = CYTHON_FUNCTION.match(line)
+        if found is None or "(" not in line:
+            continue
+        last = first
+        for index in range(first + 1, len(lines)):
+            if lines[index].strip():
+                indent = len(lines[index]) - len(lines[index].lstrip())
+                if indent <= len(found["indent"]):
+                    break
+                last = index
+        yield first + 1, last + 1, line.strip()
+
+
+def c_functions(path: Path) -> Iterator[tuple[int, int, str]]:
+    """Yield the functions of a C file: a `{` that a `)` comes before, until a `}` in column 0."""
+    text = path.read_text()
+    for found in re.finditer(r"^\w[^;{}]*\)\s*\{\n.*?^\}", text, re.MULTILINE | re.DOTALL):
+        first = text.count("\n", 0, found.start()) + 1
+        yield first, first + found[0].count("\n"), found[0].partition("(")[0]
+
+
+def long_functions(path: Path) -> Iterator[tuple[int, str]]:
+    if path.suffix == ".py":
+        functions = python_functions(path)
+    elif path.suffix in (".pyx", ".pxd"):
+        functions = cython_functions(path)
+    else:
+        functions = c_functions(path)
+    for first, last, name in functions:
+        if last - first + 1 > FUNCTION_LINES_MAX:
+            yield first, f"{name}: {last - first + 1} lines"
+
+
+def test_functions_fit_a_screen() -> None:
+    assert offences([p for p in SOURCES if p.suffix != ".pyi"], long_functions) == []
+
+
+# ── what a file has ──────────────────────────────────────────────────────────────────────────
+
+
+def test_every_compiled_module_has_its_declarations_and_its_stub() -> None:
+    for path in CYTHON:
+        if path.suffix == ".pyx":
+            assert path.with_suffix(".pxd").exists(), name_of(path)
+            assert path.with_suffix(".pyi").exists(), name_of(path)
+
+
+def test_every_module_starts_with_prose() -> None:
+    def silent(path: Path) -> bool:
+        text = path.read_text()
+        if path.suffix == ".py":
+            return not ast.get_docstring(ast.parse(text))
+        start = "/* " if path.suffix in (".h", ".c") else '"""'
+        return not text.removeprefix("# cython: language_level=3\n").startswith(start)
+
+    # An empty __init__ is there for the import system only.
+    said = [path for path in SOURCES if path.suffix != ".pyi" and path.stat().st_size]
+    assert [name_of(path) for path in said if silent(path)] == []
+
+
+# Numbers only: a name or a table says itself what it is.
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]* *(:[^=]+)?= *[-(<\d][^,]*$")
+
+
+def unexplained_constants(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield constant numbers with no comment on their line or above their paragraph."""
+    lines = path.read_text().splitlines()
+    for index, line in enumerate(lines):
+        if not CONSTANT.match(line) or "  # " in line:
+            continue
+        above = index - 1
+        while above >= 0 and lines[above].strip() and not lines[above].startswith("#"):
+            above -= 1
+        if above < 0 or not lines[above].startswith("#"):
+            yield index + 1, line
+
+
+def test_numbers_carry_their_reason() -> None:
+    library = [path for path in LIBRARY if path.suffix in (".py", ".pyx")]
+    assert offences(library, unexplained_constants) == []
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"\n## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+# ── what a file has not ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs the repository"
+)
+def test_the_repository_holds_no_file_that_a_test_has_left() -> None:
+    # As root of a repository that is somebody else's, git refuses without this.
+    listing = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "ls-files", "-z"]
+    names = subprocess.run(listing, capture_output=True, check=True, text=True).stdout.split("\0")
+    assert [name for name in names if not re.fullmatch(r"[\w.+/-]*", name, re.ASCII)] == []
+    at_the_top = {name for name in names if name and "/" not in name}
+    assert at_the_top == {
+        ".gitignore",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+        "README.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "setup.py",
+        "stubtest_allowlist.txt",
+    }
+
+
+def test_no_line_ends_in_blanks() -> None:
+    assert offences([*SOURCES, *DOCUMENTS, *OTHERS], matches(r"\s$")) == []
+
+
+def test_nothing_is_left_to_do_later() -> None:
+    marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
+    assert offences([*SOURCES, *OTHERS], matches(rf"\b({marks})\b")) == []
+
+
+def silent_handlers(path: Path) -> Iterator[tuple[int, str]]:
+    lines = path.read_text().splitlines()
+    for index, line in enumerate(lines):
+        if re.match(r"\s*except\s*:", line):
+            yield index + 1, "catches everything, SystemExit too"
+        if re.match(r"\s*except\b.*:$", line) and lines[index + 1].strip() == "pass":
+            yield index + 1, "passes without a sentence that says why"
+
+
+def test_no_exception_is_swallowed_in_silence() -> None:
+    paths = [path for path in SOURCES if path.suffix in (".py", ".pyx")]
+    assert offences(paths, silent_handlers) == []
+
+
+def _is_of(path: Path, programs: tuple[str, ...]) -> bool:
+    return str(path.relative_to(PACKAGE)).startswith(programs)
+
+
+def test_the_library_does_not_print() -> None:
+    programs = (
+        "bench/",
+        "doctor.py",
+        "top.py",
+        "as_uvloop.py",
+        "_monitor/command_line.py",
+        "__main__.py",
+    )
+    paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]
+    assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
+
+
+def test_the_python_half_has_no_casts_and_no_mixins() -> None:
+    paths = [path for path in LIBRARY if path.suffix == ".py"]
+    assert offences(paths, matches(r"\bcast\(|class \w*Mixin")) == []
+
+
+# ── Cython ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cython_modules_are_compiled_one_by_one() -> None:
+    assert offences(CYTHON, matches(r"^\s*include\b")) == []
+
+
+def test_no_cast_is_checked_at_run_time() -> None:
+    assert offences(CYTHON, matches(r"<\w+\?>")) == []
+
+
+def test_submissions_are_filled_in_uring_h_only() -> None:
+    above = [path for path in CYTHON if path.parent.name != "_kernel"]
+    assert offences(above, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
+
+
+# Without an exception clause a C result of these types loses or invents exceptions.
+C_RESULT = (
+    r"(void|bint|char|short|int|long|float|double|size_t|ssize_t|Py_ssize_t|u?int\d+_t"
+    r"|unsigned [\w ]+|const [\w ]+)\b"
+)
+C_FUNCTION = re.compile(
+    rf"^(?P<indent> *)cp?def (inline )?(?P<result>{C_RESULT}[\w ]*\**|[\w ]+\*+) *\w+\("
+)
+
+
+def bare_functions(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield C functions that say neither `except` nor `noexcept`."""
+    lines = path.read_text().splitlines()
+    for index, line in enumerate(lines):
+        if not C_FUNCTION.match(line):
+            continue
+        header = line
+        for following in lines[index + 1 :]:
+            if header.count("(") == header.count(")"):
+                break
+            header += " " + following.strip()
+        if not re.search(r"\) *(except|noexcept)\b", header):
+            yield index + 1, header.strip()
+
+
+def test_every_c_function_says_what_becomes_of_exceptions() -> None:
+    assert offences(CYTHON, bare_functions) == []
+
+
+# ── the rules themselves ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("search", "suffix", "text", "lines"),
+    [
+        (bare_functions, ".pyx", "cdef int f(self):\n    pass\ncdef object g(): pass\n", [1]),
+        (bare_functions, ".pxd", "cdef int *f(int a,\n    int b)\ncdef void g() noexcept\n", [1]),
+        (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    pass\n", [3]),
+        (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    # Why.\n    pass\n", []),
+        (unexplained_constants, ".py", "# Why.\nA = 1\nB = 2\n\nC = 3\n", [5]),
+        (long_functions, ".pyx", "cdef int f() except -1:\n" + "    g()\n" * 60, [1]),
+        (long_functions, ".h", "static int f(void)\n{\n" + "    g();\n" * 60 + "}\n", [1]),
+        (long_functions, ".py", "def f():\n" + "    g()\n" * 59, []),
+    ],
+)
+def test_the_rules_find_what_they_look_for(
+    tmp_path: Path,
+    search: Callable[[Path], Iterator[tuple[int, str]]],
+    suffix: str,
+    text: str,
+    lines: list[int],
+) -> None:
+    path = tmp_path / f"example{suffix}"
+    path.write_text(text)
+    assert [line for line, _ in search(path)] == lines
+
+
+def test_imports_are_found_in_every_form(tmp_path: Path) -> None:
+    cython = tmp_path / "example.pyx"
+    cython.write_text(
+        "cimport cython\nfrom uringloop._ring.ring cimport (\n    Ring,\n    Operation,\n)\n"
+        "    from uringloop._turn cimport turn\n"
+    )
+    assert list(cython_imports(cython)) == [
+        (1, "cython"),
+        (2, "uringloop._ring.ring.Ring"),
+        (2, "uringloop._ring.ring.Operation"),
+        (6, "uringloop._turn.turn"),
+    ]

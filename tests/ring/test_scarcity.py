@@ -1,0 +1,164 @@
+"""What is scarce: a loop goes on when there was no memory, or no thread, for something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+from support.roles import run_script
+
+# The server has room for a part of what it is sent; a child sends.
+PROGRAM = """
+import asyncio, gc, os, resource, socket, sys, uringloop
+
+loop = {"asyncio": asyncio.SelectorEventLoop, "uringloop": uringloop.new_event_loop}[sys.argv[1]]()
+size = int(sys.argv[2])
+hoard, lost = [], []
+messages = []
+loop.set_exception_handler(lambda loop, context: messages.append(context["message"]))
+
+class Hoarder(asyncio.Protocol):
+    def data_received(self, data):
+        hoard.append(data)
+    def connection_lost(self, exc):
+        hoard.clear()
+        lost.append(type(exc).__name__)
+        loop.stop()
+
+def send(sock):
+    try:
+        while True:
+            sock.sendall(bytes(size))
+    except OSError:
+        os._exit(0)
+
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    send(theirs)
+theirs.close()
+ours.setblocking(False)
+loop.run_until_complete(loop.create_connection(Hoarder, sock=ours))
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_AS, (now + 64 * 1024 * 1024, hard))
+loop.run_forever()
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+gc.collect()
+os.wait()
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+
+async def echo():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False), theirs.setblocking(False)
+    transport, _ = await loop.create_connection(Echo, sock=ours)
+    await loop.sock_sendall(theirs, b"well")
+    data = await asyncio.wait_for(loop.sock_recv(theirs, 10), 5)
+    print(lost, [message.split(":")[0] for message in messages], data)
+    transport.close()
+    theirs.close()
+
+loop.run_until_complete(echo())
+loop.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [200, 100_000])
+@pytest.mark.parametrize("name", ["asyncio", "uringloop"])
+def test_no_memory_for_what_was_received_ends_that_connection(name: str, size: int) -> None:
+    command = [sys.executable, "-P", "-c", textwrap.dedent(PROGRAM), name, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    # Or what the protocol does with it is too much.
+    assert done.stdout in (
+        "['MemoryError'] ['Fatal read error on socket transport'] b'well'\n",
+        "['MemoryError'] ['Fatal error'] b'well'\n",
+    )
+
+
+# A process that may start no thread, nor may the kernel for it.
+FILES = """
+import asyncio, os, resource, sys, uringloop, uringloop._files.open, uringloop.fs as fs
+
+folder = sys.argv[1]
+path = os.path.join(folder, "file")
+os.mkfifo(os.path.join(folder, "fifo"))
+data = os.urandom(3_000_000)
+
+async def main():
+    async with uringloop.open(path, "xb") as file:
+        print(await file.write(data) == len(data))
+        await file.fsync()
+    await fs.rename(path, path + "2")
+    await fs.mkdir(os.path.join(folder, "made"))
+    async with uringloop.open(path + "2", "r+b", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        print(await file.read() == data)
+        print(await file.pwrite(b"end", len(data)), (await fs.stat(path + "2")).st_size)
+    await fs.unlink(path + "2")
+    try:
+        await uringloop.open(os.path.join(folder, "fifo"), "rb")
+    except BlockingIOError as exc:
+        print(os.path.basename(exc.filename))
+    print(sorted(os.listdir(folder)))
+
+before = len(os.listdir("/proc/self/fd"))
+loop = uringloop.new_event_loop()
+if os.geteuid() == 0:
+    # Root has no such limit.
+    os.chmod(folder, 0o777)
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+loop.run_until_complete(asyncio.wait_for(main(), 20))
+loop.close()
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_files_go_on_without_a_thread_to_be_had() -> None:
+    # Not in pytest's folders: another user may not go there.
+    with tempfile.TemporaryDirectory(prefix="uringloop-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", FILES, folder], capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = ["True", "True", "3 3000003", "fifo", "['fifo', 'made']", "0"]
+    assert done.stdout.splitlines() == expected
+
+
+def test_a_user_who_may_lock_little_memory_has_loops_all_the_same() -> None:
+    # As somebody whose rings count. Each of the kernel's takes 44 KiB of that.
+    done = run_script(
+        """
+        import asyncio, os, resource, uringloop
+
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
+        if os.getuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        loops = [uringloop.Loop() for _ in range(4)]
+        for loop in loops:
+            print(loop.run_until_complete(asyncio.sleep(0.001, "ran")), loop.backend)
+            loop.close()
+        """
+    )
+    assert done.returncode == 0
+    warnings = done.stderr.splitlines()
+    assert all("not on io_uring: Cannot allocate memory" in line for line in warnings)
+    assert len(warnings) <= 1
+    ran, backends = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert ran == ("ran",) * 4
+    assert set(backends) <= {"io_uring", "soft"}
+    if os.environ.get("URINGLOOP_BACKEND") != "soft":
+        assert len(warnings) == ("soft" in backends)

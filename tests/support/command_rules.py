@@ -1,0 +1,335 @@
+"""How a command of the documents is checked: a rule for each program.
+
+What is quick and changes nothing is run. Of what takes long, or changes the machine, the words are
+checked: targets of make, options by `--help`, names of files, variables and extras. A program
+without a rule is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import uringloop
+from support.documents import ROOT, Command, matches
+from support.roles import kernel_version
+from uringloop.bench import cli
+
+PACKAGE = Path(uringloop.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+# What a page shows takes a second at most; other tests may run beside.
+TIME_LIMIT_S = 40
+
+# A rule looks at the words of a command, without those of its environment, and at what is shown.
+Words = list[str]
+
+# Programs that are not run, with the reason: only a shell reads the command. What changes the
+# machine or the environment, apt-get, pip, sysctl, has a rule that looks at its words instead.
+NOT_RUN = {
+    "curl": "asks a server that another block begins, or the network",
+    "echo": "changes nothing, and tells nothing",
+    "docker": "needs an engine, and an image with the package",
+    "git": "needs the network",
+    "journalctl": "needs systemd as the first process",
+    "socat": "asks a program that another command begins",
+    "systemctl": "needs systemd as the first process",
+    "useradd": "changes the machine",
+}
+
+# Variables of the environment that are others' than uringloop's.
+ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP", "MINUTES", "PYTHON"}
+
+# What a user's own program is called in documents.
+PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
+
+# The servers of others: whether they know the options, where they are installed.
+PROGRAMS = {
+    *("dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"),
+}
+
+# What prints all of a program's options, if that is not `--help`.
+HELP = {"ipython": ["--help-all"], "sanic": ["help", "--full"]}
+
+# What is compared of what the doctor shows: the rest of a line is the machine's.
+DOCTOR_NAMES = {"backend", "reason"}
+
+
+@functools.cache
+def output_of(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
+    """Run a program beside the Makefile, which must not take the package from there."""
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode in statuses, done.stderr
+    return done.stdout
+
+
+@functools.cache
+def makefile() -> str:
+    """Return what make knows of its targets. It runs none, not even for `-n`: some run make."""
+    return output_of("make", "--no-print-directory", "-np", "help", f"PYTHON={sys.executable}")
+
+
+def options(words: Words) -> list[str]:
+    return [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
+
+
+def check_options(words: Words, *program: str) -> None:
+    """Demand that a program's help tells of each option."""
+    asked = HELP.get(Path(program[0]).name, ["--help"])
+    help_text = output_of(*program, *asked) if options(words) else ""
+    for option in options(words):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), option
+
+
+def check_bench(words: Words) -> None:
+    # The checks of the program itself: what goes together, and what is out of range.
+    cli._settings(cli._parser().parse_args(words))
+
+
+# What takes ARGS.
+ARGUMENTS: dict[str, Callable[[Words], None]] = {
+    "bench": check_bench,
+    "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files.py"),
+    "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
+    "bench-servers": lambda words: check_options(words, sys.executable, "benchmarks/servers.py"),
+    "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
+    "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults.py"),
+    "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
+    "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
+    "test": lambda words: check_pytest(words),
+    "test-frameworks": lambda words: check_pytest(words),
+}
+
+
+def check_pytest(words: Words) -> None:
+    for word in words:
+        path = word.partition("::")[0]
+        assert "/" not in path or word.startswith("-") or (ROOT / path).exists(), word
+    check_options(words, sys.executable, "-m", "pytest")
+
+
+def check_find(words: Words, shown: str) -> None:
+    """Demand that the command finds the ring of a loop that this process makes."""
+    assert words[0] == "/proc/[0-9]*/fd"
+    command = ["find", f"/proc/{os.getpid()}/fd", *words[1:]]
+
+    def found() -> int:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True
+        )
+        return len(done.stdout.splitlines())
+
+    before = found()
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        assert found() - before == (loop.backend == "io_uring")
+
+
+def check_make(words: Words, shown: str) -> None:
+    targets = [word for word in words if "=" not in word]
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile(), re.MULTILINE), target
+    for word in words:
+        variable, given, value = word.partition("=")
+        if given:
+            assert f"$({variable})" in (ROOT / "Makefile").read_text(), variable
+        if variable == "ARGS" and value != "...":
+            for target in targets:
+                ARGUMENTS[target](shlex.split(value.replace("FILE", "file.svg")))
+
+
+def check_python(words: Words, shown: str) -> None:
+    if words[0] == "-m" and words[1].partition(".")[0] == "uringloop":
+        check_module(words[1], words[2:], shown)
+    elif words[0] == "-m":
+        check_program(words[1], words[2:], shown)
+    elif words[0] in PLACEHOLDERS:
+        assert words[1:] == []
+    else:
+        assert (ROOT / words[0]).exists(), words[0]
+        check_options(words[1:], sys.executable, words[0])
+
+
+def check_module(module: str, words: Words, shown: str) -> None:
+    assert find_spec(module) is not None, module
+    if module == "uringloop.bench":
+        check_bench([word.replace("FILE", "file") for word in words])
+        if shown:
+            printed = output_of(sys.executable, "-m", module, *words)
+            assert matches(shown, printed), printed
+        return
+    if module == "uringloop.as_uvloop":
+        # What it runs is a command of its own; a sentence may leave it out.
+        if not words:
+            return
+        if words[0] == "-m" or words[0] in PLACEHOLDERS:
+            check_python(words, shown)
+        else:
+            check_program(words[0], words[1:], shown)
+        return
+    if module == "uringloop.workers.granian" and find_spec("granian") is None:
+        return
+    check_options(words, sys.executable, "-m", module)
+    if module == "uringloop.doctor":
+        # 1 tells that loops are not on io_uring.
+        printed = output_of(sys.executable, "-m", module, *words, statuses=(0, 1))
+        names = {line.split()[0] for line in shown.splitlines()}
+        assert names <= DOCTOR_NAMES
+        assert names <= {line.split()[0] for line in printed.splitlines() if line}
+
+
+def check_pip(words: Words, shown: str) -> None:
+    if words[0] == "uninstall":
+        assert words[1:] == ["--yes", "uringloop"]
+        return
+    assert words[0] in ("install", "wheel")
+    known = {re.split(r"[\[<>=]", name)[0] for names in EXTRAS.values() for name in names}
+    help_text = output_of(sys.executable, "-m", "pip", words[0], "--help")
+    packages = iter(words[1:])
+    for word in packages:
+        if word.startswith("--"):
+            assert re.search(rf"{word}[ ,]", help_text), word
+            if re.search(rf"{word} <", help_text):
+                next(packages)
+            continue
+        # A folder or wheels in an image.
+        if word.startswith("/"):
+            continue
+        # Neither distribution by its name: an index may have somebody else's.
+        name, _, extras = word.rstrip("]").partition("[")
+        assert name == "." or name in known - {"asyncio-uringloop"}, word
+        assert name != "." or not extras or set(extras.split(",")) <= set(EXTRAS), word
+
+
+def check_apt_get(words: Words, shown: str) -> None:
+    # What setup.py and the Makefile name when it is missing; two by the version of Python.
+    named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()}"
+    named += " python3-dev python3-venv"
+    named += " -y --no-install-recommends"
+    assert words[0] == "install" or words == ["update"]
+    assert set(words[1:]) <= set(re.split(r"[\s;|()]+", named))
+
+
+def check_bash(words: Words, shown: str) -> None:
+    subprocess.run(["bash", "-n", ROOT / words[0]], check=True, timeout=TIME_LIMIT_S)
+
+
+def check_sysctl(words: Words, shown: str) -> None:
+    assert words[0] == "-w"
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        path = Path("/proc/sys", name.replace(".", "/"))
+        assert value.isdigit()
+        # Linux 6.6 has both.
+        assert path.exists() or kernel_version() < (6, 6), name
+
+
+def check_systemd_analyze(words: Words, shown: str) -> None:
+    if shutil.which("systemd-analyze"):
+        assert matches(shown, output_of("systemd-analyze", *words))
+
+
+def check_socket_activate(words: Words, shown: str) -> None:
+    """Check the options, and the command that gets the socket."""
+    assert words[0] == "-l"
+    if shutil.which("systemd-socket-activate"):
+        check_options(words[:1], "systemd-socket-activate")
+    check_program(words[2], words[3:], shown)
+
+
+def check_ulimit(words: Words, shown: str) -> None:
+    kind, number = words
+    assert kind == "-n"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or int(number) <= hard:
+        output_of("bash", "-c", f"ulimit -S {kind} {number}")
+
+
+def check_venv(words: Words, shown: str) -> None:
+    assert words == [".venv"]
+
+
+CHECKS: dict[str, Callable[[Words, str], None]] = {
+    "apt-get": check_apt_get,
+    "bash": check_bash,
+    "find": check_find,
+    "make": check_make,
+    "pip": check_pip,
+    "pytest": lambda words, shown: check_pytest(words),
+    "python": check_python,
+    "python3": check_python,
+    "sysctl": check_sysctl,
+    "systemd-analyze": check_systemd_analyze,
+    "systemd-socket-activate": check_socket_activate,
+    "ulimit": check_ulimit,
+    "venv": check_venv,
+}
+
+
+def simple_commands(text: str) -> list[Words]:
+    """Return the words of each command of a line; files that are redirected to are none."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    found: list[Words] = [[]]
+    words = iter(lexer)
+    for word in words:
+        if set(word) <= set("<>"):
+            next(words)
+        elif set(word) <= set("();|&"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words for words in found if words]
+
+
+def check_command(command: Command) -> None:
+    """Check the commands of a line, each by the rule for its program."""
+    subprocess.run(["bash", "-n", "-c", command.text], check=True, timeout=TIME_LIMIT_S)
+    for words in simple_commands(command.text):
+        while words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            check_variable(words.pop(0).partition("=")[0])
+        if words[:1] == ["sudo"]:
+            words.pop(0)
+        if words:
+            check_program(words[0], words[1:], command.shown)
+
+
+def check_program(program: str, arguments: Words, shown: str) -> None:
+    # A user's own environment, here or elsewhere.
+    program = re.sub(r"^(/\S+/)?\.venv/bin/", "", program)
+    if program in CHECKS:
+        CHECKS[program](arguments, shown)
+    elif program in PROGRAMS:
+        path = Path(sys.executable).parent / program
+        # Each command of this one has options of its own.
+        subcommand = arguments[:1] if program == "dask" else []
+        if path.exists():
+            check_options(arguments, str(path), *subcommand)
+    else:
+        assert program in NOT_RUN, f"no rule tells how to test `{program}`"
+
+
+def check_variable(name: str) -> None:
+    if name not in ENVIRONMENT:
+        assert name.startswith("URINGLOOP_"), name
+        sources = [*PACKAGE.rglob("*.py"), ROOT / "setup.py"]
+        assert any(f'"{name}"' in path.read_text() for path in sources), name

@@ -1,0 +1,56 @@
+"""TLS contexts over the certificates of `certificates/README.md`."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+AUTHORITY = str(CERTIFICATES / "ca.pem")
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """A server's and a client's context that trust each other."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def telling_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Have a stream that ends without close_notify be an error, as gh-95494 did in 3.11.4."""
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
+def server_context() -> ssl.SSLContext:
+    """Return a context with the server's certificate; it asks clients for none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    return telling_cuts(context)
+
+
+def strict_server_context() -> ssl.SSLContext:
+    """Return a server's context that wants a certificate of the client."""
+    context = server_context()
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(AUTHORITY)
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    """Return a client's context that trusts the test authority and checks names."""
+    return telling_cuts(ssl.create_default_context(cafile=AUTHORITY))
+
+
+def known_client_context() -> ssl.SSLContext:
+    """Return a client's context with a certificate."""
+    context = client_context()
+    context.load_cert_chain(CERTIFICATES / "client.pem")
+    return context
+
+
+def stranger_context() -> ssl.SSLContext:
+    """Return a client's context that trusts nobody."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

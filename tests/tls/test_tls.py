@@ -1,0 +1,558 @@
+"""TLS connections: who offers them, their handshakes and names, what they tell, their errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Collector, Echo, open_fds, tcp_pair
+from support.roles import Complaint, Guests, Loop, complaints, needs_ipv6, on_loop, turns, until
+from support.tls_contexts import (
+    Contexts,
+    client_context,
+    known_client_context,
+    server_context,
+    stranger_context,
+    strict_server_context,
+)
+from support.tls_peers import (
+    SENDS_ALERTS,
+    Peer,
+    accepting,
+    ending,
+    everybody_gone,
+    tls_client,
+    tls_link,
+    tls_serving,
+    tls_stream,
+)
+
+import uringloop
+
+LOCALHOST = "127.0.0.1"
+DEBUG_REPORT = "Error on transport creation for incoming connection"
+
+
+async def check_echo(transport: asyncio.Transport, collector: Collector) -> None:
+    """Check that there is an echo server at the other end, and end the connection."""
+    assert transport.get_extra_info("ssl_object") is not None
+    async with ending(transport):
+        before = len(collector.data)
+        transport.write(b"ping")
+        assert (await collector.received(before + 4))[before:] == b"ping"
+        transport.close()
+        assert await collector.lost is None
+
+
+# ── every way to a connection ────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_server_and_a_client_speak_tls(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_serving(each_loop, Echo, contexts.server) as address:
+        transport, collector = await tls_client(each_loop, address, contexts.client)
+        assert collector.calls == ["connection_made"]
+        assert collector.transport is transport
+        assert isinstance(transport, asyncio.Transport)
+        await check_echo(transport, collector)
+
+
+@pytest.mark.parametrize("host", ["localhost", LOCALHOST, pytest.param("::1", marks=needs_ipv6)])
+def test_the_host_is_the_name_to_check(each_loop: Loop, contexts: Contexts, host: str) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        server = await each_loop.create_server(Echo, host, 0, ssl=contexts.server)
+        port = server.sockets[0].getsockname()[1]
+        transport, collector = await each_loop.create_connection(
+            lambda: Collector(each_loop), host, port, ssl=contexts.client
+        )
+        assert transport.get_extra_info("ssl_object").server_hostname == host
+        await check_echo(transport, collector)
+        server.close()
+        await everybody_gone(server)
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_connected_socket_becomes_tls(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_serving(each_loop, Echo, contexts.server) as address:
+        sock = socket.create_connection(address)
+        transport, collector = await each_loop.create_connection(
+            lambda: Collector(each_loop),
+            sock=sock,
+            ssl=contexts.client,
+            server_hostname="localhost",
+        )
+        await check_echo(transport, collector)
+        assert sock.fileno() == -1
+
+
+@on_loop
+async def test_an_accepted_socket_becomes_tls(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_stream(each_loop, Echo(), contexts, server_side=True) as (transport, peer):
+        assert transport.get_extra_info("ssl_object").server_side
+        await peer.send(b"ping")
+        assert await peer.read_exactly(4) == b"ping"
+
+
+@on_loop
+async def test_unix_sockets_speak_tls(each_loop: Loop, contexts: Contexts) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "tls")
+        server = await each_loop.create_unix_server(Echo, path, ssl=contexts.server)
+        transport, collector = await each_loop.create_unix_connection(
+            lambda: Collector(each_loop), path, ssl=contexts.client, server_hostname="localhost"
+        )
+        await check_echo(transport, collector)
+        server.close()
+        await everybody_gone(server)
+
+
+@on_loop
+async def test_streams_speak_tls(each_loop: Loop, contexts: Contexts) -> None:
+    served = each_loop.create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readline()).upper())
+        await writer.drain()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        served.set_result(None)
+
+    server = await asyncio.start_server(serve, LOCALHOST, 0, ssl=contexts.server)
+    address = server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(
+        *address, ssl=contexts.client, server_hostname="localhost"
+    )
+    writer.write(b"hello\n")
+    assert await reader.read() == b"HELLO\n"
+    writer.close()
+    await writer.wait_closed()
+    await served
+    server.close()
+    await everybody_gone(server)
+
+
+@on_loop
+async def test_ssl_true_is_a_default_context(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_serving(each_loop, Echo, contexts.server) as address:
+        # It knows the authorities of the system, and not ours.
+        with pytest.raises(ssl.SSLCertVerificationError, match="CERTIFICATE_VERIFY_FAILED"):
+            await each_loop.create_connection(Echo, "localhost", address[1], ssl=True)
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_tls_client_without_a_host_must_name_the_server(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    ours, theirs = tcp_pair()
+    connect, connect_unix = each_loop.create_connection, each_loop.create_unix_connection
+    with ours, theirs:
+        with pytest.raises(ValueError, match=r"^You must set server_hostname when using ssl with"):
+            await connect(Echo, sock=ours, ssl=contexts.client)
+        with pytest.raises(ValueError, match=r"^You must set server_hostname when using ssl with"):
+            await connect(Echo, "", 80, ssl=contexts.client)
+        with pytest.raises(ValueError, match=r"^you have to pass server_hostname when using ssl$"):
+            await connect_unix(Echo, "/nowhere", ssl=contexts.client)
+        assert ours.fileno() != -1
+
+
+@on_loop
+async def test_tls_options_without_tls_are_refused(each_loop: Loop) -> None:
+    ours, theirs = tcp_pair()
+    with ours, theirs:
+        for option in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
+            message = rf"^{option} is only meaningful with ssl$"
+            options: dict[str, Any] = {option: 1.0}
+            with pytest.raises(ValueError, match=message):
+                await each_loop.create_connection(Echo, sock=ours, **options)
+            with pytest.raises(ValueError, match=message):
+                await each_loop.connect_accepted_socket(Echo, ours, **options)
+            with pytest.raises(ValueError, match=message):
+                await each_loop.create_unix_connection(Echo, "/nowhere", **options)
+            with pytest.raises(ValueError, match=message):
+                await each_loop.create_unix_server(Echo, "/nowhere", **options)
+        with pytest.raises(ValueError, match=r"^server_hostname is only meaningful with ssl$"):
+            await each_loop.create_unix_connection(Echo, "/nowhere", server_hostname="name")
+
+
+@on_loop
+async def test_a_server_needs_a_context(each_loop: Loop) -> None:
+    message = r"^ssl argument must be an SSLContext or None$"
+    for argument in (True, False):
+        with pytest.raises(TypeError, match=message):
+            await each_loop.create_server(Echo, LOCALHOST, 0, ssl=argument)
+        with pytest.raises(TypeError, match=message):
+            await each_loop.create_unix_server(Echo, "/nowhere", ssl=argument)
+    ours, theirs = tcp_pair()
+    with ours, theirs:
+        with pytest.raises(ValueError, match=r"^Server side SSL needs a valid SSLContext$"):
+            await each_loop.connect_accepted_socket(Echo, ours, ssl=True)
+        # Up to 3.13 asyncio leaves the socket open, too.
+        if isinstance(each_loop, uringloop.Loop):
+            assert ours.fileno() != -1
+
+
+@on_loop
+async def test_an_ssl_socket_is_refused(each_loop: Loop, contexts: Contexts) -> None:
+    ours, theirs = tcp_pair()
+    with (
+        theirs,
+        contexts.client.wrap_socket(
+            ours, server_hostname="localhost", do_handshake_on_connect=False
+        ) as wrapped,
+    ):
+        with pytest.raises(TypeError, match=r"^Socket cannot be of type SSLSocket$"):
+            await each_loop.create_connection(Echo, sock=wrapped)
+        with pytest.raises(TypeError, match=r"^Socket cannot be of type SSLSocket$"):
+            await each_loop.connect_accepted_socket(Echo, wrapped)
+
+
+@on_loop
+async def test_timeouts_must_be_positive(each_loop: Loop, contexts: Contexts) -> None:
+    for option in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
+        for value in (0, -1.5):
+            options: dict[str, Any] = {option: value}
+            # One for each call: from 3.14 on asyncio closes it.
+            ours, theirs = tcp_pair()
+            accepted, their_other = tcp_pair()
+            with ours, theirs, accepted, their_other:
+                message = rf"^{option} should be a positive number, got {value}$"
+                with pytest.raises(ValueError, match=message):
+                    await each_loop.create_connection(
+                        Echo, sock=ours, ssl=contexts.client, server_hostname="", **options
+                    )
+                with pytest.raises(ValueError, match=message):
+                    await each_loop.connect_accepted_socket(
+                        Echo, accepted, ssl=contexts.server, **options
+                    )
+
+
+@on_loop
+async def test_a_refused_argument_leaves_no_socket(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # Stock asyncio leaves the connected socket to the garbage collector.
+    with accepting() as (listener, address):
+        before = open_fds()
+        with pytest.raises(ValueError, match=r"^ssl_handshake_timeout should be a positive"):
+            await loop.create_connection(
+                Echo, *address, ssl=contexts.client, ssl_handshake_timeout=0
+            )
+        assert open_fds() == before
+        sock, _ = await loop.sock_accept(listener)
+        with sock:
+            assert await loop.sock_recv(sock, 1) == b""
+
+
+# ── certificates and names ───────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def goes_on(loop: Loop, server: ssl.SSLContext) -> AsyncIterator[tuple[str, int]]:
+    """Serve, and check afterwards that a good client is still answered."""
+    async with tls_serving(loop, Echo, server) as address:
+        yield address
+        await check_echo(*await tls_client(loop, address, known_client_context()))
+
+
+@on_loop
+async def test_an_unknown_authority_is_an_error_at_the_client_alone(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    async with goes_on(each_loop, contexts.server) as address:
+        with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
+            await tls_client(each_loop, address, stranger_context())
+
+
+@on_loop
+async def test_a_wrong_name_is_an_error_at_the_client_alone(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    async with goes_on(each_loop, contexts.server) as address:
+        with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+            await each_loop.create_connection(
+                Echo, *address, ssl=contexts.client, server_hostname="example.org"
+            )
+
+
+@on_loop
+async def test_an_empty_server_hostname_is_no_name(each_loop: Loop, contexts: Contexts) -> None:
+    unchecked = client_context()
+    unchecked.check_hostname = False
+    async with tls_serving(each_loop, Echo, contexts.server) as address:
+        transport, collector = await each_loop.create_connection(
+            lambda: Collector(each_loop), *address, ssl=unchecked, server_hostname=""
+        )
+        assert transport.get_extra_info("ssl_object").server_hostname is None
+        await check_echo(transport, collector)
+
+
+def test_a_failed_handshake_is_reported_in_debug_mode(each_loop: Loop, contexts: Contexts) -> None:
+    each_loop.set_debug(True)
+    reports: list[Complaint] = []
+
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        reports.extend(await reports_of_a_refusal(each_loop, contexts))
+
+    check(each_loop=each_loop)
+    assert [report["message"] for report in reports] == [DEBUG_REPORT]
+    # The client's alert lets the server know.
+    kind = ssl.SSLError if SENDS_ALERTS else ConnectionResetError
+    assert isinstance(reports[0]["exception"], kind)
+    assert isinstance(reports[0]["protocol"], Echo)
+    assert isinstance(reports[0]["transport"], asyncio.Transport)
+
+
+async def reports_of_a_refusal(loop: Loop, contexts: Contexts) -> list[Complaint]:
+    reports = complaints(loop)
+    async with tls_serving(loop, Echo, contexts.server) as address:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await tls_client(loop, address, stranger_context())
+        await until(lambda: bool(reports))
+    return reports
+
+
+@on_loop
+async def test_a_client_shows_its_certificate(each_loop: Loop) -> None:
+    guests = Guests(each_loop)
+    async with tls_serving(each_loop, guests, strict_server_context()) as address:
+        transport, _ = await tls_client(each_loop, address, known_client_context())
+        async with ending(transport):
+            await guests.arrived()
+            certificate = guests.seen[0].transport.get_extra_info("peercert")
+            assert certificate["subject"] == ((("commonName", "uringloop test client"),),)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_without_a_certificate_is_refused(
+    each_loop: Loop, version: ssl.TLSVersion
+) -> None:
+    client = client_context()
+    client.minimum_version = client.maximum_version = version
+
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        async with goes_on(each_loop, strict_server_context()) as address:
+            if version == ssl.TLSVersion.TLSv1_2:
+                with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                    await tls_client(each_loop, address, client)
+                return
+            # With TLS 1.3 the client is done before the server has looked.
+            transport, collector = await tls_client(each_loop, address, client)
+            async with ending(transport):
+                await collector.lost
+                assert not collector.data
+
+    check(each_loop=each_loop)
+
+
+# ── what is agreed on ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_both_versions_of_tls_work(each_loop: Loop, version: ssl.TLSVersion) -> None:
+    client = client_context()
+    client.minimum_version = client.maximum_version = version
+
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        left = Collector(each_loop)
+        async with tls_link(each_loop, left, Echo(), Contexts(server_context(), client)) as (
+            transport,
+            _,
+        ):
+            name = transport.get_extra_info("ssl_object").version()
+            assert name == {"TLSv1_2": "TLSv1.2", "TLSv1_3": "TLSv1.3"}[version.name]
+            await check_echo(transport, left)
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_no_common_version_is_an_error(each_loop: Loop, contexts: Contexts) -> None:
+    old = client_context()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    modern = server_context()
+    modern.minimum_version = ssl.TLSVersion.TLSv1_3
+    async with goes_on(each_loop, modern) as address:
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await tls_client(each_loop, address, old)
+
+
+@on_loop
+async def test_alpn_is_agreed_on(each_loop: Loop) -> None:
+    server, client = server_context(), client_context()
+    server.set_alpn_protocols(["h2", "http/1.1"])
+    client.set_alpn_protocols(["http/1.1"])
+    chosen: list[str | None] = []
+
+    class Server(Echo):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            chosen.append(transport.get_extra_info("ssl_object").selected_alpn_protocol())
+
+    left = Collector(each_loop)
+    async with tls_link(each_loop, left, Server(), Contexts(server, client)) as (transport, _):
+        assert transport.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+        assert chosen == ["http/1.1"]
+
+
+@on_loop
+async def test_extra_info_tells_of_tls_and_of_the_socket(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    left, right = Collector(each_loop), Collector(each_loop)
+    async with tls_link(each_loop, left, right, contexts) as (client, server):
+        info = client.get_extra_info
+        assert info("sslcontext") is contexts.client
+        assert isinstance(info("ssl_object"), ssl.SSLObject)
+        assert info("peercert")["subject"] == ((("commonName", "localhost"),),)
+        assert info("cipher") == info("ssl_object").cipher()
+        assert info("compression") is None
+        assert info("peername") == info("socket").getpeername()
+        assert info("sockname") == info("socket").getsockname()
+        assert info("nothing of the kind") is None
+        assert info("nothing of the kind", 7) == 7
+        assert server.get_extra_info("sslcontext") is contexts.server
+        assert server.get_extra_info("peercert") is None
+        assert server.get_extra_info("peername") == info("sockname")
+
+
+@on_loop
+async def test_the_context_of_the_client_may_choose_by_name(each_loop: Loop) -> None:
+    names: list[str | None] = []
+    server = server_context()
+    server.sni_callback = lambda _, name, __: names.append(name)
+    left = Collector(each_loop)
+    async with tls_link(each_loop, left, Echo(), Contexts(server, client_context())) as (it, _):
+        await check_echo(it, left)
+    assert names == ["localhost"]
+
+
+# ── handshakes that do not end ───────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_silent_server_times_the_client_out(each_loop: Loop, contexts: Contexts) -> None:
+    with accepting() as (listener, address):
+        before = open_fds()
+        with pytest.raises(ConnectionAbortedError, match=r"^SSL handshake is taking longer than"):
+            await tls_client(each_loop, address, contexts.client, handshake_timeout=0.02)
+        await until(lambda: open_fds() == before)
+        assert listener.fileno() != -1
+
+
+@on_loop
+async def test_a_silent_client_is_thrown_out(each_loop: Loop, contexts: Contexts) -> None:
+    guests = Guests(each_loop)
+    serving = tls_serving(each_loop, guests, contexts.server, handshake_timeout=0.02)
+    async with serving as address:
+        with socket.create_connection(address) as sock:
+            sock.setblocking(False)
+            # Aborted, with nothing said.
+            with contextlib.suppress(ConnectionResetError):
+                assert await each_loop.sock_recv(sock, 100) == b""
+        assert [guest.calls for guest in guests.seen] == [[]]
+
+
+@on_loop
+async def test_a_cancelled_handshake_closes_the_socket(each_loop: Loop, contexts: Contexts) -> None:
+    with accepting() as (listener, address):
+        before = open_fds()
+        task = each_loop.create_task(tls_client(each_loop, address, contexts.client))
+        sock, _ = await each_loop.sock_accept(listener)
+        with sock:
+            # The ClientHello has come: the client waits for the answer.
+            assert (await each_loop.sock_recv(sock, 1)) == b"\x16"
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await until(lambda: open_fds() == before)
+
+
+@on_loop
+async def test_a_server_that_hangs_up_is_a_reset(each_loop: Loop, contexts: Contexts) -> None:
+    with accepting() as (listener, address):
+        task = each_loop.create_task(tls_client(each_loop, address, contexts.client))
+        sock, _ = await each_loop.sock_accept(listener)
+        assert (await each_loop.sock_recv(sock, 1 << 16))[:1] == b"\x16"
+        sock.close()
+        with pytest.raises(ConnectionResetError):
+            await task
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", bytes(100)])
+def test_garbage_instead_of_a_hello_ends_that_connection_only(
+    each_loop: Loop, contexts: Contexts, first: bytes
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        async with goes_on(each_loop, contexts.server) as address:
+            with socket.create_connection(address) as sock:
+                sock.setblocking(False)
+                sock.send(first)
+                # Perhaps an alert, then the end.
+                with contextlib.suppress(ConnectionResetError):
+                    while await each_loop.sock_recv(sock, 100):
+                        continue
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_half_a_hello_and_no_more_ends_that_connection_only(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    async with goes_on(each_loop, contexts.server) as address:
+        with socket.create_connection(address) as sock:
+            sock.setblocking(False)
+            peer = Peer(each_loop, sock, contexts.client)
+            hello = peer.records(peer.tls.do_handshake)
+            sock.send(hello[: len(hello) // 2])
+            await turns(3)
+            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert await each_loop.sock_recv(sock, 100) == b""
+
+
+@on_loop
+async def test_a_hello_byte_by_byte_is_understood(each_loop: Loop, contexts: Contexts) -> None:
+    ours, theirs = tcp_pair()
+    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with theirs:
+        peer = Peer(each_loop, theirs, contexts.client)
+        accepted = each_loop.create_task(
+            each_loop.connect_accepted_socket(Echo, ours, ssl=contexts.server)
+        )
+        for byte in peer.records(peer.tls.do_handshake):
+            await each_loop.sock_sendall(theirs, bytes([byte]))
+            await turns(1)
+        await peer.handshake()
+        transport, _ = await accepted
+        async with ending(transport):
+            await peer.send(b"ping")
+            assert await peer.read_exactly(4) == b"ping"
+
+
+# ── debug mode, and what is left ─────────────────────────────────────────────────────────────
+
+
+def test_debug_mode_speaks_tls(each_loop: Loop, contexts: Contexts) -> None:
+    each_loop.set_debug(True)
+    on_loop(test_a_server_and_a_client_speak_tls.__wrapped__)(  # type: ignore[attr-defined]
+        each_loop=each_loop, contexts=contexts
+    )

@@ -1,0 +1,567 @@
+"""Bytes over TLS: exact both ways, paused and resumed, held back, and brought to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import struct
+
+import pytest
+from conftest import Collector, Echo, tcp_pair
+from support.roles import Guests, Loop, noise, on_loop, read_to_end, reset, turns, until
+from support.tls_contexts import Contexts, client_context, server_context
+from support.tls_peers import (
+    Filler,
+    Peer,
+    ending,
+    everybody_gone,
+    tls_client,
+    tls_link,
+    tls_serving,
+    tls_stream,
+)
+
+import uringloop
+
+LOCALHOST = "127.0.0.1"
+LARGE = 10 * 1024 * 1024
+NARROW = 16 * 1024
+# More than the kernel's narrow buffers and SSLProtocol's own 512 KiB take.
+PLENTY = 2 * 1024 * 1024
+
+
+class Pauser(Collector):
+    """Pauses reading inside data_received."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.transport.pause_reading()
+
+
+# ── both ways ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_ten_megabytes_both_ways_are_exact(each_loop: Loop, version: ssl.TLSVersion) -> None:
+    client = client_context()
+    client.minimum_version = client.maximum_version = version
+
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        left, right = Collector(each_loop), Collector(each_loop)
+        async with tls_link(each_loop, left, right, Contexts(server_context(), client)) as ends:
+            there, back = noise(LARGE, 1), noise(LARGE, 2)
+            ends[0].write(there)
+            ends[1].write(back)
+            assert await right.received(LARGE) == there
+            assert await left.received(LARGE) == back
+            ends[0].close()
+            assert await left.lost is None
+            assert await right.lost is None
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_many_small_writes_arrive_in_order(each_loop: Loop, contexts: Contexts) -> None:
+    left, right = Collector(each_loop), Collector(each_loop)
+    rng = random.Random(3)
+    data = noise(20_000, 3)
+    async with tls_link(each_loop, left, right, contexts) as (client, _):
+        sent = 0
+        while sent < len(data):
+            size = rng.randrange(1, 60)
+            client.write(data[sent : sent + size])
+            sent += size
+            if rng.random() < 0.1:
+                await turns(1)
+        assert await right.received(len(data)) == data
+
+
+@on_loop
+async def test_every_kind_of_buffer_is_written(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
+        transport.write(b"bytes ")
+        transport.write(bytearray(b"bytearray "))
+        transport.write(memoryview(b"a memoryview ")[2:])
+        transport.write(b"")
+        transport.writelines([b"a ", bytearray(b"list "), memoryview(b"of them")])
+        expected = b"bytes bytearray memoryview a list of them"
+        assert await peer.read_exactly(len(expected)) == expected
+        with pytest.raises(TypeError, match=r"^data: expecting a bytes-like instance, got str$"):
+            transport.write("text")  # type: ignore[arg-type]
+
+
+@on_loop
+async def test_a_buffer_may_be_changed_after_write(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
+        data = bytearray(b"before")
+        transport.write(data)
+        data[:] = b"after!"
+        assert await peer.read_exactly(6) == b"before"
+
+
+@on_loop
+async def test_write_eof_is_not_supported(each_loop: Loop, contexts: Contexts) -> None:
+    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
+        assert not transport.can_write_eof()
+        with pytest.raises(NotImplementedError):
+            transport.write_eof()
+        transport.write(b"still open")
+        assert await peer.read_exactly(10) == b"still open"
+
+
+@on_loop
+async def test_what_comes_with_the_end_of_the_handshake_is_received(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    ours, theirs = tcp_pair()
+    with theirs:
+        right = Collector(each_loop)
+        peer = Peer(each_loop, theirs, contexts.client)
+        accepted = each_loop.create_task(
+            each_loop.connect_accepted_socket(lambda: right, ours, ssl=contexts.server)
+        )
+        theirs.send(peer.records(peer.tls.do_handshake))
+        # All of the server's flight, then our Finished and data as one piece.
+        while not right.made.done() and peer.tls.version() is None:
+            peer.incoming.write(await each_loop.sock_recv(theirs, 1 << 16))
+            finished = peer.records(peer.tls.do_handshake)
+        peer.tls.write(b"early bird")
+        theirs.send(finished + peer.outgoing.read())
+        transport, _ = await accepted
+        async with ending(transport):
+            assert await right.received(10) == b"early bird"
+            assert right.calls == ["connection_made", "data_received"]
+
+
+@on_loop
+async def test_records_in_pieces_are_put_together(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        peer.tls.write(b"one record")
+        record = peer.outgoing.read()
+        for at in range(len(record)):
+            assert not right.data
+            await each_loop.sock_sendall(peer.sock, record[at : at + 1])
+            await turns(2)
+        assert await right.received(10) == b"one record"
+
+
+@on_loop
+async def test_a_damaged_record_ends_the_connection(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        peer.tls.write(b"to be damaged")
+        record = bytearray(peer.outgoing.read())
+        record[-1] ^= 1
+        await each_loop.sock_sendall(peer.sock, record)
+        assert isinstance(await right.lost, ssl.SSLError)
+        assert right.calls == ["connection_made", "connection_lost"]
+
+
+@pytest.mark.parametrize("size", [1, 1000, 300_000])
+def test_buffered_protocols_read_tls(each_loop: Loop, contexts: Contexts, size: int) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        total = 2_000 if size == 1 else 1_000_000
+        right = Filler(each_loop, size)
+        async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+            data = noise(total)
+            await peer.send(data)
+            await until(lambda: len(right.data) == total)
+            assert right.data == data
+            await peer.close()
+            assert await right.lost is None
+            assert right.ended
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_protocols_can_be_exchanged(each_loop: Loop, contexts: Contexts) -> None:
+    first, second = Collector(each_loop), Collector(each_loop)
+    async with tls_stream(each_loop, first, contexts, server_side=True) as (transport, peer):
+        await peer.send(b"first")
+        assert await first.received(5) == b"first"
+        second.connection_made(transport)
+        transport.set_protocol(second)
+        assert transport.get_protocol() is second
+        await peer.send(b"second")
+        assert await second.received(6) == b"second"
+        await peer.close()
+        assert await second.lost is None
+        assert "connection_lost" not in first.calls
+
+
+# ── pausing ──────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_paused_protocol_receives_nothing(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        assert not transport.is_reading()
+        await peer.send(b"wait")
+        await turns(20)
+        assert not right.data
+        transport.resume_reading()
+        assert transport.is_reading()
+        assert await right.received(4) == b"wait"
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_pausing_inside_data_received_holds(
+    each_loop: Loop, contexts: Contexts, server_side: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Pauser(each_loop)
+        total = 3_000_000
+        data = noise(total)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side)
+        async with link as (transport, peer):
+            sending = each_loop.create_task(peer.send(data))
+            count = 0
+            while len(ours.data) < total:
+                await ours.received(count + 1)
+                count = len(ours.data)
+                await turns(3)
+                assert len(ours.data) == count
+                transport.resume_reading()
+            await sending
+            assert ours.data == data
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_paused_protocol_holds_the_peer_back(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW)
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
+        transport.pause_reading()
+        data = noise(PLENTY)
+        sending = each_loop.create_task(peer.send(data))
+        await turns(500)
+        assert not sending.done()
+        assert not right.data
+        transport.resume_reading()
+        await sending
+        assert await right.received(PLENTY) == data
+
+
+@on_loop
+async def test_an_end_that_comes_while_paused_waits(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        await each_loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        assert right.calls == ["connection_made"]
+        transport.resume_reading()
+        assert await right.lost is None
+        assert right.data == b"last words"
+
+
+# ── back-pressure ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_a_slow_reader_pauses_and_resumes_the_writer(
+    each_loop: Loop, contexts: Contexts, server_side: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Collector(each_loop)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side, buffer_size=NARROW)
+        async with link as (transport, peer):
+            data = noise(PLENTY)
+            written = 0
+            while "pause_writing" not in ours.calls:
+                transport.write(data[written : written + 65_536])
+                written += 65_536
+                await turns(1)
+            assert transport.get_write_buffer_size() > 0
+            assert "resume_writing" not in ours.calls
+            assert await peer.read_exactly(written) == data[:written]
+            await until(lambda: "resume_writing" in ours.calls)
+            assert ours.calls == ["connection_made", "pause_writing", "resume_writing"]
+            assert transport.get_write_buffer_size() == 0
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_write_limits_are_the_programs(each_loop: Loop, contexts: Contexts) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (transport, _):
+        assert transport.get_write_buffer_limits() == (128 * 1024, 512 * 1024)
+        transport.set_write_buffer_limits(high=4000)
+        assert transport.get_write_buffer_limits() == (1000, 4000)
+        with pytest.raises(ValueError, match="must be >= low"):
+            transport.set_write_buffer_limits(high=1, low=2)
+
+
+@on_loop
+async def test_drain_waits_for_a_slow_tls_reader(each_loop: Loop, contexts: Contexts) -> None:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    async with tls_stream(each_loop, protocol, contexts, buffer_size=NARROW) as (transport, peer):
+        writer = asyncio.StreamWriter(transport, protocol, reader, each_loop)
+        data = noise(PLENTY)
+
+        async def pour() -> None:
+            for at in range(0, PLENTY, 65_536):
+                writer.write(data[at : at + 65_536])
+                await writer.drain()
+
+        pouring = each_loop.create_task(pour())
+        await turns(200)
+        assert not pouring.done()
+        assert await peer.read_exactly(PLENTY) == data
+        await pouring
+        writer.close()
+        await peer.close()
+        await writer.wait_closed()
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_close_says_goodbye(each_loop: Loop, contexts: Contexts, server_side: bool) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Collector(each_loop)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side)
+        async with link as (transport, peer):
+            transport.close()
+            assert transport.is_closing()
+            assert await peer.read() == b""
+            await peer.close()
+            assert await ours.lost is None
+            assert ours.calls == ["connection_made", "eof_received", "connection_lost"]
+            transport.write(b"too late")
+            transport.close()
+            await turns(3)
+            assert ours.calls.count("connection_lost") == 1
+
+    check(each_loop=each_loop)
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_the_peers_goodbye_ends_the_connection(
+    each_loop: Loop, contexts: Contexts, server_side: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Collector(each_loop)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side)
+        async with link as (_, peer):
+            await peer.send(b"bye")
+            await peer.close()
+            assert await ours.lost is None
+            assert ours.data == b"bye"
+            assert ours.calls == [
+                "connection_made",
+                "data_received",
+                "eof_received",
+                "connection_lost",
+            ]
+
+    check(each_loop=each_loop)
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_close_delivers_what_the_socket_did_not_take(
+    each_loop: Loop, contexts: Contexts, server_side: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Collector(each_loop)
+        # Below the raw transport's high water: SSLProtocol itself keeps nothing back.
+        data = noise(200_000)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side, buffer_size=NARROW)
+        async with link as (transport, peer):
+            transport.write(data)
+            transport.close()
+            await turns(5)
+            assert not ours.lost.done()
+            assert await peer.read_exactly(len(data)) == data
+            assert await peer.read() == b""
+            await peer.close()
+            assert await ours.lost is None
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_peer_that_says_no_goodbye_times_out(each_loop: Loop, contexts: Contexts) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts, shutdown_timeout=0.02) as (transport, _):
+        transport.close()
+        assert isinstance(await left.lost, TimeoutError)
+        assert left.calls == ["connection_made", "connection_lost"]
+
+
+@on_loop
+async def test_abort_ends_at_once(each_loop: Loop, contexts: Contexts) -> None:
+    left = Collector(each_loop)
+    link = tls_stream(each_loop, left, contexts, buffer_size=NARROW)
+    async with link as (transport, peer):
+        transport.write(noise(PLENTY))
+        transport.abort()
+        assert transport.is_closing()
+        assert await left.lost is None
+        await turns(3)
+        assert left.calls.count("connection_lost") == 1
+        # What has gone has gone; there is no close_notify after it.
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await peer.read_to_end()
+
+
+@pytest.mark.parametrize("server_side", [False, True])
+def test_a_bare_end_of_stream_is_an_end(
+    each_loop: Loop, contexts: Contexts, server_side: bool
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        ours = Collector(each_loop)
+        link = tls_stream(each_loop, ours, contexts, server_side=server_side)
+        async with link as (_, peer):
+            await peer.send(b"cut")
+            peer.sock.shutdown(socket.SHUT_WR)
+            assert await ours.lost is None
+            assert ours.data == b"cut"
+            assert ours.calls.count("eof_received") == 1
+            assert ours.calls.count("connection_lost") == 1
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_reset_is_an_error(each_loop: Loop, contexts: Contexts) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (_, peer):
+        await turns(2)
+        reset(peer.sock)
+        assert isinstance(await left.lost, ConnectionResetError)
+        assert left.calls == ["connection_made", "connection_lost"]
+
+
+@on_loop
+async def test_a_reset_while_writing_ends_the_connection_once(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    left = Collector(each_loop)
+    link = tls_stream(each_loop, left, contexts, buffer_size=NARROW)
+    async with link as (transport, peer):
+        transport.write(noise(PLENTY))
+        await turns(3)
+        reset(peer.sock)
+        assert isinstance(await left.lost, ConnectionError)
+        transport.write(b"more")
+        await turns(3)
+        assert left.calls.count("connection_lost") == 1
+
+
+@on_loop
+async def test_an_exception_of_the_protocol_ends_the_connection(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    class Broken(Collector):
+        def data_received(self, data: bytes) -> None:
+            raise ZeroDivisionError(data)
+
+    reports: list[dict[str, object]] = []
+    left = Broken(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (_, peer):
+        each_loop.set_exception_handler(lambda _, context: reports.append(context))
+        await peer.send(b"boom")
+        assert isinstance(await left.lost, ZeroDivisionError)
+    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
+    assert reports[0]["message"] == "Fatal error on SSL protocol"
+
+
+# ── servers ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@on_loop
+async def test_two_hundred_handshakes_at_once(each_loop: Loop, contexts: Contexts) -> None:
+    count = 200
+
+    async def visit(address: tuple[str, int], number: int) -> None:
+        transport, collector = await tls_client(each_loop, address, contexts.client)
+        async with ending(transport):
+            data = struct.pack("!I", number) * 1000
+            transport.write(data)
+            assert await collector.received(len(data)) == data
+            transport.close()
+            assert await collector.lost is None
+
+    async with tls_serving(each_loop, Echo, contexts.server) as address:
+        await asyncio.gather(*(visit(address, number) for number in range(count)))
+
+
+@on_loop
+async def test_a_server_can_be_started_again(each_loop: Loop, contexts: Contexts) -> None:
+    port = 0
+    for _ in range(3):
+        server = await each_loop.create_server(Echo, LOCALHOST, port, ssl=contexts.server)
+        address = server.sockets[0].getsockname()
+        port = address[1]
+        transport, collector = await tls_client(each_loop, address, contexts.client)
+        async with ending(transport):
+            transport.write(b"again")
+            assert await collector.received(5) == b"again"
+            transport.close()
+            assert await collector.lost is None
+        server.close()
+        await everybody_gone(server)
+
+
+@pytest.mark.parametrize("method", ["close_clients", "abort_clients"])
+def test_a_server_ends_its_clients(loop: uringloop.Loop, contexts: Contexts, method: str) -> None:
+    # Stock asyncio has these since 3.13; both end the TCP connection, as there.
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        guests = Guests(loop)
+        server = await loop.create_server(guests, LOCALHOST, 0, ssl=contexts.server)
+        address = server.sockets[0].getsockname()
+        transport, collector = await tls_client(loop, address, contexts.client)
+        async with ending(transport):
+            await guests.arrived()
+            getattr(server, method)()
+            assert await guests.seen[0].lost is None
+            await collector.lost
+            assert guests.seen[0].calls == ["connection_made", "connection_lost"]
+        server.close()
+        await everybody_gone(server)
+
+    check(loop=loop)
+
+
+@on_loop
+async def test_a_server_ends_a_client_in_its_handshake(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    guests = Guests(loop)
+    server = await loop.create_server(guests, LOCALHOST, 0, ssl=contexts.server)
+    with socket.create_connection(server.sockets[0].getsockname()) as sock:
+        sock.setblocking(False)
+        await until(lambda: bool(guests.seen))
+        await turns(2)
+        server.close_clients()
+        assert await read_to_end(loop, sock) == b""
+    server.close()
+    await everybody_gone(server)
+    assert guests.seen[0].calls == []

@@ -1,0 +1,288 @@
+"""Ends of TLS connections beside pauses; some that asyncio does not bring to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+import pytest
+from conftest import Collector, tcp_pair
+from support.roles import Loop, complaints, noise, on_loop, turns
+from support.tls_contexts import Contexts
+from support.tls_peers import Filler, Peer, ending, tls_stream
+
+import uringloop
+
+
+@on_loop
+async def test_close_ends_what_an_end_has_left_waiting(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio waits for ever here: for reading to be resumed, by a program that has closed.
+    right = Collector(loop)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        await loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.close()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        assert not right.data
+
+
+class Sleepy(Collector):
+    """Pauses reading in the midst of what it is given."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.pause_reading()
+
+
+class Closing(Sleepy):
+    """And then closes."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        assert self.transport is not None
+        self.transport.close()
+
+
+@pytest.mark.parametrize("kind", [Sleepy, Closing])
+@on_loop
+async def test_a_pause_within_the_last_bytes_does_not_disturb_the_end(
+    each_loop: Loop, contexts: Contexts, kind: type[Sleepy]
+) -> None:
+    # The end of the records and that of the connection are both there already.
+    right = kind(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        await each_loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        await turns(3)
+        assert right.data == b"last words"
+
+
+class Cautious(Filler):
+    """Pauses reading after each piece; its buffer's slices are copies."""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        assert isinstance(self.buffer, bytearray)
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self.transport.resume_reading)
+
+
+@pytest.mark.parametrize("kind", [Filler, Cautious])
+@on_loop
+async def test_a_small_buffer_gets_everything_before_the_end(
+    loop: uringloop.Loop, contexts: Contexts, kind: type[Filler]
+) -> None:
+    # asyncio fills it once, copies of it with what comes in the next records, and then ends.
+    data = noise(50_000)
+    right = kind(loop, 1000)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        for start in range(0, len(data), 700):
+            peer.tls.write(data[start : start + 700])
+        await loop.sock_sendall(peer.sock, peer.outgoing.read())
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, 5) is None
+        assert right.data == data
+        assert right.ended
+
+
+class Unfit(Filler):
+    """May have memory that takes no bytes."""
+
+    memory: Any = bytearray(9)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self.memory
+
+
+@pytest.mark.parametrize(
+    "buffer", [b"bytes", memoryview(b"read-only"), memoryview(bytearray(9))[::2], [1, 2], "text"]
+)
+@on_loop
+async def test_memory_that_takes_no_bytes_ends_the_connection(
+    each_loop: Loop, contexts: Contexts, buffer: object
+) -> None:
+    seen = complaints(each_loop)
+    right = Unfit(each_loop, 0)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        # Not before: asyncio asks for a buffer in the handshake.
+        right.memory = buffer
+        await peer.send(b"x")
+        error = await right.lost
+    assert type(error) is TypeError
+    assert str(error) == (
+        f"read() argument 2 must be read-write bytes-like object, not {type(buffer).__name__}"
+    )
+    assert [report["exception"] for report in seen] == [error]
+
+
+# ── what the peer sends to a program that has closed ─────────────────────────────────────────
+
+
+async def goodbye(peer: Peer) -> None:
+    """Read our close_notify, and answer it."""
+    while await peer.read():
+        raise AssertionError("data in place of a close_notify")
+    await peer.close()
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@on_loop
+async def test_what_comes_after_close_is_dropped(
+    loop: uringloop.Loop, contexts: Contexts, buffered: bool
+) -> None:
+    # OpenSSL fails when it finds data behind its close_notify, and asyncio tells the protocol so.
+    left = Filler(loop, 100) if buffered else Collector(loop)
+    async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
+        transport.close()
+        for _ in range(3):
+            await peer.send(noise(20_000))
+            await turns(5)
+        await goodbye(peer)
+        assert await asyncio.wait_for(left.lost, 5) is None
+        assert not left.data
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000], ids=["a-record", "more-than-is-read-ahead"])
+@on_loop
+async def test_close_while_paused_says_goodbye(
+    loop: uringloop.Loop, contexts: Contexts, size: int
+) -> None:
+    # asyncio reads no more, and so waits for the peer's answer until the shutdown times out.
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
+        transport.pause_reading()
+        sending = asyncio.ensure_future(peer.send(noise(size)))
+        while not transport._ssl_protocol._get_read_buffer_size():  # type: ignore[attr-defined]
+            await turns()
+        await turns(20)
+        transport.close()
+        await sending
+        await goodbye(peer)
+        assert await asyncio.wait_for(left.lost, 5) is None
+        assert left.calls == ["connection_made", "eof_received", "connection_lost"]
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+@on_loop
+async def test_close_beats_what_resuming_would_deliver(
+    loop: uringloop.Loop, contexts: Contexts, closed_first: bool
+) -> None:
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
+        transport.pause_reading()
+        await peer.send(b"not wanted")
+        while not transport._ssl_protocol._get_read_buffer_size():  # type: ignore[attr-defined]
+            await turns()
+        if not closed_first:
+            transport.resume_reading()
+        transport.close()
+        if closed_first:
+            transport.resume_reading()
+        await goodbye(peer)
+        assert await asyncio.wait_for(left.lost, 5) is None
+        assert not left.data
+
+
+@on_loop
+async def test_a_damaged_record_after_close_is_told(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
+        transport.close()
+        peer.tls.write(b"damaged")
+        record = bytearray(peer.outgoing.read())
+        record[-1] ^= 1
+        await loop.sock_sendall(peer.sock, record)
+        assert isinstance(await asyncio.wait_for(left.lost, 5), ssl.SSLError)
+
+
+# ── what comes with the end of the handshake ─────────────────────────────────────────────────
+
+
+async def last_flight(peer: Peer, *after: bytes) -> bytes:
+    """Shake hands as a client; return its last flight and some data, which are not sent."""
+    flight = peer.records(peer.tls.do_handshake)
+    while peer.tls.version() is None or not flight:
+        await peer.loop.sock_sendall(peer.sock, flight)
+        peer.incoming.write(await peer.loop.sock_recv(peer.sock, 1 << 16))
+        flight = peer.records(peer.tls.do_handshake)
+    for data in after:
+        peer.tls.write(data)
+    return flight + peer.outgoing.read()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["data", "data-and-end"])
+@pytest.mark.parametrize("buffered", [False, True])
+@on_loop
+async def test_who_waits_for_tls_has_it_before_the_first_bytes(
+    loop: uringloop.Loop, contexts: Contexts, buffered: bool, ends: bool
+) -> None:
+    # In asyncio data_received is called first, with a transport that the program does not know.
+    ours, theirs = tcp_pair()
+    with theirs:
+        right: Any = Filler(loop, 100) if buffered else Collector(loop)
+        plain, _ = await loop.connect_accepted_socket(lambda: right, ours)
+        peer = Peer(loop, theirs, contexts.client)
+
+        async def greet() -> None:
+            await loop.sock_sendall(theirs, await last_flight(peer, b"early bird"))
+            if ends:
+                theirs.shutdown(socket.SHUT_WR)
+
+        async with ending(plain):
+            greeting = loop.create_task(greet())
+            secured = await loop.start_tls(plain, right, contexts.server, server_side=True)
+            assert secured is not None
+            assert not right.data
+            await greeting
+            while len(right.data) < 10:
+                await turns()
+            assert right.data == b"early bird"
+            if ends:
+                assert await asyncio.wait_for(right.lost, 5) is None
+
+
+@on_loop
+async def test_a_program_may_close_before_the_first_bytes(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    ours, theirs = tcp_pair()
+    with theirs:
+        right = Collector(loop)
+        peer = Peer(loop, theirs, contexts.client)
+
+        async def greet() -> None:
+            await loop.sock_sendall(theirs, await last_flight(peer, b"early bird"))
+
+        greeting = loop.create_task(greet())
+        transport, _ = await loop.connect_accepted_socket(lambda: right, ours, ssl=contexts.server)
+        async with ending(transport):
+            transport.write(b"no, thank you")
+            transport.close()
+            await greeting
+            assert await peer.read_to_end() == b"no, thank you"
+            await peer.close()
+            assert await asyncio.wait_for(right.lost, 5) is None
+            assert not right.data

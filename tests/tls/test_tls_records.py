@@ -1,0 +1,438 @@
+"""TLS record by record: cut anywhere, joined, damaged, and into the buffers of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import sys
+
+import pytest
+from conftest import Collector, Echo
+from support.roles import Loop, connected, noise, on_loop, turns, until
+from support.tls_contexts import Contexts, client_context, server_context
+from support.tls_peers import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
+
+import uringloop
+from uringloop._tls import data_path, ssl_protocol, upgrade
+from uringloop._tls import records as native
+
+RECORD = 16 * 1024
+HELD = data_path.HELD_MAX
+
+
+def record(size: int, kind: int = 23) -> bytes:
+    """Return something with the header of a record."""
+    return bytes((kind, 3, 3)) + size.to_bytes(2) + bytes(size)
+
+
+# ── where records end ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 100, 1000])
+def test_the_ends_of_records_are_found_in_pieces_of_any_size(cut: int) -> None:
+    data = record(0) + record(1) + record(300) + record(native.LENGTH_MAX) + record(17, 21)
+    pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
+    sizes = [5, 6, 305, native.LENGTH_MAX + 5, 22]
+    assert native.framed(*pieces) == (sizes, 0, True)
+    assert native.framed(data[:-1]) == (sizes[:-1], 21, True)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [record(1, 19), record(1, 25), b"\x17\x02\x03\0\x01.", record(native.LENGTH_MAX + 1)],
+)
+def test_what_is_no_record_is_noticed(garbage: bytes) -> None:
+    assert native.framed(record(3), garbage) == ([8], 0, False)
+    assert native.framed(record(3), garbage[:4]) == ([8], 4, True)
+
+
+# ── records in ───────────────────────────────────────────────────────────────────────────────
+
+
+def sent_by(peer: Peer, *messages: bytes) -> list[bytes]:
+    """Return the records of *messages*, one list item for each message."""
+    made = []
+    for message in messages:
+        peer.tls.write(message)
+        made.append(peer.outgoing.read())
+    return made
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_records_may_be_cut_anywhere(each_loop: Loop, version: ssl.TLSVersion) -> None:
+    client = client_context()
+    client.minimum_version = client.maximum_version = version
+
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        right = Collector(each_loop)
+        contexts = Contexts(server_context(), client)
+        async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+            total = 0
+            for cut in (1, 4, 5, 6, 30, 60, 200):
+                data = b"".join(sent_by(peer, noise(40, cut), noise(3, cut), noise(500, cut)))
+                total += 543
+                await each_loop.sock_sendall(peer.sock, data[:cut])
+                await turns(3)
+                await each_loop.sock_sendall(peer.sock, data[cut:])
+                got = await right.received(total)
+                assert got[-543:] == noise(40, cut) + noise(3, cut) + noise(500, cut)
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_several_records_byte_by_byte(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        data = b"".join(sent_by(peer, b"one ", b"two ", b"three"))
+        for at in range(len(data)):
+            await each_loop.sock_sendall(peer.sock, data[at : at + 1])
+            await turns(1)
+        assert await right.received(13) == b"one two three"
+
+
+@on_loop
+async def test_records_that_come_while_paused_are_all_read(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        expected = b""
+        for seed in range(20):
+            data = noise(3000, seed)
+            expected += data
+            transport.pause_reading()
+            await peer.send(data[:1000])
+            await turns(2)
+            transport.resume_reading()
+            await peer.send(data[1000:])
+        assert await right.received(len(expected)) == expected
+
+
+@on_loop
+async def test_reading_goes_on_with_limits_below_a_record(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.set_read_buffer_limits(high=1)  # type: ignore[attr-defined]
+        (data,) = sent_by(peer, noise(9000))
+        for at in range(0, len(data), 1000):
+            await each_loop.sock_sendall(peer.sock, data[at : at + 1000])
+            await turns(2)
+        assert await right.received(9000) == noise(9000)
+
+
+# ── damage ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("garbage", [b"no record at all", record(8), record(0, 99)])
+def test_garbage_behind_records_is_an_error(
+    each_loop: Loop, contexts: Contexts, garbage: bytes
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        right = Collector(each_loop)
+        async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+            data = b"".join(sent_by(peer, b"good", b"too"))
+            await each_loop.sock_sendall(peer.sock, data + garbage)
+            assert isinstance(await right.lost, ssl.SSLError)
+            assert right.calls == ["connection_made", "connection_lost"]
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_peer_whose_record_is_refused_gets_an_alert_where_asyncio_sends_one(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        (whole,) = sent_by(peer, b"data")
+        await each_loop.sock_sendall(peer.sock, whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert isinstance(await right.lost, ssl.SSLError)
+        with pytest.raises(ssl.SSLError) as caught:
+            await peer.read()
+        assert ("ALERT" in str(caught.value)) == SENDS_ALERTS
+
+
+@on_loop
+async def test_a_header_that_is_none_is_an_error_before_its_end(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        await each_loop.sock_sendall(peer.sock, b"GET / HTTP/1.1\r\n")
+        assert isinstance(await right.lost, ssl.SSLError)
+
+
+@on_loop
+async def test_a_record_that_does_not_end_is_an_end(each_loop: Loop, contexts: Contexts) -> None:
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        whole, half = sent_by(peer, b"whole", b"half")
+        await each_loop.sock_sendall(peer.sock, whole + half[:-3])
+        assert await right.received(5) == b"whole"
+        peer.sock.close()
+        await right.lost
+        assert right.data == b"whole"
+
+
+# ── buffers of the program ───────────────────────────────────────────────────────────────────
+
+
+class Resizing(Filler):
+    def get_buffer(self, sizehint: int) -> bytearray:
+        assert isinstance(self.buffer, bytearray)
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        assert isinstance(self.buffer, bytearray)
+        # Refused while somebody holds on to its memory.
+        self.buffer.append(0)
+
+
+class Pausing(Filler):
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self.transport.resume_reading)
+
+
+@pytest.mark.parametrize("kind", [Filler, Pausing])
+@pytest.mark.parametrize("size", [1, 7, RECORD, 100_000])
+def test_plaintext_goes_into_the_programs_buffer(
+    each_loop: Loop, contexts: Contexts, kind: type[Filler], size: int
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        right = kind(each_loop, size)
+        total = 700 if size < 10 else 300_000
+        async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+            for seed in range(3):
+                await peer.send(noise(total, seed))
+            await until(lambda: len(right.data) == 3 * total)
+            assert right.data == b"".join(noise(total, seed) for seed in range(3))
+            assert min(right.hints) >= 0
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_a_protocol_is_buffered_by_its_methods(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    class Duck(asyncio.BaseProtocol):
+        def __init__(self) -> None:
+            self.buffer = bytearray(100)
+            self.data = b""
+
+        def get_buffer(self, sizehint: int) -> bytearray:
+            return self.buffer
+
+        def buffer_updated(self, nbytes: int) -> None:
+            self.data += self.buffer[:nbytes]
+
+    duck = Duck()
+    async with tls_stream(loop, duck, contexts, server_side=True) as (_, peer):
+        await peer.send(b"quack")
+        await until(lambda: duck.data == b"quack")
+
+
+@on_loop
+async def test_a_buffer_may_grow_when_it_has_been_filled(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    right = Resizing(loop, 1)
+    async with tls_stream(loop, right, contexts, server_side=True) as (_, peer):
+        await peer.send(noise(5000))
+        await until(lambda: len(right.data) == 5000)
+        assert right.data == noise(5000)
+
+
+@on_loop
+async def test_a_goodbye_behind_the_last_bytes_waits_for_room(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    right = Filler(each_loop, 10)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        data = b"".join(sent_by(peer, noise(35))) + peer.records(peer.tls.unwrap)
+        await each_loop.sock_sendall(peer.sock, data)
+        await peer.read_to_end()
+        assert await right.lost is None
+        assert right.data == noise(35)
+        assert right.ended
+
+
+@on_loop
+async def test_a_buffer_that_can_not_be_written_ends_the_connection(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    said = []
+    each_loop.set_exception_handler(lambda _, context: said.append(context))
+    right = Filler(each_loop, 1)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
+        right.buffer = b"constant"
+        await peer.send(b"data")
+        assert isinstance(await right.lost, TypeError)
+    assert [report["message"] for report in said] == ["Fatal error on SSL protocol"]
+
+
+# ── records out ──────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_small_writes_of_a_turn_share_a_record(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    async with tls_stream(loop, Collector(loop), contexts) as (transport, peer):
+        for number in range(100):
+            transport.write(b"%d " % number)
+        await turns(1)
+        (data,) = await records(loop, peer.sock, 1)
+        peer.incoming.write(data)
+        assert peer.tls.read(1000) == b"".join(b"%d " % number for number in range(100))
+
+
+@on_loop
+async def test_writes_of_every_size_and_kind_arrive_in_order(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    rng = random.Random(5)
+    sizes = (1, 100, HELD - 1, HELD, HELD + 1, RECORD - 1, RECORD, RECORD + 1, 3 * RECORD)
+    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
+        for round_ in range(10):
+            expected = b""
+            for seed in range(12):
+                data = noise(rng.choice(sizes), 100 * round_ + seed)
+                expected += data
+                match rng.randrange(5):
+                    case 0:
+                        transport.write(bytearray(data))
+                    case 1:
+                        transport.writelines([data[:7], data[7:]])
+                    case 2:
+                        transport.writelines([memoryview(data)[:3], data[3:]])
+                    case _:
+                        transport.write(data)
+            assert await peer.read_exactly(len(expected)) == expected
+
+
+@pytest.mark.parametrize("method", ["close", "abort"])
+def test_a_small_write_before_the_end_is_sent(
+    each_loop: Loop, contexts: Contexts, method: str
+) -> None:
+    @on_loop
+    async def check(each_loop: Loop) -> None:
+        left = Collector(each_loop)
+        async with tls_stream(each_loop, left, contexts) as (transport, peer):
+            transport.write(b"last ")
+            transport.write(b"words")
+            getattr(transport, method)()
+            assert await peer.read_exactly(10) == b"last words"
+            if method == "close":
+                await peer.close()
+            assert await left.lost is None
+
+    check(each_loop=each_loop)
+
+
+@on_loop
+async def test_what_the_socket_has_room_for_is_not_in_the_buffer(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
+        transport.write(b"small")
+        assert transport.get_write_buffer_size() == 0
+        transport.write(b" one")
+        assert await peer.read_exactly(9) == b"small one"
+
+
+@on_loop
+async def test_a_limit_of_nothing_pauses_at_once(each_loop: Loop, contexts: Contexts) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (transport, peer):
+        transport.set_write_buffer_limits(high=0)
+        transport.write(b"small")
+        assert "pause_writing" in left.calls
+        assert await peer.read_exactly(5) == b"small"
+
+
+@on_loop
+async def test_small_writes_do_not_pile_up_before_a_full_socket(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts, buffer_size=RECORD) as (transport, peer):
+        sent = b""
+        while "pause_writing" not in left.calls:
+            sent += noise(2000, len(sent))
+            transport.write(sent[-2000:])
+            if len(sent) % 7 == 0:
+                await turns(1)
+            assert len(sent) < 4_000_000
+        assert await peer.read_exactly(len(sent)) == sent
+        await until(lambda: left.calls[-1] == "resume_writing")
+
+
+# ── which way is gone ────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: Contexts) -> None:
+    left, right = Collector(loop), Collector(loop)
+    async with tls_link(loop, left, right, contexts) as (client, server):
+        inner, _ = await asyncio.gather(
+            loop.start_tls(client, left, contexts.client, server_hostname="localhost"),
+            loop.start_tls(server, right, contexts.server, server_side=True),
+        )
+        assert isinstance(inner, ssl_protocol.SSLTransport)
+        inner.close()
+        await left.lost
+
+
+@pytest.mark.skipif(
+    not upgrade.MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader"
+)
+@on_loop
+async def test_a_hello_that_a_reader_has_read_ahead_is_not_lost(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    accepted: asyncio.Future[asyncio.StreamWriter] = each_loop.create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"STARTTLS\n"
+        await writer.start_tls(contexts.server)
+        writer.write(await reader.readline())
+        accepted.set_result(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with connected(server.sockets[0].getsockname()) as sock:
+            sock.setblocking(False)
+            peer = Peer(each_loop, sock, contexts.client)
+            sock.send(b"STARTTLS\n" + peer.records(peer.tls.do_handshake))
+            await peer.handshake()
+            await peer.send(b"a line\n")
+            assert await peer.read_exactly(7) == b"a line\n"
+            async with ending((await accepted).transport):
+                pass
+
+
+@on_loop
+async def test_messages_leave_no_objects_behind(loop: uringloop.Loop, contexts: Contexts) -> None:
+    async with tls_stream(loop, Echo(), contexts, server_side=True) as (transport, peer):
+
+        async def several() -> int:
+            for size in (1, 100, 5000, RECORD, 50_000) * 20:
+                await peer.send(bytes(size))
+                transport.write(b"more")
+                await peer.read_exactly(size + 4)
+            return sys.getallocatedblocks()
+
+        await several()
+        before = await several()
+        assert await several() - before < 50

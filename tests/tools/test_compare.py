@@ -1,0 +1,359 @@
+"""The comparison: every row can be measured, what is missing is a cell, reports can be merged."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uringloop.bench import loops
+from uringloop.bench.loads import LOADS
+from uringloop.bench.placement import choose
+from uringloop.bench.workloads import CLIENTS, DATAGRAMS, PROGRAMS, SERVERS
+from uringloop.bench.workloads.http import BODY
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+# Like tests/loop/test_parity.py: the modules of the folder find each other.
+sys.path.insert(0, str(BENCHMARKS))
+compare = importlib.import_module("compare")
+methods = importlib.import_module("compare_methods")
+rows = importlib.import_module("compare_rows")
+report = importlib.import_module("compare_report")
+
+pytestmark = pytest.mark.usefixtures("restored_sigterm")
+
+LOOPS = ["asyncio", "uvloop", "uringloop"]
+
+# No release of this loop runs on Linux.
+MISSING = "winloop"
+
+# The least that is measured at all.
+SHORT = 0.02
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if not loops.installed(name):
+        pytest.skip(f"needs {name}: pip install '.[bench]'")
+    return name
+
+
+def figures(method: Any, loop: str, directory: Path) -> dict[str, float]:
+    """Take one short round; skip what this machine lacks."""
+    bench = methods.Bench(choose(True), directory, SHORT, quick=True)
+    try:
+        with method(bench) as measure:
+            taken: dict[str, float] = measure(loop)
+            return taken
+    except methods.MissingError as exc:
+        pytest.skip(str(exc))
+    except methods.Refused as exc:
+        if exc.kind != "missing":
+            raise
+        pytest.skip(exc.reason)
+
+
+# ── the rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_row_has_a_name_of_its_own_and_a_goal_that_is_a_ratio() -> None:
+    names = [row.name for row in rows.ROWS]
+    assert len(set(names)) == len(names)
+    for row in rows.ROWS:
+        assert row.goal is None or 0.5 <= row.goal <= 4, row.name
+        assert row.figure in ("cpu", "wall", "memory", "p99"), row.name
+
+
+def test_every_row_has_a_workload() -> None:
+    for row in rows.ROWS:
+        method = row.method
+        if isinstance(method, methods.Program):
+            assert method.name in (*PROGRAMS, *CLIENTS, "create"), row.name
+            assert (method.name in CLIENTS) == (method.backend is not None), row.name
+        elif isinstance(method, (methods.Echo, methods.Load, methods.Http)):
+            assert method.mode in SERVERS, row.name
+        else:
+            assert isinstance(method, methods.Tail) or method is methods.importing, row.name
+        if isinstance(method, methods.Load):
+            assert method.load in LOADS, row.name
+
+
+def test_every_workload_has_a_row() -> None:
+    measured = {getattr(row.method, "mode", getattr(row.method, "name", "")) for row in rows.ROWS}
+    assert {*SERVERS, *PROGRAMS, *CLIENTS} <= measured
+    assert set(DATAGRAMS) <= set(SERVERS)
+
+
+def test_rows_are_chosen_by_name_group_and_pattern() -> None:
+    assert [row.name for row in rows.chosen(["one-way"])] == ["one-way/receive", "one-way/send"]
+    assert [row.name for row in rows.chosen(["udp", "tcp-10?k*"])] == ["tcp-100k/100000x50", "udp"]
+    assert rows.chosen([]) == rows.ROWS
+
+
+# ── the workloads, under every loop ──────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["connect", "udp", "tls/1000x50", "one-way/receive"])
+def test_a_simple_load_is_answered_in_full(loop: str, name: str, tmp_path: Path) -> None:
+    (row,) = rows.chosen([name])
+    if name.startswith("tls") and shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    taken = figures(row.method, loop, tmp_path)
+    assert taken["cpu"] > 0
+    assert taken["wall"] > 0
+
+
+@pytest.mark.slow
+def test_what_is_sent_one_way_is_checked(loop: str, tmp_path: Path) -> None:
+    (row,) = rows.chosen(["one-way/send"])
+    assert figures(row.method, loop, tmp_path)["cpu"] > 0
+
+
+@pytest.mark.slow
+def test_idle_connections_cost_memory(loop: str, tmp_path: Path) -> None:
+    (row,) = rows.chosen(["idle-rss"])
+    assert 0 < figures(row.method, loop, tmp_path)["memory"] < 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["http-raw", "uvicorn", "aiohttp"])
+def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
+    try:
+        with methods.Bench(choose(True), tmp_path, SHORT).runner(mode).serving(loop) as served:
+            host, port = served[1]
+            connection = http.client.HTTPConnection(host, port, timeout=10)
+            # Twice, as the connection stays open.
+            for _ in range(2):
+                connection.request("GET", "/")
+                response = connection.getresponse()
+                assert (response.status, response.read()) == (200, BODY)
+            connection.close()
+    except methods.Refused as exc:
+        if exc.kind != "missing":
+            raise
+        pytest.skip(f"{exc.reason}: pip install '.[compare]'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
+    (row,) = rows.chosen([name])
+    if importlib.util.find_spec(name.partition("-")[0]) is None:
+        pytest.skip(f"needs {name.partition('-')[0]}: pip install '.[compare]'")
+    assert figures(row.method, "uringloop", tmp_path)["cpu"] > 0
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_ends(loop: str, name: str) -> None:
+    with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
+        runner.run(PROGRAMS[name].run(2 if name == "subprocess" else 1000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sleep-1", "create"])
+def test_a_program_is_measured_in_a_process_of_its_own(
+    loop: str, name: str, tmp_path: Path
+) -> None:
+    taken = figures(methods.Program(name), loop, tmp_path)
+    assert taken["cpu"] > 0
+    assert taken["wall"] > 0
+
+
+@pytest.mark.parametrize("mode", ["protocol", "tls", "udp"])
+def test_a_server_has_settled_its_allocator(mode: str, tmp_path: Path) -> None:
+    runner = methods.Bench(choose(True), tmp_path, SHORT).runner(mode)
+    assert runner.settings.settled
+    assert "--settled" in runner._server_command("asyncio")
+
+
+def test_a_program_is_shortened_in_whole_units() -> None:
+    scaled = methods.program.scaled
+    assert [scaled(150, 1, scale) for scale in (1.0, 0.1, 0.001)] == [150, 15, 1]
+    assert [scaled(500_000, 1000, scale) for scale in (0.1, 1e-6)] == [50_000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("Non-2xx or 3xx responses: 3\n5 requests in 1.00s", "Non-2xx"),
+        ("Socket errors: connect 0, read 1\n5 requests in 1.00s", "read 1"),
+        ("", "no request"),
+    ],
+)
+def test_a_load_that_failed_is_no_figure(output: str, words: str) -> None:
+    assert methods.requests_of("  1234 requests in 1.00s, 5.00MB read") == 1234
+    with pytest.raises(methods.Refused, match=words):
+        methods.requests_of(output)
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "compare.py"), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | environ
+    )
+
+
+@pytest.mark.slow
+def test_a_run_is_reported_with_what_is_missing(tmp_path: Path) -> None:
+    files = tmp_path / "report.json", tmp_path / "report.md"
+    names = "sleep-1,tcp-protocol/128x50,http-raw"
+    ended = run(
+        *("--quick", "--no-reference", "--duration", "0.05", "--rounds", "2"),
+        *("--rows", names, "--loops", f"asyncio,{MISSING},uringloop"),
+        *("--json", str(files[0]), "--markdown", str(files[1])),
+        # Neither wrk nor any other tool.
+        PATH="/nonexistent",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == files[1].read_text()
+    document = json.loads(files[0].read_text())
+    assert document["schema"] == report.SCHEMA
+    assert document["columns"] == ["asyncio", MISSING, "uringloop"]
+    assert set(document["environments"][0]) >= {"kernel", "cpu", "python", "python_version"}
+    assert document["settings"] == [{"rounds": 2, "seconds": 0.05, "quick": True}]
+    found = {row["name"]: row for row in document["rows"]}
+    assert list(found) == ["tcp-protocol/128x50", "http-raw", "sleep-1"]
+    for name in ("tcp-protocol/128x50", "sleep-1"):
+        row = found[name]
+        assert row["cells"][MISSING]["status"] == "not installed"
+        # Without the baseline there is no ratio.
+        assert row["met"] == {"uringloop": None}
+        cell = row["cells"]["uringloop"]
+        assert (cell["status"], len(cell["rounds"]), cell["ratio"]) == ("ok", 2, None)
+        assert cell["min"] <= cell["value"] <= cell["max"]
+    assert found["http-raw"]["cells"]["asyncio"]["note"] == "wrk is not installed"
+    assert "wrk is not installed" in ended.stdout
+    table = [line for line in ended.stdout.splitlines() if line.startswith("|")]
+    # The ratios, then the figures.
+    assert len(table) == 2 * (2 + 3)
+    for half in (table[:5], table[5:]):
+        assert len({line.count("|") for line in half}) == 1
+
+
+@pytest.mark.slow
+def test_a_loop_that_fails_is_a_cell_and_status_1(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def loop():\n    raise OSError('no loop today')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = run(
+        *("--quick", "--rows", "sleep-1,create", "--loops", "broken:loop,uringloop"),
+        PYTHONPATH=path,
+    )
+    assert ended.returncode == 1
+    assert "broken:loop, sleep-1, create: failed: OSError: no loop today" in ended.stdout
+    # In the table of the ratios, and in that of the figures.
+    assert ended.stdout.count("| failed |") == 2 * 2
+
+
+def test_the_list_has_every_row_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--list"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    goals = ["-" if row.goal is None else f"{row.goal:.2f}" for row in rows.ROWS]
+    assert lines == [[row.name, goal] for row, goal in zip(rows.ROWS, goals, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rows", "nonesuch"], "no row is named 'nonesuch'"),
+        (["--loops", "nonesuch"], "unknown loop 'nonesuch'"),
+        (["--loops", "nonesuch+asyncio"], "unknown layer 'nonesuch'"),
+        (["--rounds", "0"], "--rounds"),
+        (["--duration", "-1"], "--duration"),
+        (["--json", "/nonexistent/report"], "No such file"),
+        (["--plot", "picture.txt"], "--plot"),
+        (["--merge", "/nonexistent/report"], "No such file"),
+        (["--merge", __file__], "not a report"),
+        (["--nonsense"], "--nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("compare: ")
+    assert words in output.err
+
+
+# ── reports ──────────────────────────────────────────────────────────────────────────────────
+
+
+def table(version: str, **costs: list[float]) -> Any:
+    """Return a report of two rows, of which the second has a goal."""
+    names = ["curve/128x10", "sleep-1"]
+    lines = [
+        report.Line(name, goal, "cpu", "turn", {c: report.Cell(rounds=r) for c, r in costs.items()})
+        for name, goal in zip(names, [None, 2.0], strict=True)
+    ]
+    for line in lines:
+        line.compare()
+    settings = {"rounds": 3, "seconds": 1.0, "quick": False}
+    return report.Table([{"python_version": version}], [settings], list(costs), lines)
+
+
+def test_a_goal_is_met_by_the_ratio_of_the_medians() -> None:
+    (_, line) = table("3.13", uvloop=[9.0, 10.0, 30.0], uringloop=[5.0, 1.0, 9.0]).lines
+    assert line.cells["uringloop"].ratio == 2.0
+    assert line.met("uringloop")
+    assert line.met("uvloop") is False
+    assert line.met("rloop") is None
+
+
+def test_reports_of_several_pythons_become_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = table("3.13", uvloop=[10.0], rloop=[20.0], uringloop=[5.0])
+    new = table("3.14", uvloop=[8.0], zuvloop=[4.0], uringloop=[8.0])
+    new.lines[1].cells["zuvloop"].give_up("failed", "it died")
+    paths = []
+    for version, single in (("3.13", old), ("3.14", new)):
+        paths.append(tmp_path / f"{version}.json")
+        paths[-1].write_text(report.to_json(single))
+    merged = tmp_path / "merged.json"
+    assert compare.main(["--merge", *map(str, paths), "--json", str(merged)]) == 0
+    output = capsys.readouterr().out
+    assert "| rloop (3.13) |" in output
+    assert "| yes (3.13), no (3.14) |" in output
+    assert "zuvloop (3.14), sleep-1: failed: it died" in output
+    document = json.loads(merged.read_text())
+    cells = document["rows"][1]["cells"]
+    assert cells["rloop (3.13)"]["ratio"] == 0.5
+    assert cells["uringloop (3.14)"]["ratio"] == 1.0
+    assert document["rows"][1]["met"] == {"uringloop (3.13)": True, "uringloop (3.14)": False}
+    # A merged report is one that can be read.
+    assert report.load(merged).columns == document["columns"]
+    assert compare.main(["--merge", str(paths[0]), str(paths[0])]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_report_is_drawn(tmp_path: Path, suffix: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib: pip install '.[compare]'")
+    single = table("3.13", uvloop=[10.0], uringloop=[5.0])
+    single.lines[1].cells["uringloop"].give_up("not supported", "")
+    source, picture = tmp_path / "report.json", tmp_path / f"report{suffix}"
+    source.write_text(report.to_json(single))
+    # In a process of its own, for what matplotlib warns of.
+    ended = run("--merge", str(source), "--plot", str(picture))
+    assert ended.returncode == 0, ended.stderr
+    assert picture.stat().st_size > 1000

@@ -1,0 +1,263 @@
+"""The doctor: what it says of a machine, in text and as JSON, and its exit status."""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import TypedDict
+
+import pytest
+from conftest import on_io_uring
+from support import seccomp
+
+import uringloop
+from uringloop import doctor
+from uringloop._ring import features
+
+Facts = TypedDict(
+    "Facts",
+    {
+        "uringloop": str,
+        "python": str,
+        "liburing": str,
+        "kernel": str,
+        "kernel.io_uring_disabled": str,
+        "kernel.io_uring_group": str,
+        "seccomp mode": str,
+        "container": str,
+        "locked memory": str,
+        "descriptors": str,
+        "processes of the user": str,
+        "processes of the cgroup": str,
+        "memory of the cgroup": str,
+        "backend": str,
+        "reason": str,
+        "features": dict[str, str],
+        "advice": list[str],
+    },
+)
+
+# A warning would be an error, and what is not closed would be one of those.
+STRICT = ("-Werror", "-Xdev", "-m", "uringloop.doctor")
+
+
+@functools.cache
+def examined(under: str | None = None, **variables: str) -> tuple[str, Facts, int]:
+    """Return the doctor's text, its facts as JSON and its exit status, the same both times."""
+    text = seccomp.run(*STRICT, under=under, **variables)
+    facts = seccomp.run(*STRICT, "--json", under=under, **variables)
+    assert (text.stderr, facts.stderr) == ("", "")
+    assert text.returncode == facts.returncode
+    parsed: Facts = json.loads(facts.stdout)
+    return text.stdout, parsed, text.returncode
+
+
+def with_descriptors(count: int) -> Facts:
+    """Return the facts of a process that may have *count* descriptors."""
+    command = [sys.executable, *STRICT, "--json"]
+    ended = subprocess.run(
+        ["sh", "-c", f'ulimit -Sn {count}; exec "$@"', "sh", *command],
+        env=seccomp.environment(),
+        capture_output=True,
+        text=True,
+        timeout=seccomp.PATIENCE,
+        check=False,
+    )
+    assert ended.stderr == ""
+    parsed: Facts = json.loads(ended.stdout)
+    return parsed
+
+
+# ── the form ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("under", "variables"),
+    [
+        (None, {}),
+        ("EPERM", {}),
+        (None, {"URINGLOOP_BACKEND": "soft"}),
+        (None, {"URINGLOOP_BACKEND": "nonsense"}),
+        (None, {"URINGLOOP_DISABLE": "quiet_sends,min_wait"}),
+    ],
+)
+def test_text_and_json_tell_the_same(under: str | None, variables: dict[str, str]) -> None:
+    text, facts, _ = examined(under, **variables)
+    head, seen, advised = text.split("\n\n")
+    named = [(name, value) for name, value in facts.items() if isinstance(value, str)]
+    assert [line.split() for line in head.splitlines()] == [
+        [*name.split(), *value.split()] for name, value in named
+    ]
+    states = facts["features"]
+    assert [line.split()[:2] for line in seen.splitlines()] == [
+        ["Features"],
+        *([name, state] for name, state in states.items()),
+    ]
+    advice = facts["advice"] or ["nothing to do"]
+    assert advised == "\n  ".join(["Advice", *advice]) + "\n"
+
+
+def test_every_feature_is_named_with_what_it_brings() -> None:
+    text, facts, _ = examined()
+    assert set(facts["features"]) == set(features.FEATURES) == set(doctor.BRINGS)
+    assert set(facts["features"].values()) <= {"used", "absent", "disabled"}
+    lines = text.splitlines()
+    for name, brings in doctor.BRINGS.items():
+        (line,) = [line for line in lines if line.strip().startswith(f"{name} ")]
+        assert line.endswith(brings)
+
+
+def test_facts_are_those_of_the_process() -> None:
+    _, facts, _ = examined()
+    assert facts["uringloop"] == uringloop.__version__
+    assert facts["python"] == sys.version.split()[0]
+    soft, hard = (
+        "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    assert facts["descriptors"] == f"{soft} of {hard}"
+    assert all(isinstance(value, str) and value for value in list(facts.values())[:15])
+
+
+def test_unknown_option_is_a_matter_of_usage() -> None:
+    ended = seccomp.run(*STRICT, "--nonsense")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("usage: python -m uringloop.doctor")
+
+
+# ── rings ────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_io_uring
+def test_status_is_0_on_io_uring() -> None:
+    _, facts, status = examined()
+    assert (facts["backend"], facts["reason"], status) == ("io_uring", "the kernel has it", 0)
+    assert facts["features"]["cached_files"] == "used"
+    assert not any("io_uring" in line for line in facts["advice"])
+
+
+@pytest.mark.parametrize("refusal", ["ENOSYS", "EOPNOTSUPP", "enter-ENOSYS"])
+def test_refusal_is_told_with_cause_and_remedy(refusal: str) -> None:
+    _, facts, status = examined(refusal)
+    assert (facts["backend"], facts["seccomp mode"], status) == ("soft", "2", 1)
+    assert "seccomp mode 2" in facts["reason"]
+    (advice,) = [line for line in facts["advice"] if "io_uring" in line]
+    assert "allow io_uring_setup, io_uring_enter and io_uring_register" in advice
+
+
+@pytest.mark.parametrize("refusal", ["EPERM", "EINVAL", "EACCES", "ENOMEM"])
+def test_whatever_refuses_the_software_ring_is_not_called_a_choice(refusal: str) -> None:
+    _, facts, status = examined(refusal)
+    assert (facts["backend"], status) == ("soft", 1)
+    (advice,) = [line for line in facts["advice"] if "io_uring" in line]
+    assert advice.startswith("for io_uring: ")
+    assert facts["reason"].endswith(advice.removeprefix("for io_uring: "))
+
+
+def test_what_the_software_ring_has_is_told_as_used() -> None:
+    _, facts, _ = examined(URINGLOOP_BACKEND="soft")
+    used = {name for name, state in facts["features"].items() if state == "used"}
+    # Whether the kernel tells of paths is its own matter.
+    has = set(features.FEATURES) - {"no_iowait"}
+    assert used | {"cached_paths"} == has | {"cached_paths"}
+
+
+@pytest.mark.parametrize(
+    ("release", "version", "kind"),
+    [
+        ("4.19.0-gvisor", "#1 SMP Sun Jan 10 15:06:54 PST 2016", "gvisor"),
+        ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016", "gvisor"),
+        ("6.1.0-50-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.1-1 (2026-01-10)", "lxc"),
+    ],
+)
+def test_kind_of_container_is_told(
+    monkeypatch: pytest.MonkeyPatch, release: str, version: str, kind: str
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(platform, "version", lambda: version)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("container", "lxc")
+    assert doctor.container() == kind
+
+
+def test_software_ring_by_choice_is_told_with_who_chose() -> None:
+    _, facts, status = examined(URINGLOOP_BACKEND="soft")
+    assert (facts["backend"], status) == ("soft", 1)
+    assert facts["reason"] == "asked for by URINGLOOP_BACKEND"
+    (advice,) = [line for line in facts["advice"] if "URINGLOOP_BACKEND" in line]
+    assert "software ring" in advice
+
+
+def test_kernel_is_not_asked_where_the_software_ring_is_chosen() -> None:
+    _, facts, status = examined("KILL", URINGLOOP_BACKEND="soft")
+    assert (facts["backend"], facts["seccomp mode"], status) == ("soft", "2", 1)
+
+
+def test_ring_that_must_be_the_kernels_and_is_refused_is_a_report_too() -> None:
+    text, facts, status = examined("ENOSYS", URINGLOOP_BACKEND="io_uring")
+    assert (facts["backend"], status) == ("none", 1)
+    assert "Function not implemented" in facts["reason"]
+    assert "seccomp mode 2" in facts["reason"]
+    (advice,) = [line for line in facts["advice"] if "io_uring" in line]
+    assert "allow io_uring_setup, io_uring_enter and io_uring_register" in advice
+    assert "Traceback" not in text
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("variable", "known"),
+    [
+        ("URINGLOOP_BACKEND", "auto, io_uring, soft"),
+        ("URINGLOOP_DISABLE", "min_wait, cached_files, cached_paths"),
+    ],
+)
+def test_mistake_in_a_variable_is_told_as_one(variable: str, known: str) -> None:
+    text, facts, status = examined(**{variable: "nonsense"})
+    assert (facts["backend"], status) == ("none", 1)
+    for words in (variable, "nonsense", known):
+        assert words in facts["reason"]
+    # Whoever reads the last lines only must learn it there.
+    assert any(variable in line and "nonsense" in line for line in facts["advice"])
+    # It says nothing about what the kernel has.
+    assert not any("refused" in line for line in facts["advice"])
+    assert "Traceback" not in text
+
+
+@on_io_uring
+def test_features_that_are_switched_off_are_told() -> None:
+    _, facts, status = examined(URINGLOOP_DISABLE="quiet_sends,min_wait")
+    assert status == 0
+    disabled = {name for name, state in facts["features"].items() if state == "disabled"}
+    assert disabled == {"quiet_sends", "min_wait"}
+    (advice,) = [line for line in facts["advice"] if "URINGLOOP_DISABLE" in line]
+    assert "quiet_sends" in advice
+    assert "min_wait" in advice
+    assert "cached_files" not in advice
+
+
+def test_feature_of_every_ring_is_told_when_it_is_switched_off() -> None:
+    _, facts, _ = examined(URINGLOOP_BACKEND="soft", URINGLOOP_DISABLE="cached_files")
+    assert facts["features"]["cached_files"] == "disabled"
+    assert any("URINGLOOP_DISABLE" in line for line in facts["advice"])
+
+
+def test_few_descriptors_are_told() -> None:
+    facts = with_descriptors(512)
+    assert facts["descriptors"].startswith("512 of ")
+    (advice,) = [line for line in facts["advice"] if "descriptors" in line]
+    assert "ulimit -n" in advice
+
+
+def test_many_descriptors_need_no_advice() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("this process may not have many descriptors")
+    assert not any("descriptors" in line for line in with_descriptors(4096)["advice"])

@@ -1,0 +1,481 @@
+"""What a process tells of its loops at a UNIX socket: when, to whom, and what it never costs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import os
+import platform
+import signal
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import backend
+from support.roles import wait_until
+from support.watched import BLOCKED, connected, monitored, place, program, reply_of, told_by
+
+import uringloop
+from uringloop import monitor
+from uringloop._loop.base import Stats
+from uringloop._turn.stats import open_loops
+
+# The fixtures are found by their names here.
+__all__ = ["monitored", "place"]
+
+ASLEEP = """
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.call_soon(ready)
+    await loop.run_in_executor(None, go)
+
+uringloop.run(main())
+"""
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
+    """Return the only warning of the logger."""
+    (record,) = [one for one in caplog.records if one.name == "uringloop"]
+    assert record.levelno == logging.WARNING
+    return record.getMessage()
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_blocked_loop_is_told_of_and_where_it_is(place: Path) -> None:
+    with program(place, BLOCKED) as watched:
+        told = told_by(watched.socket)
+        (loop,) = told["loops"]
+        assert (loop["thread"], loop["running"], loop["sleeping"]) == ("MainThread", True, False)
+        assert loop["place"] is not None
+        assert (loop["place"]["function"], loop["place"]["file"]) == ("go", "<string>")
+        assert loop["task"] is None
+        assert (loop["stats"]["turns"], loop["stats"]["timers_pending"]) == (1, 1)
+        # It still is, and the answer does not make it go on.
+        wait_until(lambda: told_by(watched.socket)["loops"][0]["blocked"] > loop["blocked"])
+        later = told_by(watched.socket)
+        (still,) = later["loops"]
+        # A turn that has not ended is late by as long as it has lasted.
+        lags = ("lag", "lag_max")
+        assert [still["stats"]["lag"], still["stats"]["lag_max"]] == [
+            pytest.approx(still["blocked"], abs=0.1)
+        ] * 2
+        assert {**still["stats"], **dict.fromkeys(lags, 0)} == {
+            **loop["stats"],
+            **dict.fromkeys(lags, 0),
+        }
+        assert later["time"] > told["time"]
+        assert later["cpu"] >= told["cpu"]
+        watched.end()
+
+
+def test_answer_names_the_program_and_its_versions(place: Path) -> None:
+    with program(place, BLOCKED) as watched:
+        told = told_by(watched.socket)
+        assert told["pid"] == watched.pid
+        assert "-c" in told["command"]
+        assert told["python"] == platform.python_version()
+        assert (told["uringloop"], told["protocol"]) == (uringloop.__version__, 1)
+        (loop,) = told["loops"]
+        assert loop["backend"] == backend()
+        assert (loop["class"], loop["debug"]) == ("Loop", False)
+        assert set(loop["stats"]) == Stats.__required_keys__
+        assert 0 < loop["thread_cpu"] <= told["cpu"]
+
+
+def test_task_that_blocks_is_named(place: Path) -> None:
+    script = """
+    async def stuck():
+        ready()
+        go()
+
+    async def main():
+        await asyncio.create_task(stuck(), name="the culprit")
+
+    uringloop.run(main())
+    """
+    with program(place, script) as watched:
+        (loop,) = told_by(watched.socket)["loops"]
+        assert loop["task"] == {"name": "the culprit", "coroutine": "stuck"}
+        watched.end()
+
+
+def test_sleeping_loop_is_nowhere(place: Path) -> None:
+    with program(place, ASLEEP) as watched:
+        wait_until(lambda: told_by(watched.socket)["loops"][0]["sleeping"])
+        (loop,) = told_by(watched.socket)["loops"]
+        assert (loop["place"], loop["task"], loop["running"]) == (None, None, True)
+        watched.end()
+
+
+def test_every_loop_of_every_thread_is_told_of(place: Path) -> None:
+    script = """
+    async def main(barrier):
+        loop = asyncio.get_running_loop()
+        loop.set_debug(threading.current_thread() is not threading.main_thread())
+        await loop.run_in_executor(None, barrier.wait)
+        await loop.run_in_executor(None, barrier.wait)
+
+    barrier = threading.Barrier(3)
+    threads = [
+        threading.Thread(target=lambda: uringloop.run(main(barrier)), name=f"worker {number}")
+        for number in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    idle = uringloop.new_event_loop()
+    closed = uringloop.new_event_loop()
+    closed.close()
+    barrier.wait()
+    ready()
+    go()
+    barrier.wait()
+    for thread in threads:
+        thread.join()
+    idle.close()
+    ready()
+    go()
+    """
+    with program(place, script) as watched:
+        loops = told_by(watched.socket)["loops"]
+        seen = [(loop["thread"], loop["running"], loop["debug"]) for loop in loops]
+        assert seen == [(None, False, False), ("worker 1", True, True), ("worker 2", True, True)]
+        assert len({loop["id"] for loop in loops}) == 3
+        assert [loop["thread_id"] is None for loop in loops] == [True, False, False]
+        watched.go()
+        assert watched.line() == "ready"
+        assert told_by(watched.socket)["loops"] == []
+        watched.end()
+
+
+def test_loops_are_found_while_others_are_made_in_threads() -> None:
+    done = threading.Event()
+
+    def make() -> None:
+        while not done.is_set():
+            uringloop.new_event_loop().close()
+
+    makers = [threading.Thread(target=make) for _ in range(3)]
+    for maker in makers:
+        maker.start()
+    with contextlib.closing(uringloop.new_event_loop()) as own:
+        found = [own in open_loops() for _ in range(2000)]
+    done.set()
+    for maker in makers:
+        maker.join()
+    assert all(found)
+    assert own not in open_loops()
+
+
+def test_loop_that_is_freed_is_forgotten() -> None:
+    before = len(open_loops())
+    loop = uringloop.new_event_loop()
+    assert len(open_loops()) == before + 1
+    loop.close()
+    del loop
+    assert len(open_loops()) == before
+
+
+# ── when ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_nothing_is_there_unless_asked_for(place: Path, value: str | None) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    ready()
+    print("uringloop.monitor" in sys.modules, threading.active_count(), flush=True)
+    """
+    variables = {} if value is None else {"URINGLOOP_MONITOR": value}
+    wanted = "" if value is None else value
+    with program(place, script, **{**variables, "URINGLOOP_MONITOR": wanted}) as watched:
+        # "0" needs the module to know it.
+        assert watched.line() == f"{value == '0'} 1"
+        assert list(place.iterdir()) == []
+        watched.end()
+
+
+def test_file_is_there_from_the_first_loop_to_the_exit(place: Path) -> None:
+    script = """
+    ready()
+    go()
+    uringloop.new_event_loop().close()
+    ready()
+    go()
+    """
+    with program(place, script) as watched:
+        assert list(place.iterdir()) == []
+        watched.go()
+        assert watched.line() == "ready"
+        assert list(place.iterdir()) == [watched.socket]
+        watched.end()
+        assert list(place.iterdir()) == []
+
+
+def test_path_can_be_chosen(place: Path) -> None:
+    own = place / "mine"
+    with program(place, BLOCKED, URINGLOOP_MONITOR=str(own)) as watched:
+        assert told_by(own)["pid"] == watched.pid
+        watched.end()
+        assert not own.exists()
+
+
+def test_folder_that_is_chosen_has_one_socket_for_each_process(place: Path) -> None:
+    folder = place / "programs"
+    folder.mkdir()
+    with (
+        program(place, BLOCKED, URINGLOOP_MONITOR=str(folder)) as first,
+        program(place, BLOCKED, URINGLOOP_MONITOR=f"{folder}/") as second,
+    ):
+        for watched in (first, second):
+            assert told_by(folder / watched.socket.name)["pid"] == watched.pid
+
+
+def test_path_is_still_known_after_a_change_of_folder(place: Path) -> None:
+    script = f"""
+    os.chdir({str(place)!r})
+    uringloop.new_event_loop().close()
+    os.chdir("/")
+    ready()
+    """
+    with program(place, script, URINGLOOP_MONITOR="relative.sock") as watched:
+        watched.end()
+        assert list(place.iterdir()) == []
+
+
+def test_call_starts_stops_and_moves_it(place: Path) -> None:
+    first, second = place / "first", place / "second"
+    assert uringloop.monitor is monitor
+    assert monitor.start(first) == str(first)
+    assert monitor.start(first) == str(first)
+    assert told_by(first)["pid"] == os.getpid()
+    assert monitor.start(second) == str(second)
+    assert not first.exists()
+    assert told_by(second)["pid"] == os.getpid()
+    monitor.stop()
+    monitor.stop()
+    assert list(place.iterdir()) == []
+
+
+def test_stop_holds_though_the_variable_is_set(place: Path) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    uringloop.monitor.stop()
+    uringloop.new_event_loop().close()
+    child = os.fork()
+    if child == 0:
+        uringloop.new_event_loop().close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    ready()
+    """
+    with program(place, script) as watched:
+        assert list(place.iterdir()) == []
+        watched.end()
+
+
+def test_end_of_a_connection_does_not_wait_for_its_client(monitored: Path) -> None:
+    with connected(monitored) as sock:
+        sock.sendall(b"\n")
+        assert reply_of(sock)
+        monitor.stop()
+        assert sock.recv(1) == b""
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_forked_child_leaves_the_parents_and_makes_its_own(place: Path) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        uringloop.new_event_loop().close()
+        ready("made")
+        os.read(read, 1)
+        sys.exit(0)
+    os.close(read)
+    ready()
+    print(child, flush=True)
+    go()
+    os.write(write, b"1")
+    go()
+    os.write(write, b"1")
+    os.waitpid(child, 0)
+    ready("reaped")
+    go()
+    """
+    with program(place, script, PYTHONWARNINGS="ignore::DeprecationWarning") as watched:
+        child = int(watched.line())
+        assert list(place.iterdir()) == [watched.socket]
+        watched.go()
+        assert watched.line() == "made"
+        own = place / f"uringloop-{child}.sock"
+        assert told_by(own)["pid"] == child
+        assert told_by(watched.socket)["pid"] == watched.pid
+        watched.go()
+        assert watched.line() == "reaped"
+        assert list(place.iterdir()) == [watched.socket]
+        assert told_by(watched.socket)["pid"] == watched.pid
+        watched.end()
+
+
+def test_nobody_hears_a_parent_that_was_killed_while_its_child_lives(place: Path) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    if os.fork() == 0:
+        ready()
+        go()
+    else:
+        go()
+    """
+    with program(place, script, PYTHONWARNINGS="ignore::DeprecationWarning") as watched:
+        watched.process.kill()
+        watched.process.wait()
+        with socket.socket(socket.AF_UNIX) as sock, pytest.raises(ConnectionRefusedError):
+            sock.connect(str(watched.socket))
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(place: Path) -> None:
+    with program(place, BLOCKED) as killed:
+        pass
+    assert killed.socket.exists()
+    other = place / "other.sock"
+    other.touch()
+    with program(place, BLOCKED) as living, program(place, BLOCKED) as watched:
+        assert set(place.iterdir()) == {other, living.socket, watched.socket}
+
+
+def test_stale_files_are_removed_by_many_at_once(place: Path) -> None:
+    for number in range(300):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(place / monitor.name_for(1000000 + number)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        # What one of them raises is raised here.
+        assert list(pool.map(monitor.remove_stale, [str(place)] * 4)) == [None] * 4
+    assert list(place.iterdir()) == []
+
+
+def test_stale_file_at_the_path_is_replaced(place: Path) -> None:
+    path = place / "stale"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+    try:
+        assert monitor.start(path) == str(path)
+        assert told_by(path)["pid"] == os.getpid()
+    finally:
+        monitor.stop()
+
+
+def test_file_that_another_process_has_put_there_stays(monitored: Path) -> None:
+    monitored.unlink()
+    monitored.write_text("another's")
+    monitor.stop()
+    assert monitored.read_text() == "another's"
+    monitored.unlink()
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_path_where_somebody_listens_is_not_taken(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = place / "taken"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+        sock.listen()
+        assert monitor.start(path) is None
+        assert warnings_of(caplog).endswith(f"another process listens at {path}")
+    assert list(place.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("where", ["missing/path", "file/path", "file", "x" * 200])
+def test_path_that_cannot_be_is_a_warning(
+    place: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    precious = place / "file"
+    precious.write_text("precious")
+    assert monitor.start(place / where) is None
+    assert "this process cannot be watched: " in warnings_of(caplog)
+    assert precious.read_text() == "precious"
+    assert list(place.iterdir()) == [precious]
+
+
+def test_loop_is_made_whatever_the_variable_says(place: Path) -> None:
+    script = """
+    for _ in range(3):
+        uringloop.run(asyncio.sleep(0))
+    ready()
+    """
+    with program(place, script, URINGLOOP_MONITOR="/nonexistent/path") as watched:
+        errors = watched.end()
+    # Once: every loop would be too often.
+    assert errors.count("cannot be watched") == 1
+
+
+def test_folder_of_somebody_elses_making_is_not_used(place: Path) -> None:
+    real = place / "real"
+    real.mkdir(0o700)
+    (place / f"uringloop-{os.geteuid()}").symlink_to(real)
+    variables = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(place)}
+    with program(place, BLOCKED, **variables) as watched:
+        assert "is not a folder of this user's alone" in watched.end()
+    assert list(real.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_runtime_folder_that_others_may_write_is_not_used(place: Path, mode: int) -> None:
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    variables = {"XDG_RUNTIME_DIR": str(shared), "TMPDIR": str(place)}
+    with program(place, BLOCKED, **variables) as watched:
+        folder = place / f"uringloop-{os.geteuid()}"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert told_by(folder / watched.socket.name)["pid"] == watched.pid
+        assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", ["000", "022", "777"])
+def test_socket_is_its_users_alone_whatever_the_umask(place: Path, umask: str) -> None:
+    with program(place, f"os.umask(0o{umask})\n" + BLOCKED) as watched:
+        assert stat.S_IMODE(watched.socket.stat().st_mode) == 0o600
+
+
+# ── what it costs ────────────────────────────────────────────────────────────────────────────
+
+
+def test_thread_takes_no_signals_and_sleeps_while_nobody_asks(place: Path) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    (thread,) = [one for one in threading.enumerate() if one.name == "uringloop-monitor"]
+
+    def field(name):
+        lines = open(f"/proc/self/task/{thread.native_id}/status").read().splitlines()
+        return dict(line.split(":", 1) for line in lines)[name].strip()
+
+    def sleeps():
+        woken = field("voluntary_ctxt_switches")
+        time.sleep(0.1)
+        return field("voluntary_ctxt_switches") == woken
+
+    ready()
+    go()
+    print(field("SigBlk"), any(sleeps() for _ in range(50)), flush=True)
+    """
+    with program(place, script) as watched:
+        told_by(watched.socket)
+        watched.go()
+        blocked, sleeps = watched.line().split()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+        assert all(int(blocked, 16) >> number - 1 & 1 for number in numbers)
+        assert sleeps == "True"
+        watched.end()

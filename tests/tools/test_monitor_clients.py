@@ -1,0 +1,165 @@
+"""Who may ask a monitor, how often, and what becomes of those who do anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from support.roles import PATIENCE, in_thread, run_script, wait_until
+from support.watched import (
+    BLOCKED,
+    NOBODY,
+    as_root,
+    connected,
+    error_of,
+    monitored,
+    place,
+    program,
+    reply_of,
+    told_by,
+)
+
+from uringloop import monitor
+
+# The fixtures are found by their names here.
+__all__ = ["monitored", "place"]
+
+
+def test_one_connection_asks_as_often_as_it_likes(monitored: Path) -> None:
+    with connected(monitored) as sock:
+        times = []
+        for _ in range(20):
+            sock.sendall(b"\n")
+            times.append(json.loads(reply_of(sock))["time"])
+    assert times == sorted(set(times))
+
+
+def test_requests_in_a_row_are_all_answered(monitored: Path) -> None:
+    with connected(monitored) as sock:
+        sock.sendall(b"\n" * 200)
+        received = b""
+        while received.count(b"\n") < 200:
+            received += reply_of(sock)
+    assert all("loops" in json.loads(line) for line in received.splitlines())
+
+
+def flood(sock: socket.socket, data: bytes) -> None:
+    """Send *data* over and over until the other end has closed the connection."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            sock.sendall(data)
+
+
+@pytest.mark.parametrize("request_", [b"GET / HTTP/1.0\r\n\r\n", b"x\n", b"\xff\x00\n"])
+def test_other_requests_are_answered_with_an_error_and_closed(
+    monitored: Path, request_: bytes
+) -> None:
+    with connected(monitored) as sock:
+        sock.sendall(request_)
+        try:
+            assert error_of(sock) == "a request is an empty line"
+        except ConnectionResetError:
+            # What was not read of it is lost with the connection.
+            assert len(request_) > 2
+    assert told_by(monitored)["pid"] == os.getpid()
+
+
+def test_line_without_an_end_is_closed(monitored: Path) -> None:
+    with connected(monitored) as sock:
+        flood(sock, b"x" * 1000)
+    assert told_by(monitored)["pid"] == os.getpid()
+
+
+def test_client_that_reads_nothing_harms_nobody_and_is_closed(
+    monitored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "PATIENCE_S", 0.3)
+    with connected(monitored) as sock:
+        # As much as the kernel takes: more than is ever answered.
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while sock.send(b"\n" * 65536):
+                pass
+        assert told_by(monitored)["pid"] == os.getpid()
+        sock.settimeout(2 * PATIENCE)
+        flood(sock, b"\n")
+    assert told_by(monitored)["pid"] == os.getpid()
+
+
+def test_client_that_asks_nothing_is_closed(
+    monitored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "PATIENCE_S", 0.1)
+    with connected(monitored) as sock:
+        assert sock.recv(1) == b""
+
+
+def test_clients_are_so_many_and_no_more(monitored: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(monitor.CLIENTS_MAX):
+            sock = stack.enter_context(connected(monitored))
+            sock.sendall(b"\n")
+            assert reply_of(sock)
+        with connected(monitored) as more:
+            assert error_of(more) == f"{monitor.CLIENTS_MAX} clients are connected already"
+
+    def again() -> bool:
+        with connected(monitored) as sock:
+            sock.sendall(b"\n")
+            return b"loops" in reply_of(sock)
+
+    wait_until(again)
+
+
+def test_client_that_goes_without_reading_harms_nobody(monitored: Path) -> None:
+    for _ in range(30):
+        with connected(monitored) as sock:
+            sock.sendall(b"\n")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert in_thread(lambda: told_by(monitored)["pid"]) == os.getpid()
+
+
+@as_root
+def test_peer_of_another_user_is_refused(place: Path) -> None:
+    with program(place, BLOCKED) as watched:
+        # The first two lines of defence are taken away.
+        place.chmod(0o755)
+        watched.socket.chmod(0o666)
+        stranger = run_script(f"""
+            import os, socket
+            os.setgid({NOBODY})
+            os.setuid({NOBODY})
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect({str(watched.socket)!r})
+                print(sock.recv(1000).decode().rstrip())
+                print(sock.recv(1000))
+        """)
+        assert stranger.returncode == 0, stranger.stderr
+        error, end = stranger.stdout.splitlines()
+        assert json.loads(error) == {"error": "not permitted: this process is another user's"}
+        assert end == "b''"
+        # And by the mode of the file, if that stands.
+        watched.socket.chmod(0o600)
+        stranger = run_script(f"""
+            import os, socket
+            os.setuid({NOBODY})
+            socket.socket(socket.AF_UNIX).connect({str(watched.socket)!r})
+        """)
+        assert "PermissionError" in stranger.stderr
+
+
+@as_root
+def test_root_may_ask_a_program_of_another_user(place: Path) -> None:
+    # What is imported later may be root's alone.
+    script = (
+        f"uringloop.monitor\nos.chown({str(place)!r}, {NOBODY}, {NOBODY})\nos.setuid({NOBODY})\n"
+    )
+    script += BLOCKED
+    with program(place, script) as watched:
+        assert watched.socket.stat().st_uid == NOBODY
+        assert told_by(watched.socket)["pid"] == watched.pid

@@ -1,0 +1,304 @@
+"""`Loop(stall_ms=)`: what blocks a loop is logged while it does, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.roles import PATIENCE, run_script, wait_until
+
+import uringloop
+from uringloop._monitor import stalls
+from uringloop._turn.stats import turn_of, watch_stalls
+
+THREAD = "uringloop-stalls"
+
+
+class Told(logging.Handler):
+    """Keeps what is logged of stalls, and lets others wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.changed = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.changed:
+            self.lines.append(record.getMessage())
+            self.changed.notify_all()
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Block until so many lines have *text*."""
+        with self.changed:
+            found = self.changed.wait_for(lambda: len(self.having(text)) >= count, PATIENCE)
+        assert found, (text, self.lines)
+
+    def having(self, text: str) -> list[str]:
+        return [line for line in self.lines if text in line]
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """What the logger says meanwhile; no thread is left at the end."""
+    handler = Told()
+    logger = logging.getLogger("uringloop")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
+
+
+def run(loop: uringloop.Loop, *blocking: object) -> None:
+    """Run the coroutine function that blocks, and close the loop."""
+    with contextlib.closing(loop):
+        for function in blocking:
+            assert callable(function)
+            loop.run_until_complete(function())
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told) -> None:
+    def block() -> None:
+        told.wait_for("has been blocked")
+        # It looks again, and says nothing.
+        threading.Event().wait(0.06)
+
+    async def culprit() -> None:
+        block()
+        await asyncio.get_running_loop().run_in_executor(None, told.wait_for, "in all")
+
+    loop = uringloop.Loop(stall_ms=20)
+    assert loop.stats()["stalls"] == 0
+    run(loop, culprit)
+    first, last = told.lines
+    head, *stack = first.split("\n")
+    assert head.startswith("the loop of MainThread has been blocked for 0.")
+    assert (
+        "(test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over.<locals>.culprit)"
+        in head
+    )
+    # The loop's own frames and what has called it are left out, the innermost comes last.
+    places = [line for line in stack if line.startswith("  File")]
+    assert places[0].endswith(", in culprit")
+    assert f'"{__file__}"' in places[0]
+    assert places[1].endswith(", in block")
+    assert "    block()" in stack
+    assert last.startswith("the loop of MainThread was blocked for 0.")
+    assert loop.stats()["stalls"] == 1
+
+
+def test_callback_without_python_code_is_told_too(told: Told) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+
+    def release() -> None:
+        told.wait_for("has been blocked")
+        lock.release()
+
+    other = threading.Thread(target=release)
+    other.start()
+
+    async def culprit() -> None:
+        asyncio.get_running_loop().call_soon(lock.acquire)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    run(uringloop.Loop(stall_ms=20), culprit)
+    other.join()
+    assert "no Python code" in told.having("has been blocked")[0]
+
+
+def test_loops_of_several_threads_are_told_by_their_names(told: Told) -> None:
+    both = threading.Barrier(2)
+
+    def work() -> None:
+        async def culprit() -> None:
+            both.wait(PATIENCE)
+            told.wait_for("has been blocked", 2)
+
+        run(uringloop.Loop(stall_ms=20), culprit)
+
+    threads = [threading.Thread(target=work, name=f"worker {number}") for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    heads = {line.partition(" has been")[0] for line in told.having("has been blocked")}
+    assert heads == {"the loop of worker 1", "the loop of worker 2"}
+
+
+@pytest.mark.slow
+def test_code_that_keeps_the_gil_is_told_afterwards(told: Told) -> None:
+    # Unlike CDLL it does not give up the GIL for a call.
+    usleep = ctypes.PyDLL(None).usleep
+
+    async def culprit() -> None:
+        # For the other thread to be at its looks.
+        await asyncio.sleep(0.1)
+        usleep(400_000)
+        await asyncio.get_running_loop().run_in_executor(None, told.wait_for, "keeps the GIL")
+
+    run(uringloop.Loop(stall_ms=50), culprit)
+    (line,) = told.having("keeps the GIL")
+    assert "blocked for 0." in line
+
+
+def test_run_that_is_left_by_an_exception_is_not_blocked_any_more(told: Told) -> None:
+    def block() -> None:
+        told.wait_for("has been blocked")
+        raise KeyboardInterrupt
+
+    with contextlib.closing(uringloop.Loop(stall_ms=20)) as loop:
+        loop.call_soon(block)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        told.wait_for("is not blocked any more")
+    assert len(told.lines) == 2
+
+
+# ── what is not ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_loop_that_sleeps_or_rests_is_not_blocked() -> None:
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        watch_stalls(loop, 1)
+        assert (turn_of(loop)[0], turn_of(loop)[2]) == (0, 0)
+        looked: list[tuple[int, float, float, int, float, float]] = []
+
+        def look() -> None:
+            wait_until(lambda: turn_of(loop)[1] > 0 and turn_of(loop)[2] == 0)
+            looked.append(turn_of(loop))
+
+        async def main() -> None:
+            await loop.run_in_executor(None, look)
+            # The present turn began a moment ago.
+            assert turn_of(loop)[2] < PATIENCE
+
+        loop.run_until_complete(main())
+        assert looked[0][2] == 0
+        assert turn_of(loop)[0] == turn_of(loop)[2] == 0
+
+
+def test_nothing_is_timed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(stalls.VARIABLE, raising=False)
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        seen: list[float] = []
+        loop.call_soon(lambda: seen.append(turn_of(loop)[1]))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert seen == [0]
+        assert THREAD not in {thread.name for thread in threading.enumerate()}
+
+
+def test_variable_is_for_loops_whose_program_does_not_say(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stalls.VARIABLE, "20")
+    uringloop.Loop(stall_ms=0).close()
+    assert THREAD not in {thread.name for thread in threading.enumerate()}
+
+    async def culprit() -> None:
+        told.wait_for("has been blocked")
+
+    run(uringloop.new_event_loop(), culprit)
+
+
+@pytest.mark.parametrize("value", ["often", "-1", "60001", "1.5"])
+def test_variable_that_says_nothing_is_a_warning(
+    told: Told, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(stalls.VARIABLE, value)
+    uringloop.new_event_loop().close()
+    (line,) = told.lines
+    assert "must be between 0 and 60000 milliseconds" in line
+    assert value in line
+
+
+@pytest.mark.parametrize("value", [-1, 60_001])
+def test_option_that_is_out_of_range_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="stall_ms must be between 0 and 60,000"):
+        uringloop.Loop(stall_ms=value)
+
+
+# ── the thread ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_thread_begins_anew_with_later_loops(told: Told) -> None:
+    for number in (1, 2):
+
+        async def culprit(number: int = number) -> None:
+            told.wait_for("has been blocked", number)
+
+        run(uringloop.Loop(stall_ms=20), culprit)
+        wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
+
+
+def test_task_that_cannot_be_named_ends_no_thread(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(loop: asyncio.AbstractEventLoop) -> None:
+        raise RuntimeError("no name")
+
+    async def culprit() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(stalls, "task_of", refuse)
+            told.wait_for("are not told any more")
+
+    async def another() -> None:
+        told.wait_for("has been blocked")
+
+    run(uringloop.Loop(stall_ms=20), culprit)
+    run(uringloop.Loop(stall_ms=20), another)
+
+
+def test_want_of_a_thread_is_a_warning(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run(uringloop.Loop(stall_ms=20), lambda: asyncio.sleep(0))
+    assert told.lines == ["stalls are not told: can't start new thread"]
+
+
+FORKED = """
+import asyncio, os, threading, logging, sys
+import uringloop
+
+seen = threading.Event()
+
+class Told(logging.Handler):
+    def emit(self, record):
+        seen.set()
+
+logging.getLogger("uringloop").addHandler(Told())
+
+async def culprit():
+    assert seen.wait(30)
+
+parents = uringloop.Loop(stall_ms=20)
+pid = os.fork()
+assert (pid == 0) == ("uringloop-stalls" not in [one.name for one in threading.enumerate()])
+if pid == 0:
+    # This one is watched by a thread of the child's.
+    uringloop.Loop(stall_ms=20).run_until_complete(culprit())
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+parents.run_until_complete(culprit())
+parents.close()
+# The thread of this one is there at the exit.
+uringloop.Loop(stall_ms=1000).run_until_complete(asyncio.sleep(0))
+print("done")
+"""
+
+
+def test_forked_child_has_a_thread_of_its_own_and_the_exit_is_quiet() -> None:
+    done = run_script(FORKED)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

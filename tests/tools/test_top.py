@@ -1,0 +1,572 @@
+"""python -m uringloop.top: whom it finds, what it shows, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import backend
+from support.roles import PATIENCE, run_script
+from support.watched import (
+    NOBODY,
+    as_root,
+    environment,
+    following,
+    place,
+    program,
+    run_top,
+    there,
+)
+
+import uringloop
+from uringloop import monitor, top
+from uringloop._monitor import client, render
+from uringloop._monitor.client import Look
+from uringloop.monitor import LoopTold, Told
+
+# The fixture is found by its name here.
+__all__ = ["place"]
+
+# A loop that echoes, and one that is blocked until it is told to go on.
+BUSY = """
+async def echo(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+async def work():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    while not done.is_set():
+        writer.write(b"x" * 1000)
+        await reader.readexactly(1000)
+        await asyncio.sleep(0.001)
+    writer.close()
+    await reader.read()
+    server.close()
+
+def blocked():
+    ready()
+    go()
+
+async def main():
+    asyncio.get_running_loop().call_soon(blocked)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+done = threading.Event()
+worker = threading.Thread(target=lambda: uringloop.run(work()), name="a worker")
+worker.start()
+uringloop.run(main())
+done.set()
+worker.join()
+"""
+
+IDLE = """
+async def main():
+    asyncio.get_running_loop().call_soon(ready)
+    await asyncio.get_running_loop().run_in_executor(None, go)
+
+uringloop.run(main())
+"""
+
+
+def table_of(text: str) -> dict[str, list[str]]:
+    """Return the cells of a plain table's first part by label; the headings' label is empty."""
+    lines = text.split("\n\n")[1].split("\n")
+    width = len("operations in flight") + 2
+    return {
+        line[:width].strip(): [cell.strip() for cell in line[width:].split("  ") if cell.strip()]
+        for line in lines
+    }
+
+
+# ── one look ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_table_has_a_column_for_each_loop(place: Path) -> None:
+    with program(place, BUSY) as watched:
+        done = run_top(place, watched.pid, "--once", "--interval", "0.3")
+        watched.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    title, versions = done.stdout.split("\n")[:2]
+    assert title.startswith(f"{watched.pid}  {sys.executable}")
+    assert versions.startswith(f"uringloop {uringloop.__version__}, ")
+    table = table_of(done.stdout)
+    assert table[""] == ["MainThread", "a worker"]
+    assert table["ring"] == [backend()] * 2
+    assert table["state"][0].startswith("! BLOCKED ")
+    # What has not returned is late already.
+    assert table["lag"][0].startswith("! ")
+    assert table["turns/s"][0] == "0"
+    for label in ("turns/s", "kernel entries/s", "completions/s"):
+        assert float(table[label][1].replace(",", "")) > 0
+    for label in ("received", "sent"):
+        assert table[label][0] == "0 B/s"
+        assert table[label][1].endswith(("kB/s", "MB/s"))
+    (note,) = [line for line in done.stdout.split("\n") if line.startswith("MainThread:")]
+    assert ": blocked for " in note
+    assert "in go, <string>:" in note
+
+
+def test_json_has_the_answer_and_the_rates(place: Path) -> None:
+    with program(place, BUSY) as watched:
+        done = run_top(place, watched.socket, "--once", "--json", "--interval", "0.3")
+        watched.end()
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    look: dict[str, Any] = json.loads(line)
+    assert look["pid"] == watched.pid
+    assert 0.3 <= look["seconds"] < 60
+    blocked, working = look["loops"]
+    assert (blocked["rates"]["turns"], blocked["rates"]["cpu"]) == (0, 0)
+    # The kernel's coarse clock may be 10 ms old.
+    assert look["seconds"] - 0.1 <= blocked["blocked"] < 60
+    assert working["blocked"] < blocked["blocked"]
+    # What a loop sends to itself comes back.
+    rates = working["rates"]
+    assert rates["received_bytes"] == pytest.approx(rates["sent_bytes"], rel=0.5)
+    assert rates["turns"] > 0
+    assert set(working["stats"]) >= {"turns", "batches", "lag"}
+
+
+def told(seconds: float, **stats: int) -> Told:
+    """Return what a program with one loop says *seconds* after its start."""
+    counts: Any = {**dict.fromkeys((*client.RATED, *client.SHOWN), 0), **stats}
+    loop: LoopTold = {
+        "id": 1,
+        "class": "Loop",
+        "name": "MainThread",
+        "thread": "MainThread",
+        "thread_id": 7,
+        "thread_cpu": seconds / 2,
+        "running": True,
+        "sleeping": False,
+        "blocked": 0.0,
+        "place": None,
+        "task": None,
+        "debug": False,
+        "backend": "soft",
+        "backend_reason": "",
+        "stats": counts,
+    }
+    return {
+        "protocol": 1,
+        "pid": 1,
+        "command": "python",
+        "python": "3",
+        "uringloop": "0",
+        "time": seconds,
+        "cpu": seconds / 4,
+        "loops": [loop],
+    }
+
+
+def test_rates_are_differences_by_the_programs_own_time() -> None:
+    first = Look(told(10, turns=100, batched=50, sent_bytes=1))
+    second = Look(told(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
+    assert first.loops[0]["rates"] is None
+    rates = second.loops[0]["rates"]
+    assert rates is not None
+    assert (second.cpu, second.seconds, rates["cpu"]) == (0.25, 2, 0.5)
+    assert (rates["turns"], rates["completions_per_turn"]) == (100, 4)
+    assert (rates["sent_bytes"], rates["starved"], rates["overflows"]) == (1_500_000, 2.5, 0)
+
+
+def test_loop_in_the_memory_of_another_begins_at_nothing() -> None:
+    first = Look(told(10, turns=1000))
+    rates = Look(told(12, turns=10), first).loops[0]["rates"]
+    assert rates is not None
+    assert rates["turns"] == 5
+
+
+@pytest.mark.parametrize(
+    ("blocked", "state"),
+    [(0.0, "at work"), (0.1, "at work"), (0.11, "BLOCKED"), (4.0, "BLOCKED 4.0 s")],
+)
+def test_turn_that_lasts_is_called_blocked(blocked: float, state: str) -> None:
+    one = told(10)
+    one["loops"][0]["blocked"] = blocked
+    one["loops"][0]["place"] = {"function": "f", "file": "x.py", "line": 3}
+    view = render.view_of(Look(one), [])
+    (row,) = [row for row in view.rows if row.label == "state"]
+    assert row.cells[0].startswith(state)
+    assert row.alarms == [blocked > 0.1]
+    assert ("blocked for" in view.notes[0]) == row.alarms[0]
+    assert view.notes[0].endswith(" in f, x.py:3")
+
+
+def test_trouble_is_marked() -> None:
+    look = Look(told(12, turns=9, starved=4), Look(told(10)))
+    lines = render.plain_lines(render.view_of(look, []), 120)
+    (line,) = [line for line in lines if line.startswith("starved/s")]
+    assert line.endswith("! 2.0")
+    assert [line for line in lines if "!" in line] == [line]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1.5, "1.5 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (2.1e9, "2.1 GB"),
+        (5e12, "5,000 GB"),
+    ],
+)
+def test_bytes_have_the_unit_that_people_read(value: float, text: str) -> None:
+    assert render.size(value) == text
+
+
+def many(count: int) -> render.View:
+    """Return the view of *count* loops with long numbers."""
+    told_now = told(12, turns=200_000_000, sent_bytes=10**12)
+    (loop,) = told_now["loops"]
+    told_now["loops"] = [
+        {**loop, "id": number, "name": f"ThreadPoolExecutor-0_{number}"} for number in range(count)
+    ]
+    return render.view_of(Look(told_now, Look(told(10))), ["a note of the end"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+def test_nothing_is_cut_in_plain_text(count: int) -> None:
+    view = many(count)
+    lines = render.plain_lines(view, 120)
+    assert max(map(len, lines)) <= 120
+    everything_is_in("\n".join(lines), view)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+def test_nothing_is_cut_by_rich(count: int) -> None:
+    console = pytest.importorskip("rich.console")
+    file = io.StringIO()
+    view = many(count)
+    console.Console(file=file, width=120).print(render.rich_group(view, 120))
+    assert max(map(len, file.getvalue().split("\n"))) <= 120
+    everything_is_in(file.getvalue(), view)
+
+
+def everything_is_in(text: str, view: render.View) -> None:
+    assert "…" not in text
+    for line in (*view.title, *view.headings, *view.notes):
+        assert line in text
+    for row in view.rows:
+        assert sum(text.count(cell) for cell in set(row.cells)) >= len(row.cells)
+        assert row.label in text
+
+
+def test_rich_replaces_one_look_by_the_next() -> None:
+    console = pytest.importorskip("rich.console")
+    file = io.StringIO()
+    screen = console.Console(file=file, width=120, height=40, force_terminal=True)
+    with top.rich_screen(screen) as show:
+        show(many(1))
+        show(many(2))
+    # The cursor goes up, over the lines of the first.
+    assert file.getvalue().count("\x1b[1A") >= 20
+    assert "ThreadPoolExecutor-0_1" in file.getvalue()
+
+
+def on_terminal(folder: Path, script: str) -> str:
+    """Return what *script* writes to a terminal until it ends."""
+    leader, follower = os.openpty()
+    variables = {"COLUMNS": "120", "LINES": "40", "TERM": "xterm", "NO_COLOR": ""}
+    with (
+        open(leader, "rb", buffering=0) as terminal,
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env=environment(folder, **variables),
+            stdout=follower,
+            stderr=follower,
+        ) as process,
+    ):
+        os.close(follower)
+        written = b""
+        # A terminal that nobody has open any more is an error to read, and no end.
+        with contextlib.suppress(OSError):
+            while data := terminal.read(65536):
+                written += data
+    assert process.returncode == 0, written
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_terminal_has_plain_tables_without_rich(place: Path) -> None:
+    with program(place, IDLE) as watched:
+        text = on_terminal(
+            place,
+            f"""
+            import sys
+            sys.modules["rich"] = None
+            from uringloop import top
+            sys.exit(top.main(["{watched.socket}", "--once", "--interval", "0.1"]))
+            """,
+        )
+        watched.end()
+    assert table_of(text)["state"] == ["asleep"]
+    assert "\x1b" not in text
+
+
+def test_terminal_has_a_table_of_richs(place: Path) -> None:
+    pytest.importorskip("rich")
+    with program(place, IDLE) as watched:
+        text = on_terminal(
+            place,
+            f"""
+            import sys
+            from uringloop import top
+            sys.exit(top.main(["{watched.socket}", "--once", "--interval", "0.1"]))
+            """,
+        )
+        watched.end()
+    # The cursor is hidden while the table is there.
+    assert text.index("\x1b[?25l") < text.index("asleep") < text.index("\x1b[?25h")
+
+
+def test_control_characters_of_a_program_stay_its_own() -> None:
+    evil = told(1)
+    evil["command"] = evil["loops"][0]["name"] = "\x1b[2Jname\n"
+    lines = render.plain_lines(render.view_of(Look(evil), []), 120)
+    assert lines[0] == "1  ?[2Jname "
+    assert lines[3].endswith("  ?[2Jname")
+    lines = render.plain_lines(render.overview_of([], [(Look(evil), 0.0)], 120, []), 120)
+    assert lines[2].startswith("1       ?[2Jname ")
+    assert lines[2].endswith("  ?[2Jname")
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_end_of_the_program_is_told_at_once_and_is_status_3(place: Path) -> None:
+    with (
+        program(place, IDLE) as watched,
+        following(place, watched.pid, "--interval", "30") as shown,
+    ):
+        assert there(shown.stdout).readline().startswith(f"{watched.pid}  ")
+        watched.end()
+        _, errors = shown.communicate(timeout=2 * PATIENCE)
+    assert errors == f"process {watched.pid} has ended\n"
+    assert shown.returncode == 3
+
+
+def test_program_that_is_killed_has_ended_too(place: Path) -> None:
+    with (
+        program(place, BUSY) as watched,
+        following(place, watched.pid, "--json", "--interval", "0.1") as shown,
+    ):
+        assert there(shown.stdout).readline().startswith("{")
+        watched.process.kill()
+        _, errors = shown.communicate(timeout=2 * PATIENCE)
+    assert errors == f"process {watched.pid} has ended\n"
+    assert shown.returncode == 3
+
+
+def test_monitor_that_is_stopped_is_not_called_an_end(place: Path) -> None:
+    script = """
+    uringloop.new_event_loop().close()
+    ready()
+    go()
+    uringloop.monitor.stop()
+    go()
+    """
+    with (
+        program(place, script) as watched,
+        following(place, watched.pid, "--interval", "30") as shown,
+    ):
+        assert there(shown.stdout).readline() != ""
+        watched.go()
+        _, errors = shown.communicate(timeout=2 * PATIENCE)
+        assert shown.returncode == 3
+        assert errors == f"process {watched.pid} goes on, but cannot be watched any more\n"
+        watched.end()
+
+
+def test_looks_follow_each_other(place: Path) -> None:
+    with (
+        program(place, BUSY) as watched,
+        following(place, watched.pid, "--json", "--interval", "0.1") as shown,
+    ):
+        looks = [json.loads(there(shown.stdout).readline()) for _ in range(4)]
+        watched.end()
+    times = [look["time"] for look in looks]
+    assert times == sorted(set(times))
+    lasted = [look["loops"][0]["blocked"] for look in looks]
+    assert lasted == sorted(set(lasted))
+
+
+def test_ctrl_c_is_a_quiet_end(place: Path) -> None:
+    with program(place, IDLE) as watched, following(place, watched.pid) as shown:
+        assert there(shown.stdout).readline() != ""
+        shown.send_signal(signal.SIGINT)
+        _, errors = shown.communicate(timeout=2 * PATIENCE)
+        assert (shown.returncode, errors) == (0, "")
+        watched.end()
+
+
+def test_pipe_that_is_closed_is_a_quiet_end(place: Path) -> None:
+    with (
+        program(place, IDLE) as watched,
+        following(place, watched.pid, "--json", "--interval", "0.1") as shown,
+    ):
+        assert there(shown.stdout).readline() != ""
+        there(shown.stdout).close()
+        assert shown.wait(2 * PATIENCE) == 0
+        assert there(shown.stderr).read() == ""
+        watched.end()
+
+
+def test_program_that_keeps_the_gil_is_told_of(place: Path) -> None:
+    script = """
+    import ctypes
+    uringloop.new_event_loop().close()
+    ready()
+    go()
+    # Without giving the GIL up, until another process writes a byte.
+    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+    ready("went on")
+    go()
+    """
+    with (
+        program(place, script) as watched,
+        following(place, watched.pid, "--interval", "0.2") as shown,
+    ):
+        assert there(shown.stdout).readline() != ""
+        watched.go()
+        seen = ""
+        while "keeps the GIL" not in seen:
+            seen = there(shown.stdout).readline()
+        assert seen.startswith("no answer for ")
+        watched.go()
+        assert watched.line() == "went on"
+        watched.process.kill()
+
+
+# ── whom ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_list_has_the_programs_that_live(place: Path) -> None:
+    with program(place, IDLE):
+        pass
+    with program(place, IDLE) as first, program(place, BUSY) as second:
+        done = run_top(place, "--list")
+        assert done.returncode == 0
+        rows = [line.split() for line in done.stdout.splitlines()]
+        assert rows[0] == ["PID", "loops", "socket", "command"]
+        # Root sees those of others too.
+        ours = {tuple(row[:3]) for row in rows if row[2].startswith(str(place))}
+        assert ours == {
+            (str(first.pid), "1", str(first.socket)),
+            (str(second.pid), "2", str(second.socket)),
+        }
+
+
+def test_want_of_programs_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "all_paths", list)
+    for arguments in ([], ["--list"], ["--once"]):
+        assert top.main(arguments) == 1
+        assert client.HINT in capsys.readouterr().err
+
+
+def test_path_that_the_program_has_chosen_is_found_by_its_number(place: Path) -> None:
+    own = place / "elsewhere"
+    own.mkdir()
+    for chosen in (own / "file", own):
+        with program(place, IDLE, URINGLOOP_MONITOR=str(chosen)) as watched:
+            done = run_top(place, watched.pid, "--once", "--json", "--interval", "0.1")
+            assert json.loads(done.stdout)["pid"] == watched.pid
+            watched.end()
+
+
+def complaint(folder: Path, target: object) -> str:
+    done = run_top(folder, target)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr.rstrip("\n")
+
+
+def test_process_that_is_not_there_is_named(place: Path) -> None:
+    with program(place, IDLE) as watched:
+        watched.end()
+    assert complaint(place, watched.pid) == f"no such process: {watched.pid}"
+
+
+def test_process_without_a_monitor_is_told_how_to_get_one(place: Path) -> None:
+    with program(place, IDLE, URINGLOOP_MONITOR="") as watched:
+        assert "has no monitor: start it with URINGLOOP_MONITOR=1" in complaint(place, watched.pid)
+        watched.end()
+
+
+def test_socket_that_nobody_listens_at_is_told(place: Path) -> None:
+    assert complaint(place, place / "none") == f"no such file: {place}/none"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(place / "dead"))
+    assert "nobody listens" in complaint(place, place / "dead")
+    (place / "file").touch()
+    assert "nobody listens" in complaint(place, place / "file")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"hello\n", b"{}\n", b"[]\n", b'{"protocol": 1, "loops": [{}]}\n', b'{"protocol": 2}\n'],
+)
+def test_what_is_no_monitor_is_told(place: Path, answer: bytes) -> None:
+    path = place / "other"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(1)
+                accepted.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        said = complaint(place, path)
+        server.join()
+    assert said == "what listens there is no uringloop, or one of another version"
+
+
+def test_refusal_is_told_with_its_reason(place: Path) -> None:
+    with program(place, IDLE) as watched, contextlib.ExitStack() as stack:
+        for _ in range(monitor.CLIENTS_MAX):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(str(watched.socket))
+            sock.sendall(b"\n")
+            assert sock.recv(10)
+        assert complaint(place, watched.pid) == "8 clients are connected already"
+
+
+@as_root
+def test_process_of_another_user_is_not_permitted(place: Path) -> None:
+    with program(place, IDLE) as watched:
+        done = run_script(f"""
+            import os, sys
+            from uringloop import top
+            os.setuid({NOBODY})
+            print(top.main(["{watched.pid}"]), top.main(["{watched.socket}"]))
+        """)
+    assert done.stdout == "1 1\n", done.stderr
+    first, second = done.stderr.splitlines()
+    assert first == f"not permitted: process {watched.pid} is another user's"
+    assert second == f"no such file: {watched.socket}"
+
+
+@pytest.mark.parametrize("arguments", [["--interval", "0"], ["--interval", "x"], ["1", "2"]])
+def test_wrong_arguments_are_a_matter_of_usage(place: Path, arguments: list[str]) -> None:
+    done = run_top(place, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: python -m uringloop.top")

@@ -1,0 +1,245 @@
+"""python -m uringloop.top: several processes at once, a server's workers or all of a user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from support.roles import PATIENCE
+from support.watched import environment, following, place, program, run_top, there, told_by
+
+from uringloop import monitor
+from uringloop._monitor import client, render
+from uringloop._monitor.client import Look
+from uringloop._monitor.fleet import Fleet
+
+# The fixture is found by its name here.
+__all__ = ["place"]
+
+# A master without a loop: its children listen, and the second is blocked.
+MASTER = """
+def blocked():
+    ready()
+    # Until the master is gone.
+    os.read(alive, 1)
+
+async def work(number):
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    if number == 2:
+        loop.call_soon(blocked)
+    else:
+        started.release()
+    loop.add_reader(alive, loop.stop)
+    await asyncio.Event().wait()
+
+import contextlib, multiprocessing
+started = multiprocessing.get_context("fork").Semaphore(0)
+alive, end = os.pipe()
+for number in (1, 2):
+    if os.fork() == 0:
+        os.close(end)
+        with contextlib.suppress(RuntimeError):
+            # It is stopped before its coroutine ends.
+            uringloop.run(work(number))
+        os._exit(0)
+    if number == 1:
+        started.acquire()
+go()
+os.close(end)
+for number in (1, 2):
+    os.wait()
+"""
+
+IDLE = """
+async def main():
+    asyncio.get_running_loop().call_soon(ready)
+    await asyncio.get_running_loop().run_in_executor(None, go)
+
+uringloop.run(main())
+"""
+
+
+def lines_of(text: str) -> dict[int, str]:
+    """Return the lines of the table by the numbers of their processes."""
+    table = text.split("\n\n")[1].split("\n")
+    assert table[0].split()[:3] == ["PID", "loop", "state"]
+    return {int(line.split()[0]): line for line in table[1:]}
+
+
+def test_master_is_shown_with_the_loops_of_its_children(place: Path) -> None:
+    with program(place, MASTER) as watched:
+        children = client.descendants_of(watched.pid)
+        assert len(children) == 2
+        done = run_top(place, watched.pid, "--once", "--interval", "0.3")
+        assert (done.returncode, done.stderr) == (0, "")
+        head, _, works = done.stdout.rstrip().split("\n\n")
+        assert head == f"{watched.pid} and its descendants: processes 2, loops 2, blocked 1"
+        rows = lines_of(done.stdout)
+        assert sorted(rows) == sorted(children)
+        free, blocked = (
+            next(row for row in rows.values() if ("BLOCKED" in row) == wanted)
+            for wanted in (False, True)
+        )
+        # Each is called by what it serves.
+        assert free.split()[1].startswith("127.0.0.1:")
+        assert blocked.split()[1].startswith("127.0.0.1:")
+        assert "! BLOCKED " in blocked
+        assert works.startswith(f"{blocked.split()[0]} 127.0.0.1:")
+        assert " in blocked, <string>:" in works
+        watched.end()
+
+
+def test_json_has_a_line_for_each_process(place: Path) -> None:
+    with program(place, MASTER) as watched:
+        children = client.descendants_of(watched.pid)
+        done = run_top(place, watched.pid, "--once", "--json", "--interval", "0.1")
+        looks = [json.loads(line) for line in done.stdout.splitlines()]
+        assert sorted(look["pid"] for look in looks) == sorted(children)
+        assert all(look["loops"][0]["rates"] for look in looks)
+        watched.end()
+
+
+def test_all_programs_are_shown_without_a_number(place: Path) -> None:
+    own = place / "elsewhere"
+    with program(place, IDLE) as first, program(place, IDLE, URINGLOOP_MONITOR=str(own)) as second:
+        done = run_top(place, "--once", "--interval", "0.1")
+        assert (done.returncode, done.stderr) == (0, "")
+        rows = lines_of(done.stdout)
+        assert {first.pid, second.pid} <= set(rows)
+        assert done.stdout.startswith("all programs: processes ")
+        # One that is found by its variables and by its folder is one program.
+        assert len(rows) == len(done.stdout.split("\n\n")[1].split("\n")) - 1
+        first.end()
+        second.end()
+
+
+def test_processes_come_and_go(place: Path) -> None:
+    with program(place, IDLE) as first:
+        found = [str(first.socket)]
+        with Fleet(lambda: found) as fleet:
+            assert [one.connection.pid for one in fleet.look(PATIENCE)] == [first.pid]
+            with program(place, IDLE) as second:
+                found.append(str(second.socket))
+                pids = [one.connection.pid for one in fleet.look(PATIENCE)]
+                assert pids == sorted((first.pid, second.pid))
+                second.end()
+            (left,) = fleet.look(PATIENCE)
+            assert left.look is not None
+            assert left.look.told["pid"] == first.pid
+            # It has been compared with the look before.
+            assert left.look.loops[0]["rates"] is not None
+        first.end()
+
+
+def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
+    path = str(place / "silent.sock")
+    with (
+        program(place, IDLE) as watched,
+        socket.socket(socket.AF_UNIX) as silent,
+        Fleet(lambda: [path, str(watched.socket)]) as fleet,
+    ):
+        silent.bind(path)
+        silent.listen()
+        members = {member.connection.pid: member for member in fleet.look(0.05)}
+        assert members[watched.pid].silent_s == 0
+        assert members[os.getpid()].silent_s >= 0.05
+        # Later it is asked no second time, and its answer is taken.
+        peer, _ = silent.accept()
+        with peer:
+            assert peer.recv(10) == b"\n"
+            fleet.look(0.05)
+            peer.sendall(monitor.line_of(told_by(watched.socket)))
+            members = {member.connection.pid: member for member in fleet.look(PATIENCE)}
+            assert members[os.getpid()].silent_s == 0
+            assert members[os.getpid()].look is not None
+        watched.end()
+
+
+def test_silence_is_shown_where_the_state_is(loop: object) -> None:
+    look = Look(monitor.snapshot())
+    view = render.overview_of(["title"], [(look, 3.0)], 120, [])
+    assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
+    assert view.rows[0].alarms[0]
+
+
+def test_end_of_all_processes_is_status_3(place: Path) -> None:
+    with (
+        program(place, MASTER) as watched,
+        following(place, watched.pid, "--interval", "0.1") as shown,
+    ):
+        assert there(shown.stdout).readline() != ""
+        watched.end()
+        assert shown.wait(2 * PATIENCE) == 3
+        assert there(shown.stderr).read() == "all of them have ended\n"
+
+
+def test_commands_are_cut_to_the_width(loop: object) -> None:
+    told = monitor.snapshot()
+    told["command"] = "python " + "x" * 300
+    view = render.overview_of([], [(Look(told), 0.0)], 150, [])
+    lines = render.plain_lines(view, 150)
+    assert max(map(len, lines)) == 150
+    assert lines[-1].endswith("…")
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────
+
+NAMED = """
+async def main():
+    loop = asyncio.get_running_loop()
+    {server}
+    loop.call_soon(ready)
+    await loop.run_in_executor(None, go)
+
+def run():
+    uringloop.run(main())
+
+{name}
+run()
+"""
+TCP = 'await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)'
+TCP6 = 'await loop.create_server(asyncio.Protocol, "::1", 0)'
+ABSTRACT = 'await loop.create_unix_server(asyncio.Protocol, "\\0a server")'
+RENAMED = 'threading.current_thread().name = "orders 3"'
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "shown"),
+    [
+        ("", "", "MainThread"),
+        ("", RENAMED, "orders 3"),
+        (TCP, "", "127.0.0.1:"),
+        (TCP6, "", "[::1]:"),
+        (ABSTRACT, "", "@a server"),
+        # What the program says is worth more.
+        (TCP, RENAMED, "orders 3"),
+    ],
+)
+def test_loop_is_called_by_its_thread_or_its_server(
+    place: Path, server: str, name: str, shown: str
+) -> None:
+    script = NAMED.format(server=server, name=name)
+    with program(place, script) as watched:
+        (loop,) = told_by(watched.socket)["loops"]
+        assert loop["name"].startswith(shown)
+        watched.end()
+
+
+def test_loop_that_does_not_run_has_no_thread_to_be_called_by(loop: object) -> None:
+    names = {told["name"] for told in monitor.snapshot()["loops"] if not told["running"]}
+    assert names == {"no thread"}
+    assert threading.current_thread().name not in names
+
+
+def test_environment_is_asked_of_own_processes_only(place: Path) -> None:
+    assert "URINGLOOP_MONITOR" not in environment(place)
+    with program(place, IDLE) as watched:
+        assert client.family_paths(watched.pid) == [str(watched.socket)]
+        watched.end()
+    assert client.descendants_of(watched.pid) == []
+    assert client.family_paths(watched.pid) == []

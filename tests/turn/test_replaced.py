@@ -1,0 +1,178 @@
+"""Descriptors that are replaced or closed behind the loop's back: it does not spin, and goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Collector, tcp_pair
+from support.datagrams import endpoint, udp, unix_pair
+from support.roles import Loop, complaints, on_loop, turns, until
+
+import uringloop
+
+Replace = Callable[[int], None]
+
+
+def null(fd: int) -> None:
+    """Put the null device in the place of *fd*."""
+    other = os.open("/dev/null", os.O_RDWR)
+    os.dup2(other, fd)
+    os.close(other)
+
+
+def regular_file(fd: int) -> None:
+    """Put a file with bytes in it in the place of *fd*."""
+    other = os.open(__file__, os.O_RDONLY)
+    os.dup2(other, fd)
+    os.close(other)
+
+
+def pipe(fd: int) -> None:
+    """Put the reading end of a pipe whose writing end is closed in the place of *fd*."""
+    reading, writing = os.pipe()
+    os.dup2(reading, fd)
+    os.close(reading)
+    os.close(writing)
+
+
+def unconnected_stream(fd: int) -> None:
+    """Put a stream socket without a peer in the place of *fd*."""
+    with socket.socket() as other:
+        os.dup2(other.fileno(), fd)
+
+
+def ended_stream(fd: int) -> None:
+    """Put a stream socket whose peer has gone in the place of *fd*."""
+    left, right = socket.socketpair()
+    with left, right:
+        os.dup2(left.fileno(), fd)
+
+
+async def replace_unarmed(transport: Any, peer: socket.socket, replace: Replace) -> None:
+    """Replace the descriptor of an endpoint while no receive is armed, and arm one."""
+    await until(lambda: "read=polling" in repr(transport))
+    transport.pause_reading()
+    peer.send(b"stop")
+    await until(lambda: "read=idle" in repr(transport))
+    replace(transport.get_extra_info("socket").fileno())
+    transport.resume_reading()
+
+
+async def stays_idle(transport: object, calls: list[Any]) -> None:
+    """Check that no receive is armed, and that *calls* does not grow."""
+    count = len(calls)
+    for _ in range(50):
+        await turns()
+        assert "read=idle" in repr(transport)
+    assert len(calls) == count
+
+
+@pytest.mark.parametrize("replace", [null, regular_file, pipe, unconnected_stream])
+@on_loop
+async def test_an_endpoint_that_is_replaced_is_told_once(
+    loop: uringloop.Loop, replace: Replace
+) -> None:
+    async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (transport, mailbox):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            peer.connect(transport.get_extra_info("sockname"))
+            await replace_unarmed(transport, peer, replace)
+            (failure,) = await mailbox.failed()
+            assert isinstance(failure, OSError)
+            assert failure.errno in (errno.ENOTSOCK, errno.ENOTCONN)
+            assert mailbox.data == [b"stop"]
+            await stays_idle(transport, mailbox.errors)
+            assert not transport.is_closing()
+
+
+@pytest.mark.parametrize("replace", [null, regular_file, pipe, unconnected_stream])
+@on_loop
+async def test_a_unix_endpoint_that_is_replaced_is_told_once(
+    loop: uringloop.Loop, tmp_path: Path, replace: Replace
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    with peer:
+        async with endpoint(loop, sock=ours) as (transport, mailbox):
+            await replace_unarmed(transport, peer, replace)
+            (failure,) = await mailbox.failed()
+            assert isinstance(failure, OSError)
+            assert failure.errno in (errno.ENOTSOCK, errno.ENOTCONN)
+            await stays_idle(transport, mailbox.errors)
+
+
+@on_loop
+async def test_an_endpoint_that_became_an_ended_stream_has_one_empty_datagram(
+    loop: uringloop.Loop,
+) -> None:
+    async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (transport, mailbox):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            peer.connect(transport.get_extra_info("sockname"))
+            await replace_unarmed(transport, peer, ended_stream)
+            await mailbox.received(2)
+            assert mailbox.data == [b"stop", b""]
+            await stays_idle(transport, mailbox.mail)
+
+
+@on_loop
+async def test_errors_of_the_network_do_not_end_the_receiving(each_loop: Loop) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    async with endpoint(each_loop, remote_addr=address) as (transport, mailbox):
+        for count in range(1, 4):
+            # Refused, and told by the next receive or the next send.
+            transport.sendto(b"nobody")
+            failures = await mailbox.failed(count)
+            assert isinstance(failures[-1], ConnectionRefusedError)
+        with udp(*address) as peer:
+            peer.connect(transport.get_extra_info("sockname"))
+            peer.send(b"news")
+            await until(lambda: b"news" in mailbox.data)
+
+
+# ── closed behind the loop's back ────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_the_end_of_a_stream_whose_descriptor_is_closed_does_not_leave_the_run(
+    loop: uringloop.Loop,
+) -> None:
+    seen = complaints(loop)
+    ours, peer = tcp_pair()
+    collector = Collector(loop)
+    transport, _ = await loop.create_connection(lambda: collector, sock=ours)
+    await turns(3)
+    fd = os.dup(ours.fileno())
+    with peer:
+        os.close(ours.fileno())
+        transport.abort()
+        assert await collector.lost is None
+        await until(lambda: bool(seen))
+    os.close(fd)
+    assert [context["message"] for context in seen] == [
+        "Exception in callback StreamTransport._call_connection_lost()"
+    ]
+    assert isinstance(seen[0]["exception"], OSError)
+    assert seen[0]["exception"].errno == errno.EBADF
+
+
+@on_loop
+async def test_the_end_of_a_pipe_whose_descriptor_is_closed_does_not_leave_the_run(
+    loop: uringloop.Loop,
+) -> None:
+    seen = complaints(loop)
+    reading, writing = os.pipe()
+    collector = Collector(loop)
+    transport, _ = await loop.connect_write_pipe(lambda: collector, os.fdopen(writing, "wb", 0))
+    await turns(3)
+    os.close(writing)
+    transport.write(b"x")
+    lost = await collector.lost
+    assert isinstance(lost, OSError)
+    await until(lambda: any("_call_connection_lost" in str(c["message"]) for c in seen))
+    os.close(reading)
