@@ -19,7 +19,7 @@ import pytest
 
 from support.roles import PATIENCE
 from uringloop import monitor
-from uringloop.monitor import Told
+from uringloop._monitor.server import Told
 
 # It is told to go on by a line of its standard input, and has told that it is there by one.
 PRELUDE = """

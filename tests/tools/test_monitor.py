@@ -21,6 +21,7 @@ from support.watched import BLOCKED, connected, monitored, place, program, reply
 import uringloop
 from uringloop import monitor
 from uringloop._loop.base import Stats
+from uringloop._monitor import server
 from uringloop._turn.stats import open_loops
 
 # The fixtures are found by their names here.
@@ -356,10 +357,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(place: Path) -> None:
 def test_stale_files_are_removed_by_many_at_once(place: Path) -> None:
     for number in range(300):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(str(place / monitor.name_for(1000000 + number)))
+            sock.bind(str(place / server.name_for(1000000 + number)))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         # What one of them raises is raised here.
-        assert list(pool.map(monitor.remove_stale, [str(place)] * 4)) == [None] * 4
+        assert list(pool.map(server.remove_stale, [str(place)] * 4)) == [None] * 4
     assert list(place.iterdir()) == []
 
 

@@ -25,6 +25,7 @@ from support.watched import (
 )
 
 from uringloop import monitor
+from uringloop._monitor import server
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
@@ -101,12 +102,12 @@ def test_client_that_asks_nothing_is_closed(
 
 def test_clients_are_so_many_and_no_more(monitored: Path) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(monitor.CLIENTS_MAX):
+        for _ in range(server.CLIENTS_MAX):
             sock = stack.enter_context(connected(monitored))
             sock.sendall(b"\n")
             assert reply_of(sock)
         with connected(monitored) as more:
-            assert error_of(more) == f"{monitor.CLIENTS_MAX} clients are connected already"
+            assert error_of(more) == f"{server.CLIENTS_MAX} clients are connected already"
 
     def again() -> bool:
         with connected(monitored) as sock:

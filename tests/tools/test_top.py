@@ -30,10 +30,10 @@ from support.watched import (
 )
 
 import uringloop
-from uringloop import monitor, top
-from uringloop._monitor import client, render
+from uringloop import top
+from uringloop._monitor import client, render, server
 from uringloop._monitor.client import Look
-from uringloop.monitor import LoopTold, Told
+from uringloop._monitor.server import LoopTold, Told
 
 # The fixture is found by its name here.
 __all__ = ["place"]
@@ -542,7 +542,7 @@ def test_what_is_no_monitor_is_told(place: Path, answer: bytes) -> None:
 
 def test_refusal_is_told_with_its_reason(place: Path) -> None:
     with program(place, IDLE) as watched, contextlib.ExitStack() as stack:
-        for _ in range(monitor.CLIENTS_MAX):
+        for _ in range(server.CLIENTS_MAX):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.connect(str(watched.socket))
             sock.sendall(b"\n")

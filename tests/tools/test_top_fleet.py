@@ -12,8 +12,7 @@ import pytest
 from support.roles import PATIENCE
 from support.watched import environment, following, place, program, run_top, there, told_by
 
-from uringloop import monitor
-from uringloop._monitor import client, render
+from uringloop._monitor import client, render, server
 from uringloop._monitor.client import Look
 from uringloop._monitor.fleet import Fleet
 
@@ -153,7 +152,7 @@ def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
         with peer:
             assert peer.recv(10) == b"\n"
             fleet.look(0.05)
-            peer.sendall(monitor.line_of(told_by(watched.socket)))
+            peer.sendall(server.line_of(told_by(watched.socket)))
             members = {member.connection.pid: member for member in fleet.look(PATIENCE)}
             assert members[os.getpid()].silent_s == 0
             assert members[os.getpid()].look is not None
@@ -161,7 +160,7 @@ def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
 
 
 def test_silence_is_shown_where_the_state_is(loop: object) -> None:
-    look = Look(monitor.snapshot())
+    look = Look(server.snapshot())
     view = render.overview_of(["title"], [(look, 3.0)], 120, [])
     assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
     assert view.rows[0].alarms[0]
@@ -179,7 +178,7 @@ def test_end_of_all_processes_is_status_3(place: Path) -> None:
 
 
 def test_commands_are_cut_to_the_width(loop: object) -> None:
-    told = monitor.snapshot()
+    told = server.snapshot()
     told["command"] = "python " + "x" * 300
     view = render.overview_of([], [(Look(told), 0.0)], 150, [])
     lines = render.plain_lines(view, 150)
@@ -231,7 +230,7 @@ def test_loop_is_called_by_its_thread_or_its_server(
 
 
 def test_loop_that_does_not_run_has_no_thread_to_be_called_by(loop: object) -> None:
-    names = {told["name"] for told in monitor.snapshot()["loops"] if not told["running"]}
+    names = {told["name"] for told in server.snapshot()["loops"] if not told["running"]}
     assert names == {"no thread"}
     assert threading.current_thread().name not in names
 

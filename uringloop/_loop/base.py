@@ -491,12 +491,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 def _let_watch(wanted: str) -> None:
     """Start the monitor of this process, unless that has been tried; it harms no program."""
     try:
-        from uringloop import monitor
+        from uringloop._monitor import server
     except ImportError as exc:
         # A daemon that has changed its root, say.
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
     else:
-        monitor.start_as_asked(wanted)
+        server.start_as_asked(wanted)
 
 
 def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:

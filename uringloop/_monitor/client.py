@@ -17,8 +17,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
-from uringloop import monitor
-from uringloop.monitor import LoopTold, Told
+from uringloop._monitor import server
+from uringloop._monitor.server import LoopTold, Told
 
 # A program with hundreds of loops says less.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -77,10 +77,10 @@ def paths_of(pid: int) -> list[str]:
         variables = _environment_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         raise CannotWatch(f"no such process: {pid}") from None
-    name = monitor.name_for(pid)
+    name = server.name_for(pid)
     asked = variables.get("URINGLOOP_MONITOR", "")
-    paths = [os.path.join(folder, name) for folder in monitor.folders(variables, user)]
-    if asked not in ("", monitor.DEFAULT, monitor.OFF):
+    paths = [os.path.join(folder, name) for folder in server.folders(variables, user)]
+    if asked not in ("", server.DEFAULT, server.OFF):
         # A relative one is relative to where it was started, and mostly still is.
         asked = os.path.join(f"/proc/{pid}/cwd", asked)
         paths = [os.path.join(asked, name) if os.path.isdir(asked) else asked, *paths]
@@ -154,7 +154,7 @@ def _own_environment_of(pid: int) -> dict[str, str]:
 def _default_paths() -> Iterator[str]:
     """Yield the sockets in the folders where they are by default."""
     user = os.geteuid()
-    folders = set(monitor.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
+    folders = set(server.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
     if user == 0:
         folders |= {*glob.glob("/run/user/*"), *glob.glob("/tmp/uringloop-*")}
     for folder in sorted(folders):
@@ -220,7 +220,7 @@ def _has(value: object, kinds: Kinds) -> bool:
 
 
 def _is_told(answer: object) -> TypeGuard[Told]:
-    if not isinstance(answer, dict) or answer.get("protocol") != monitor.PROTOCOL:
+    if not isinstance(answer, dict) or answer.get("protocol") != server.PROTOCOL:
         return False
     return _has(answer, TOLD_KINDS) and all(
         _has(loop, LOOP_KINDS)
@@ -250,8 +250,8 @@ class Connection:
         except OSError as exc:
             self.sock.close()
             raise CannotWatch(f"{path}: {exc.strerror or exc}") from None
-        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, monitor.PEER.size)
-        self.pid, user, _ = monitor.PEER.unpack(peer)
+        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, server.PEER.size)
+        self.pid, user, _ = server.PEER.unpack(peer)
         if os.geteuid() not in (0, user) and user != 0:
             self.sock.close()
             raise CannotWatch(f"not permitted: {path} is another user's")

@@ -22,9 +22,9 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from uringloop._monitor.server import RUNNING, task_of
 from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
-from uringloop.monitor import RUNNING, task_of
 
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop

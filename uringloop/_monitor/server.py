@@ -1,4 +1,4 @@
-"""What lets others watch this process: a UNIX socket at which a thread tells what the loops do.
+"""The thread that answers those who watch this process, at a UNIX socket.
 
 Off unless asked for, by the environment variable URINGLOOP_MONITOR or by start(). The thread has
 nothing to do with the loops: it answers while one of them is blocked, which is when people look.
@@ -59,7 +59,7 @@ MAIN_THREAD = "MainThread"
 # The peer of a socket: process, user, group.
 PEER = struct.Struct("3i")
 # Where a thread is that runs a loop and nothing of the program's.
-RUNNING = os.path.join(os.path.dirname(__file__), "_loop", "base.py")
+RUNNING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "base.py")
 
 logger = logging.getLogger("uringloop")
 
