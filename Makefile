@@ -260,7 +260,7 @@ fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four
 	done
 
 # The same programs without a fuzzer, of random bytes: between the ring's thread and those for files.
-build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_kernel/*.h uringloop/_softring/*.[ch])
+build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_*/*.h uringloop/_softring/*.c)
 	@mkdir -p build/fuzz
 	$${CC:-cc} $(ALONE) tests/fuzz/alone.c $(PROGRAMS) -o $@
 

@@ -3,6 +3,7 @@
 #define FUZZ_LEDGER_H
 
 #include "_kernel/sockets.h"
+#include "_ring/uring.h"
 
 #include <stdio.h>
 

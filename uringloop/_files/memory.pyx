@@ -5,7 +5,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
-from uringloop._kernel.uring cimport iovec
+from uringloop._kernel.libc cimport iovec
 
 
 cdef const char *start_of(object data) noexcept:

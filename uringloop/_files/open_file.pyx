@@ -42,7 +42,7 @@ from uringloop._kernel.files cimport (
     uring_size_in,
     uring_writes_at,
 )
-from uringloop._kernel.uring cimport close, iovec
+from uringloop._kernel.libc cimport close, iovec
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
 from uringloop._turn.turn cimport LoopCore
 

@@ -2,7 +2,7 @@
 
 from cpython.object cimport PyObject
 
-from uringloop._kernel.uring cimport io_uring_sqe
+from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.turn cimport LoopCore
 

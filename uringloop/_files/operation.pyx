@@ -20,6 +20,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
     io_uring_prep_read,
@@ -31,7 +32,8 @@ from uringloop._kernel.files cimport (
     uring_perform_here,
     uring_unlink,
 )
-from uringloop._kernel.uring cimport close, io_uring_sqe, uring_clock_ns
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport close
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore

@@ -32,6 +32,7 @@ from uringloop._kernel.files cimport (
     uring_leave_to_worker,
     uring_read_cached,
 )
+from uringloop._kernel.libc cimport close
 from uringloop._kernel.paths cimport (
     AT_EMPTY_PATH,
     AT_FDCWD,
@@ -55,7 +56,6 @@ from uringloop._kernel.paths cimport (
     uring_open_cached,
     uring_stat_cached,
 )
-from uringloop._kernel.uring cimport close
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
 from uringloop._turn.turn cimport LoopCore
 

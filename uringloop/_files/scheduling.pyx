@@ -28,7 +28,7 @@ from uringloop._cpython.pyapi cimport (
 from uringloop._files.memory cimport shortened
 from uringloop._files.operation cimport OTHERS_TURN_NS, SLICE_BYTES, ring_loop
 from uringloop._files.operation cimport is_spent as is_turn_spent
-from uringloop._kernel.uring cimport uring_clock_ns
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.turn cimport LoopCore
 
 

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "_kernel/compat.h"
+#include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
-#include "_kernel/uring.h"
 
 /* What the kernel reads at once is at least so much. */
 #define URING_SAMPLE_BYTES (64 * 1024)

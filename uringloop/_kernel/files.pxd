@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from uringloop._kernel.uring cimport io_uring_sqe, iovec
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport iovec
 
 
 cdef extern from "_kernel/files.h" nogil:

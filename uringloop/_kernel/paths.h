@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "_kernel/compat.h"
+#include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
-#include "_kernel/uring.h"
 
 /* Finds what *name* means, if the kernel has that in its cache and the file system is a local one: a
  * descriptor of the place (O_PATH), with *facts* about it. EAGAIN: it must be asked for. */

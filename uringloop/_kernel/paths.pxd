@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from uringloop._kernel.uring cimport io_uring_sqe
+from uringloop._kernel.io_uring cimport io_uring_sqe
 
 
 cdef extern from "_kernel/paths.h" nogil:

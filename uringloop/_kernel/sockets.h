@@ -5,7 +5,15 @@
 #ifndef URINGLOOP_REQUESTS_H
 #define URINGLOOP_REQUESTS_H
 
-#include "_kernel/uring.h"
+#include <liburing.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "_kernel/compat.h"
+#include "_kernel/io_uring.h"
 
 /* Room in front of each datagram for an address of IPv4 or IPv6, rounded up so that what follows is
  * aligned, and for the size of the datagrams that the kernel has merged (UDP_GRO, 24 bytes), behind
@@ -122,16 +130,6 @@ static inline bool uring_was_reset(int fd) {
     int left = -1;
 
     return uring_tell_left(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
-}
-
-/* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
-static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
-    int res;
-
-    if (u->soft != NULL)
-        return softring_accept(fd, name, size);
-    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    return res < 0 ? -errno : res;
 }
 
 /* Whether a connection waits at a listening socket, or an error: 0.2 us, where an accept4(2) that finds

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
-from uringloop._kernel.uring cimport io_uring_sqe, msghdr, uring
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport msghdr
 
 
 cdef extern from "_kernel/sockets.h" nogil:
@@ -17,7 +18,6 @@ cdef extern from "_kernel/sockets.h" nogil:
     void uring_prep_send(
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
-    int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
     bint uring_may_accept(int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)

@@ -7,11 +7,12 @@
 #define URINGLOOP_TRACE_H
 
 #include "_kernel/clock.h"
-#include "_kernel/uring.h"
+#include "_kernel/io_uring.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 /* Room for a line; of a longer one, with the path of a file, the end is left out. */

@@ -36,27 +36,25 @@ from uringloop._kernel.errors cimport (
     errno,
     os_error,
 )
-from uringloop._kernel.sockets cimport (
-    io_uring_prep_poll_add,
-    uring_find_datagram,
-    uring_merged_size,
-    uring_prep_recvmsg_multishot,
-)
-from uringloop._kernel.uring cimport (
-    IORING_CQE_F_BUFFER,
-    IORING_CQE_F_MORE,
+from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER, IORING_CQE_F_MORE
+from uringloop._kernel.libc cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     MSG_PEEK,
     MSG_TRUNC,
     POLLIN,
     POLLOUT,
-    io_uring_sqe,
     recv,
     send,
     sendto,
     sockaddr,
     sockaddr_in6,
+)
+from uringloop._kernel.sockets cimport (
+    io_uring_prep_poll_add,
+    uring_find_datagram,
+    uring_merged_size,
+    uring_prep_recvmsg_multishot,
 )
 from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses

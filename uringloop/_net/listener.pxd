@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from uringloop._kernel.uring cimport sockaddr_in6
+from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._net.stream cimport StreamTransport
 from uringloop._ring.ring cimport Operation
 from uringloop._transport.addresses cimport NearEnd

@@ -24,6 +24,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport (
     EAGAIN,
     ECANCELED,
@@ -34,7 +35,22 @@ from uringloop._kernel.errors cimport (
     ENOMEM,
     os_error,
 )
-from uringloop._kernel.shared_sockets cimport (
+from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_MORE
+from uringloop._kernel.libc cimport (
+    close,
+    getsockname,
+    IPPROTO_TCP,
+    POLLIN,
+    setsockopt,
+    sockaddr,
+    sockaddr_in6,
+    TCP_NODELAY,
+)
+from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_accept
+from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
+from uringloop._ring.features cimport SHARED_ACCEPT, uses
+from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.shared_sockets cimport (
     URING_SEARCH_NS,
     sched_yield,
     uring_add_door,
@@ -52,28 +68,8 @@ from uringloop._kernel.shared_sockets cimport (
     uring_step_back,
     uring_use_reserve,
 )
-from uringloop._kernel.sockets cimport (
-    io_uring_prep_poll_multishot,
-    uring_accept,
-    uring_may_accept,
-)
-from uringloop._kernel.uring cimport (
-    IORING_CQE_F_MORE,
-    IPPROTO_TCP,
-    POLLIN,
-    TCP_NODELAY,
-    close,
-    getsockname,
-    io_uring_sqe,
-    setsockopt,
-    sockaddr,
-    sockaddr_in6,
-    uring,
-    uring_clock_ns,
-)
-from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
-from uringloop._ring.features cimport SHARED_ACCEPT, uses
-from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.uring cimport uring_accept
+from uringloop._ring.uring cimport uring
 from uringloop._transport.addresses cimport NearEnd
 from uringloop._transport.transport cimport Connections
 from uringloop._turn.fd_watch cimport Watchers

@@ -20,8 +20,9 @@ from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
-from uringloop._kernel.uring cimport POLLIN, POLLOUT, io_uring_sqe, msghdr, read, write, writev
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.pausing cimport ReadTransport
 from uringloop._transport.transport cimport Transport

@@ -17,14 +17,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from uringloop._kernel.errors cimport EAGAIN, EINTR, errno, os_error
-from uringloop._kernel.uring cimport (
-    MSG_DONTWAIT,
-    MSG_NOSIGNAL,
-    POLLIN,
-    POLLOUT,
-    recv,
-    send,
-)
+from uringloop._kernel.libc cimport MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, recv, send
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport LoopCore
 

@@ -1,7 +1,7 @@
 """A TCP or UNIX stream connection."""
 
 cimport cython
-from uringloop._kernel.uring cimport sockaddr_in6
+from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
 from uringloop._transport.addresses cimport NearEnd
 from uringloop._transport.writer cimport WriteTransport

@@ -29,31 +29,33 @@ from uringloop._cpython.pyapi cimport (
     take_bytes,
 )
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
-from uringloop._kernel.sockets cimport (
-    io_uring_prep_poll_multishot,
-    uring_prep_recv_multishot,
-    uring_prep_recv_select,
-    uring_prep_send,
-    uring_prep_sendmsg,
-    uring_has_unread,
-    uring_receive,
-    uring_tell_left,
-    uring_was_reset,
-)
-from uringloop._kernel.uring cimport (
+from uringloop._kernel.io_uring cimport (
+    io_uring_sqe,
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
     IORING_CQE_F_SOCK_NONEMPTY,
+)
+from uringloop._kernel.libc cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
     POLLRDHUP,
-    SHUT_WR,
-    io_uring_sqe,
     send,
     sendmsg,
+    SHUT_WR,
     shutdown,
     sockaddr_in6,
+)
+from uringloop._kernel.sockets cimport (
+    io_uring_prep_poll_multishot,
+    uring_has_unread,
+    uring_prep_recv_multishot,
+    uring_prep_recv_select,
+    uring_prep_send,
+    uring_prep_sendmsg,
+    uring_receive,
+    uring_tell_left,
+    uring_was_reset,
 )
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses

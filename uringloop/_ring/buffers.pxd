@@ -1,7 +1,7 @@
 """The receive buffers that the kernel picks from."""
 
 cimport cython
-from uringloop._kernel.uring cimport io_uring_buf_ring
+from uringloop._kernel.io_uring cimport io_uring_buf_ring
 from uringloop._ring.ring cimport Ring
 
 

@@ -8,17 +8,19 @@ few buffers stay in the cache. Only the thread that runs the loop may call.
 
 
 from uringloop._kernel.errors cimport ENOMEM, os_error
-from uringloop._kernel.uring cimport (
-    IORING_CQE_BUFFER_SHIFT,
+from uringloop._kernel.io_uring cimport (
     io_uring_buf_ring,
     io_uring_buf_ring_init,
-    munmap,
+    IORING_CQE_BUFFER_SHIFT,
+)
+from uringloop._kernel.libc cimport munmap
+from uringloop._ring.ring cimport Ring
+from uringloop._ring.uring cimport (
     uring_give_buffer,
     uring_is_forbidden,
     uring_map,
     uring_register_buffers,
 )
-from uringloop._ring.ring cimport Ring
 
 
 # A power of two, as the kernel asks; 16 bytes each.

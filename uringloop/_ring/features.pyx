@@ -5,12 +5,12 @@ guessed from its version, once in a process and at the first need. Changed under
 """
 
 from uringloop._kernel.errors cimport os_error
-from uringloop._kernel.probes cimport uring_abilities, uring_try, uring_try_paths
-from uringloop._kernel.uring cimport (
+from uringloop._kernel.io_uring cimport (
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
     URINGLOOP_LIBURING,
 )
+from uringloop._ring.probes cimport uring_abilities, uring_try, uring_try_paths
 
 
 # The version of the library that this was compiled with.

@@ -5,10 +5,10 @@ that runs the loop, or that closes it, may call.
 """
 
 from uringloop._kernel.errors cimport os_error
+from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
-from uringloop._kernel.uring cimport (
-    IORING_CQE_F_MORE,
-    io_uring_cqe,
+from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
+from uringloop._ring.uring cimport (
     uring_completion,
     uring_consume,
     uring_enable,
@@ -20,7 +20,6 @@ from uringloop._kernel.uring cimport (
     uring_tail,
     uring_wait_more,
 )
-from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
 
 
 # A cancel misses a send that is being retried: with busy peers hundreds of times.

@@ -5,8 +5,9 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._cpython.pyapi cimport visitproc
+from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
-from uringloop._kernel.uring cimport io_uring_sqe, uring
+from uringloop._ring.uring cimport uring
 
 
 # Called with the GIL for every completion of the operation; -1 with an exception leaves the turn.

@@ -26,8 +26,12 @@ from uringloop._kernel.errors cimport (
     ETIME,
     os_error,
 )
-from uringloop._kernel.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
-from uringloop._kernel.shared_sockets cimport uring_move_doors, uring_sleep
+from uringloop._kernel.io_uring cimport (
+    io_uring_cqe,
+    io_uring_sqe,
+    IORING_CQE_F_MORE,
+    IOSQE_CQE_SKIP_SUCCESS,
+)
 from uringloop._kernel.sockets cimport uring_prep_cancel, uring_set_user_data
 from uringloop._kernel.trace cimport (
     uring_trace_cancel,
@@ -35,16 +39,15 @@ from uringloop._kernel.trace cimport (
     uring_trace_enter,
     uring_trace_start,
 )
-from uringloop._kernel.uring cimport (
-    IORING_CQE_F_MORE,
-    IOSQE_CQE_SKIP_SUCCESS,
-    URING_FOREVER,
-    io_uring_cqe,
-    io_uring_sqe,
+from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
+from uringloop._ring.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
+from uringloop._ring.shared_sockets cimport uring_move_doors, uring_sleep
+from uringloop._ring.uring cimport (
     uring,
     uring_close,
     uring_completion,
     uring_consume,
+    URING_FOREVER,
     uring_get_submission,
     uring_has_overflow,
     uring_has_task_work,
@@ -69,7 +72,6 @@ from uringloop._kernel.uring cimport (
     uring_submitted,
     uring_tail,
 )
-from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
 
 
 # The queues are walked round and round, and cleared when they are made: small ones stay in the

@@ -8,13 +8,16 @@
  *
  * Pipes, terminals, sockets and the like are waited for by epoll: a thread would be stuck in them.
  */
-#include "_softring/state.h"
+#include "_softring/files.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include "_kernel/files.h"
+#include "_softring/faults.h"
+#include "_softring/queue.h"
+#include "_softring/waits.h"
 
 /* An old name, and a new one. */
 #ifndef sigev_notify_thread_id
@@ -524,13 +527,14 @@ static void soft_leave_to_thread(softring *s, soft_request *request, const struc
 }
 
 /* Tries a read or write of a pipe, a terminal or a socket that epoll has told of. */
-void soft_try_file(softring *s, soft_request *request) {
+static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     struct io_uring_sqe *sqe = &request->sqe;
     void *address = (void *)(uintptr_t)sqe->addr;
     struct iovec part = {.iov_base = address, .iov_len = sqe->len}, *vectors = &part;
     int count = 1;
     ssize_t res;
 
+    (void)events;
     if (sqe->opcode == IORING_OP_READV || sqe->opcode == IORING_OP_WRITEV) {
         vectors = address;
         count = (int)sqe->len;
@@ -542,11 +546,12 @@ void soft_try_file(softring *s, soft_request *request) {
                                : preadv2(sqe->fd, vectors, count, -1, RWF_NOWAIT);
     while (res < 0 && errno == EINTR);
     if (res < 0 && errno == EAGAIN)
-        return;
+        return false;
     if (res < 0 && errno == EOPNOTSUPP)
         soft_leave_to_thread(s, request, vectors);
     else
         soft_finish(s, request, res < 0 ? -errno : (int)res, 0);
+    return false;
 }
 
 /* Takes a submission, whatever it asks for; with NULL it ends an open chain. */
@@ -583,7 +588,8 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request 
     } else if (!soft_transfers(sqe) || !soft_is_stream(sqe->fd)) {
         soft_queue(s, request);
     } else {
-        res = soft_await(s, request, soft_writes(sqe) ? EPOLLOUT : EPOLLIN | EPOLLRDHUP);
+        res = soft_await(s, request, soft_writes(sqe) ? EPOLLOUT : EPOLLIN | EPOLLRDHUP,
+                         soft_try_file);
         if (res == -EPERM)
             /* /dev/null and the like. */
             soft_queue(s, request);

@@ -1,14 +1,20 @@
 /* The operations of sockets, and polls, of a software ring: tried without waiting, and again when
  * epoll says so.
  */
-#include "_softring/state.h"
+#include "_softring/sockets.h"
 
 #include <limits.h>
 #include <poll.h>
 #include <sys/uio.h>
 
+#include "_softring/faults.h"
+#include "_softring/queue.h"
+#include "_softring/waits.h"
+
 /* Receives in a row before others have their turn. */
 #define SOFT_RECEIVES_MAX 4
+
+static soft_try soft_attempt;
 
 /* ── provided buffers ───────────────────────────────────────────────────────────────────────── */
 
@@ -140,23 +146,12 @@ static void soft_submit_receive(softring *s, soft_request *request) {
     if (!request->persistent && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
         soft_receive(s, request) == SOFT_ENDED)
         return;
-    res = soft_await(s, request, EPOLLIN | EPOLLRDHUP);
+    res = soft_await(s, request, EPOLLIN | EPOLLRDHUP, soft_attempt);
     if (res == -EPERM)
         /* epoll takes every socket: this is a file or a folder. */
         res = -ENOTSOCK;
     if (res < 0)
         soft_finish(s, request, res, 0);
-}
-
-/* ── accepting ──────────────────────────────────────────────────────────────────────────────── */
-
-int softring_accept(int fd, struct sockaddr *name, socklen_t *size) {
-    int res;
-
-    if (soft_fault(SOFT_FAULT_NO_FILES))
-        return -EMFILE;
-    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    return res < 0 ? -errno : res;
 }
 
 /* ── sending ────────────────────────────────────────────────────────────────────────────────── */
@@ -284,7 +279,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
         if (message != NULL)
             failed = soft_keep_vectors(request, message);
         if (failed == 0)
-            failed = soft_await(s, request, EPOLLOUT);
+            failed = soft_await(s, request, EPOLLOUT, soft_attempt);
         if (failed == 0)
             return;
         soft_finish(s, request, res > 0 ? (int)res : failed, 0);
@@ -312,7 +307,7 @@ static void soft_submit_poll(softring *s, soft_request *request) {
     int res;
 
     request->persistent = request->by_edge = request->sqe.len & IORING_POLL_ADD_MULTI;
-    res = soft_await(s, request, events);
+    res = soft_await(s, request, events, soft_attempt);
     if (res == -EPERM)
         /* What epoll does not take, a file or a folder, is always ready. */
         res = (int)(events & (POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM));
@@ -333,7 +328,7 @@ static void soft_take_events(softring *s, soft_request *request) {
 }
 
 static void soft_submit_epoll_wait(softring *s, soft_request *request) {
-    int res = soft_await(s, request, EPOLLIN);
+    int res = soft_await(s, request, EPOLLIN, soft_attempt);
 
     if (res < 0)
         soft_finish(s, request, res, 0);
@@ -374,7 +369,7 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
 }
 
 /* Tries again what waits for *events*; returns whether there may be more to be had. */
-bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
+static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     soft_tries came_to = SOFT_GO_ON;
     int count;
 
@@ -396,7 +391,6 @@ bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
         soft_take_events(s, request);
         return false;
     default:
-        soft_try_file(s, request);
         return false;
     }
 }

@@ -13,13 +13,11 @@
 #ifndef URINGLOOP_SOFTRING_H
 #define URINGLOOP_SOFTRING_H
 
-#include <liburing.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
-/* Newer than liburing 2.3, and done by both rings. */
-#define URING_OP_EPOLL_WAIT 59 /* 6.15 */
+#include "_kernel/io_uring.h"
 
 typedef struct softring softring;
 

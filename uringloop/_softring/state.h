@@ -1,10 +1,11 @@
-/* What the parts of the software ring share; nobody else includes it.
+/* The structures of the software ring; nobody else includes them. Each part calls those above it:
  *
- * softring.c     the queues, requests, cancelling, entering
- * waits.c    which descriptor is waited for, by epoll
- * sockets.c  the operations of sockets, and polls
- * files.c    the operations of files, by threads
- * faults.c   when a kernel is simulated: what goes wrong
+ * faults.c    when a kernel is simulated: what goes wrong
+ * queue.c     completions, and the requests that are not done yet
+ * waits.c     which descriptor is waited for, by epoll
+ * sockets.c   the operations of sockets, and polls
+ * files.c     the operations of files, by threads
+ * softring.c  opening, closing, entering, submitting, cancelling
  *
  * Only the thread that owns a ring touches its state. What it shares with the threads for files is
  * in soft_pool, which outlives the ring until the last of them has ended.
@@ -19,16 +20,23 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "_kernel/clock.h"
-#include "_softring/faults.h"
-#include "_softring/softring.h"
+#include "_kernel/io_uring.h"
+
+typedef struct softring softring;
+typedef struct soft_request soft_request;
+
+/* Tries a request again whose descriptor has *events*; whether there may be more to be had. */
+typedef bool soft_try(softring *s, soft_request *request, uint32_t events);
 
 /* Events that one look takes: as many connections have their turn before the program has. */
 #define SOFT_EVENTS_MAX 64
@@ -44,7 +52,7 @@ typedef enum soft_states {
 
 /* One operation that was not done at once. Made when it is submitted and freed after its last
  * completion, both by the ring's thread; a thread for files frees those whose ring is closed. */
-typedef struct soft_request {
+struct soft_request {
     struct io_uring_sqe sqe;       /* a copy: the queue's is used again */
     struct soft_request *next;     /* of the list that it is in */
     struct soft_request *previous;
@@ -57,6 +65,7 @@ typedef struct soft_request {
     void *answer;                  /* the caller's, that what was read there is copied to */
     soft_states state;             /* the ring's thread alone looks at it */
     uint32_t events;               /* it waits for */
+    soft_try *attempt;             /* once they have come */
     bool persistent;               /* multishot */
     bool by_edge;                  /* one completion for each arrival: a multishot poll */
     bool queued;                   /* in the pool's list; this and the next three under its lock */
@@ -68,7 +77,7 @@ typedef struct soft_request {
     int alarm;                     /* a timer that interrupts it until it hears, if interrupted */
     bool doomed;                   /* cancelled, and still there: a simulated kernel takes time */
     int res;                       /* the thread's answer */
-} soft_request;
+};
 
 /* Who waits for a descriptor, and what epoll has been told of it. */
 typedef struct soft_watch {
@@ -137,40 +146,5 @@ struct softring {
     unsigned quiet_looks;  /* in a row that found nothing */
     int64_t last_look_ns;
 };
-
-/* softring.c */
-void soft_post(softring *s, uint64_t user_data, int res, unsigned flags);
-unsigned soft_ready(const softring *s);
-bool soft_has_room(const softring *s);
-void soft_call_again(softring *s);
-soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe);
-void soft_forget(softring *s, soft_request *request);
-void soft_free_request(softring *s, soft_request *request);
-void soft_finish(softring *s, soft_request *request, int res, unsigned flags);
-void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res);
-
-/* waits.c */
-int soft_open_waits(softring *s);
-void soft_close_waits(softring *s);
-int soft_await(softring *s, soft_request *request, uint32_t events);
-void soft_leave_watch(softring *s, soft_request *request);
-bool soft_drop_watch(softring *s, int fd);
-int soft_look(softring *s, int64_t timeout_ns);
-int soft_watch_pool(softring *s, int fd);
-
-/* sockets.c */
-bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe);
-bool soft_attempt(softring *s, soft_request *request, uint32_t events);
-
-/* files.c */
-int soft_open_pool(softring *s);
-void soft_close_pool(softring *s);
-void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain);
-void soft_try_file(softring *s, soft_request *request);
-bool soft_withdraw(softring *s, soft_request *request);
-bool soft_give_up(softring *s, soft_request *request);
-bool soft_stop(softring *s, soft_request *request);
-void soft_take_done(softring *s);
-bool soft_is_busy(soft_pool *pool);
 
 #endif

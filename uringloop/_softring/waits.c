@@ -9,11 +9,14 @@
  * on elsewhere. So whoever waits first for a number tells epoll anew, under a new generation, and
  * the last that is cancelled has the entry deleted.
  */
-#include "_softring/state.h"
+#include "_softring/waits.h"
 
 #include <fcntl.h>
 
+#include "_kernel/clock.h"
 #include "_kernel/compat.h"
+#include "_softring/faults.h"
+#include "_softring/queue.h"
 
 /* Watches beyond the one at hand that the table has room for when it grows. */
 #define SOFT_WATCHES_ROOM 64
@@ -87,8 +90,20 @@ static int soft_tell(softring *s, int fd, uint32_t wanted) {
     return other;
 }
 
+/* The last completion of a request, which waits no more. */
+void soft_finish(softring *s, soft_request *request, int res, unsigned flags) {
+    uint64_t user_data = request->sqe.user_data;
+    bool quiet = res >= 0 && request->sqe.flags & IOSQE_CQE_SKIP_SUCCESS;
+
+    if (request->state == SOFT_WAITING)
+        soft_leave_watch(s, request);
+    soft_free_request(s, request);
+    if (!quiet)
+        soft_post(s, user_data, res, flags);
+}
+
 /* Has *request* wait for *events* on its descriptor; 0, or -errno if that can not be. */
-int soft_await(softring *s, soft_request *request, uint32_t events) {
+int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *attempt) {
     int fd = request->sqe.fd, res;
     soft_watch *watch;
 
@@ -103,6 +118,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events) {
         watch->noisy = false;
     }
     request->events = events;
+    request->attempt = attempt;
     request->state = SOFT_WAITING;
     request->previous = NULL;
     request->next = watch->first;
@@ -204,7 +220,7 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
         next = request->next;
         if (!(event->events & (request->events | EPOLLERR | EPOLLHUP)))
             continue;
-        left |= soft_fault(SOFT_FAULT_LATE) || soft_attempt(s, request, event->events);
+        left |= soft_fault(SOFT_FAULT_LATE) || request->attempt(s, request, event->events);
     }
     soft_renew(s, fd, event->events, left);
 }
@@ -247,7 +263,8 @@ static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns
     return count < 0 ? -errno : count;
 }
 
-bool softring_fall_asleep(softring *s) {
+/* Has the threads for files end the sleep that begins; false if there is something already. */
+bool soft_fall_asleep(softring *s) {
     if (s->pool == NULL)
         return true;
     atomic_store(&s->pool->sleeping, true);
@@ -255,29 +272,30 @@ bool softring_fall_asleep(softring *s) {
     return !(__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN);
 }
 
-void softring_wake_up(softring *s) {
+void soft_wake_up(softring *s) {
     if (s->pool != NULL)
         atomic_store(&s->pool->sleeping, false);
 }
 
-int softring_hang_bell(softring *s, int doors_fd, uint64_t data) {
+int soft_hang_bell(softring *s, int doors_fd, uint64_t data) {
     s->doors_fd = doors_fd;
     s->bell_data = data;
     return soft_tell_doors(s);
 }
 
-/* Looks for events, and tries what waits for them; without, sleeps *timeout_ns* (-1: for ever). */
-int soft_look(softring *s, int64_t timeout_ns) {
+/* Looks for events, and tries what waits for them; without, sleeps *timeout_ns* (-1: for ever).
+ * *busy* is whether the threads for files have something to do; a simulated kernel asks. */
+int soft_look(softring *s, int64_t timeout_ns, bool busy) {
     struct epoll_event events[SOFT_EVENTS_MAX];
     int count, i;
 
-    if (timeout_ns != 0 && !softring_fall_asleep(s))
+    if (timeout_ns != 0 && !soft_fall_asleep(s))
         timeout_ns = 0;
     if (SOFT_SIMULATED)
-        timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, soft_is_busy(s->pool));
+        timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, busy);
     count = soft_wait(s, events, timeout_ns);
     soft_shuffle(events, count);
-    softring_wake_up(s);
+    soft_wake_up(s);
     s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
     if (s->quiet_looks)
         s->last_look_ns = uring_clock_ns();

@@ -2,7 +2,7 @@
 
 cimport cython
 
-from uringloop._kernel.uring cimport sockaddr_in6
+from uringloop._kernel.libc cimport sockaddr_in6
 
 
 @cython.final

@@ -14,7 +14,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uint32_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
-from uringloop._kernel.uring cimport (
+from uringloop._kernel.libc cimport (
     AF_INET,
     AF_INET6,
     inet_ntop,

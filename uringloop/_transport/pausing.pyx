@@ -8,7 +8,7 @@ An item is whatever the subclass puts there: bytes, a datagram, an end.
 
 from asyncio.log import logger
 
-from uringloop._kernel.uring cimport MSG_PEEK
+from uringloop._kernel.libc cimport MSG_PEEK
 from uringloop._transport.transport cimport Transport
 
 

@@ -28,7 +28,8 @@ from uringloop._cpython.pyapi cimport (
     set_pending,
     take_pending,
 )
-from uringloop._kernel.uring cimport close, uring_clock_ns
+from uringloop._kernel.clock cimport uring_clock_ns
+from uringloop._kernel.libc cimport close
 from uringloop._transport.stream_reader cimport lose
 from uringloop._turn.turn cimport Flushable, LoopCore
 

@@ -2,7 +2,7 @@
 
 from cpython.object cimport PyObject
 
-from uringloop._kernel.uring cimport iovec, msghdr
+from uringloop._kernel.libc cimport iovec, msghdr
 
 
 cdef enum:

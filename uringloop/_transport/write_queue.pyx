@@ -14,7 +14,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
-from uringloop._kernel.uring cimport msghdr
+from uringloop._kernel.libc cimport msghdr
 from uringloop._transport.freelist cimport offer
 
 

@@ -19,7 +19,7 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
-from uringloop._kernel.uring cimport POLLOUT
+from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous

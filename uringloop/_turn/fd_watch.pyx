@@ -25,11 +25,12 @@ from uringloop._kernel.epoll cimport (
     epoll_wait,
 )
 from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
-from uringloop._kernel.shared_sockets cimport uring_add_waker
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
-from uringloop._kernel.uring cimport POLLIN, close, io_uring_sqe
 from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport Flushable, LoopCore
 

@@ -22,17 +22,9 @@ from uringloop._kernel.epoll cimport (
     epoll_event,
 )
 from uringloop._kernel.errors cimport ECANCELED, os_error
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport close, poll, POLLERR, pollfd, POLLHUP, POLLIN, POLLNVAL
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
-from uringloop._kernel.uring cimport (
-    POLLERR,
-    POLLHUP,
-    POLLIN,
-    POLLNVAL,
-    close,
-    io_uring_sqe,
-    poll,
-    pollfd,
-)
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._turn.turn cimport LoopCore
 

@@ -5,8 +5,8 @@ import fcntl
 import os
 import threading
 
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.trace cimport URING_TRACE_ERRORS
-from uringloop._kernel.uring cimport uring_clock_ns
 from uringloop._turn.turn cimport LoopCore
 
 # What stands for standard error, and what for nothing.

@@ -40,19 +40,13 @@ from uringloop._cpython.pyapi cimport (
     traverseproc,
     visitproc,
 )
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
-from uringloop._kernel.uring cimport (
-    EFD_CLOEXEC,
-    EFD_NONBLOCK,
-    URING_FOREVER,
-    close,
-    eventfd,
-    eventfd_write,
-    uring_clock_ns,
-)
+from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_over, settle, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring
+from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.fd_table cimport Owners
 from uringloop._turn.handles cimport (

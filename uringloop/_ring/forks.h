@@ -3,7 +3,7 @@
 #ifndef URINGLOOP_FORKS_H
 #define URINGLOOP_FORKS_H
 
-#include "_kernel/uring.h"
+#include "_ring/uring.h"
 
 static uring *uring_live;
 

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int64_t
 
-from uringloop._kernel.uring cimport uring
+from uringloop._ring.uring cimport uring
 
 
-cdef extern from "_kernel/shared_sockets.h" nogil:
+cdef extern from "_ring/shared_sockets.h" nogil:
     int64_t URING_SEARCH_NS
     int uring_open_doors(uring *u)
     void uring_close_doors(uring *u)

@@ -7,6 +7,7 @@
 
 #include "_kernel/files.h"
 #include "_kernel/sockets.h"
+#include "_ring/uring.h"
 
 /* What a ring of this kernel can do. */
 typedef struct uring_abilities {

@@ -1,7 +1,7 @@
 """What this kernel does, tried (probes.h)."""
 
 
-cdef extern from "_kernel/probes.h" nogil:
+cdef extern from "_ring/probes.h" nogil:
     struct uring_abilities:
         bint quiet_sends
         bint truncates

@@ -27,7 +27,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 
-#include "_kernel/uring.h"
+#include "_ring/uring.h"
 
 #ifndef EPOLLEXCLUSIVE
 #define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */

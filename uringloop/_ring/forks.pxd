@@ -1,9 +1,9 @@
 """Declarations of forks.h: the rings that a forked child must not touch."""
 
-from uringloop._kernel.uring cimport uring
+from uringloop._ring.uring cimport uring
 
 
-cdef extern from "_kernel/forks.h" nogil:
+cdef extern from "_ring/forks.h" nogil:
     unsigned int uring_forks
     int uring_watch_forks()
     void uring_remember(uring *u)

@@ -2,16 +2,13 @@
  * functions. Of a software ring (softring.h) the queues are memory of this process, and its functions
  * are called instead of the kernel.
  *
- * Header-only, over liburing 2.3 or newer. What liburing 2.3 lacks is here by number, because a
- * feature belongs to the kernel that runs, not to the header that was there at build time. Every
- * function returns 0 or a count, or -errno; none of them raises, allocates Python memory or needs
+ * Header-only, over liburing 2.3 or newer. Every function returns 0 or a count, or -errno; none of them raises, allocates Python memory or needs
  * the GIL. A uring belongs to one Ring object (_ring/ring.pyx), which opens and closes it.
  */
 #ifndef URINGLOOP_URING_H
 #define URINGLOOP_URING_H
 
 #include <errno.h>
-#include <liburing.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,21 +23,11 @@
 
 #include "_kernel/clock.h"
 #include "_kernel/compat.h"
+#include "_kernel/io_uring.h"
 #include "_softring/softring.h"
-
-/* Values newer than liburing 2.3; the kernel that brought each one is named beside it. */
-#define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
-#define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
-#define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
-#define URING_OP_FTRUNCATE 55               /* 6.9 */
 
 /* How long a kernel thread is given before it is asked again. */
 #define URING_PATIENCE_NS 10000000
-
-/* The version of liburing, which setup.py knows: its headers tell since 2.4 only. */
-#ifndef URINGLOOP_LIBURING
-#define URINGLOOP_LIBURING "unknown"
-#endif
 
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
@@ -528,6 +515,16 @@ static inline void *uring_map(size_t size) {
         return NULL;
     madvise(memory, size, MADV_DONTFORK);
     return memory;
+}
+
+/* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
+static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
+    int res;
+
+    if (u->soft != NULL)
+        return softring_accept(fd, name, size);
+    res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return res < 0 ? -errno : res;
 }
 
 #endif

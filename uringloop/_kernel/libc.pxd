@@ -1,0 +1,101 @@
+"""The C library: what Cython does not declare itself."""
+
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+    ssize_t writev(int fd, const iovec *vector, int count)
+
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+
+    struct sockaddr:
+        pass
+
+    int AF_INET
+    int AF_INET6
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int MSG_PEEK
+    int MSG_TRUNC
+    int SHUT_WR
+    int getsockname(int fd, sockaddr *name, unsigned int *size)
+    int getpeername(int fd, sockaddr *name, unsigned int *size)
+    int setsockopt(int fd, int level, int option, const void *value, unsigned int size)
+    int shutdown(int fd, int how)
+    ssize_t recv(int fd, void *data, size_t size, int flags)
+    ssize_t send(int fd, const void *data, size_t size, int flags)
+    ssize_t sendto(
+        int fd, const void *data, size_t size, int flags, const sockaddr *name,
+        unsigned int name_size)
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
+
+
+cdef extern from "<netinet/in.h>" nogil:
+    struct in_addr:
+        pass
+
+    struct in6_addr:
+        pass
+
+    struct sockaddr_in:
+        unsigned short sin_family
+        unsigned short sin_port
+        in_addr sin_addr
+
+    struct sockaddr_in6:
+        unsigned short sin6_family
+        unsigned short sin6_port
+        unsigned int sin6_flowinfo
+        in6_addr sin6_addr
+        unsigned int sin6_scope_id
+
+    unsigned short ntohs(unsigned short number)
+    unsigned int ntohl(unsigned int number)
+
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    int IPPROTO_TCP
+    int TCP_NODELAY
+
+
+cdef extern from "<arpa/inet.h>" nogil:
+    const char *inet_ntop(int family, const void *address, char *text, unsigned int size)
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void *address, size_t size)
+
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+    int eventfd(unsigned int value, int flags)
+    int eventfd_write(int fd, unsigned long long value)
+
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    ssize_t read(int fd, void *data, size_t size)
+    ssize_t write(int fd, const void *data, size_t size)
+
+
+cdef extern from "<poll.h>" nogil:
+    unsigned int POLLIN
+    unsigned int POLLOUT
+    unsigned int POLLERR
+    unsigned int POLLHUP
+    unsigned int POLLNVAL
+    unsigned int POLLRDHUP
+
+    struct pollfd:
+        int fd
+        short events
+        short revents
+
+    int poll(pollfd *fds, unsigned long count, int timeout_ms)

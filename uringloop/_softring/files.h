@@ -1,0 +1,16 @@
+/* The operations of files, by threads. */
+#ifndef URINGLOOP_SOFTRING_FILES_H
+#define URINGLOOP_SOFTRING_FILES_H
+
+#include "_softring/state.h"
+
+int soft_open_pool(softring *s);
+void soft_close_pool(softring *s);
+void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain);
+bool soft_withdraw(softring *s, soft_request *request);
+bool soft_give_up(softring *s, soft_request *request);
+bool soft_stop(softring *s, soft_request *request);
+void soft_take_done(softring *s);
+bool soft_is_busy(soft_pool *pool);
+
+#endif

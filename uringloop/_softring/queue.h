@@ -1,0 +1,23 @@
+/* Completions of a software ring, and the requests that are not done yet. */
+#ifndef URINGLOOP_SOFTRING_QUEUE_H
+#define URINGLOOP_SOFTRING_QUEUE_H
+
+#include "_softring/state.h"
+
+/* Posts a completion, or keeps it until the queue has room. */
+void soft_post(softring *s, uint64_t user_data, int res, unsigned flags);
+/* Moves kept completions into the queue, as far as there is room. */
+void soft_flush_overflow(softring *s);
+/* How many completions are in the queue. */
+unsigned soft_ready(const softring *s);
+bool soft_has_room(const softring *s);
+void soft_call_again(softring *s);
+void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res);
+
+soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe);
+soft_request *soft_find(const softring *s, uint64_t user_data);
+void soft_forget(softring *s, soft_request *request);
+void soft_free_request(softring *s, soft_request *request);
+void soft_walk(softring *s, void (*visit)(softring *s, soft_request *request));
+
+#endif

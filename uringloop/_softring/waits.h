@@ -1,0 +1,19 @@
+/* Which descriptors a software ring waits for. */
+#ifndef URINGLOOP_SOFTRING_WAITS_H
+#define URINGLOOP_SOFTRING_WAITS_H
+
+#include "_softring/state.h"
+
+int soft_open_waits(softring *s);
+void soft_close_waits(softring *s);
+int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *attempt);
+void soft_finish(softring *s, soft_request *request, int res, unsigned flags);
+void soft_leave_watch(softring *s, soft_request *request);
+bool soft_drop_watch(softring *s, int fd);
+bool soft_fall_asleep(softring *s);
+void soft_wake_up(softring *s);
+int soft_hang_bell(softring *s, int doors_fd, uint64_t data);
+int soft_look(softring *s, int64_t timeout_ns, bool busy);
+int soft_watch_pool(softring *s, int fd);
+
+#endif
