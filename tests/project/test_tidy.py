@@ -1,4 +1,4 @@
-"""Style as a test: the import ladder, the sizes, and what must or must not stand in a file.
+"""Style as a test: the sizes, and what must or must not stand in a file.
 
 Reads the source tree that this file belongs to and nothing else. Where a rule fails here, the
 code is what changes.
@@ -14,204 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from support.sources import LIBRARY, PACKAGE, ROOT, SOURCES, name_of
 
 from uringloop import __version__
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "uringloop"
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 
-# Who may import whom: a module imports from lower rungs only, never from its own. The same table
-# is in docs/architecture.md.
-LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "the ABIs of others",
-        (
-            "_kernel.uring",
-            "_kernel.epoll",
-            "_tls.membio",
-            "_compiled",
-            "_kernel.errors",
-            "_cpython.pyapi",
-        ),
-    ),
-    (
-        "calls built on them",
-        (
-            "_cpython.loading",
-            "_kernel.sockets",
-            "_kernel.shared_sockets",
-            "_kernel.forks",
-            "_kernel.files",
-            "_kernel.paths",
-            "_kernel.trace",
-        ),
-    ),
-    ("trials of the kernel", ("_kernel.probes",)),
-    ("what it has", ("_ring.features",)),
-    (
-        "requests, callbacks, bytes",
-        (
-            "_ring.ring",
-            "_turn.handles",
-            "_transport.addresses",
-            "_transport.stream_reader",
-            "_files.memory",
-            "_transport.freelist",
-        ),
-    ),
-    (
-        "buffers, deadlines, tables",
-        (
-            "_ring.buffers",
-            "_turn.timers",
-            "_turn.timing",
-            "_turn.ready",
-            "_ring.wakeup",
-            "_turn.fd_table",
-            "_tls.records",
-            "_cpython.ssl_shape",
-            "_transport.write_queue",
-            "_ring.lifecycle",
-        ),
-    ),
-    ("the turn", ("_turn.turn",)),
-    (
-        "what a loop drives",
-        (
-            "_transport.transport",
-            "_turn.poll",
-            "_turn.fd_watch",
-            "_files.operation",
-            "_turn.stats",
-            "_turn.introspection",
-            "_turn.tracing",
-        ),
-    ),
-    (
-        "pausing in; file requests",
-        ("_transport.pausing", "_files.requests", "_files.scheduling", "_files.path_operations"),
-    ),
-    (
-        "pausing out; files; runs",
-        ("_transport.flow_control", "_files.open_file", "_loop.nested_run"),
-    ),
-    ("bytes out; lines", ("_transport.writer", "_files.lines")),
-    ("the bytes of TLS", ("_tls.data_path",)),
-    ("TLS", ("_tls.ssl_protocol",)),
-    ("bytes in and out", ("_net.stream", "_net.datagram", "_net.pipe", "_net.sock_calls")),
-    ("connections in", ("_net.listener",)),
-    (
-        "helpers in Python",
-        (
-            "_net.argument_checks",
-            "_monitor.command_line",
-            "_ring.backends",
-            "_net.resolver",
-            "_loop.exception_handling",
-            "_loop.executors",
-            "_tls.upgrade",
-            "_files.base",
-            "monitor",
-            "_loop.nesting",
-            "_files.permissions",
-            "_files.codecs",
-        ),
-    ),
-    (
-        "clients, servers, signals",
-        (
-            "_net.clients",
-            "_net.datagram_endpoints",
-            "_net.servers",
-            "_net.sendfile",
-            "_loop.signals",
-            "_net.pipes",
-            "_process.subprocesses",
-            "_files.binary",
-            "_files.positions",
-            "_files.stream",
-            "_files.directories",
-            "_monitor.client",
-            "_ring.limits",
-            "_monitor.stalls",
-        ),
-    ),
-    ("running; text files", ("_loop.base", "_files.text", "_files.atomic")),
-    ("class Loop, open()", ("loop", "_files.open")),
-    (
-        "the policy, run(); paths",
-        ("policy", "fs", "tempfile", "prometheus", "_monitor.render", "_monitor.fleet"),
-    ),
-    ("the public names", ("__init__",)),
-    ("the names of uvloop", ("_as_uvloop", "_as_uvloop.uvloop.loop")),
-    (
-        "programs, ours and others'",
-        (
-            "_as_uvloop.uvloop",
-            "as_uvloop",
-            "doctor",
-            "top",
-            "pytest_plugin",
-            "__main__",
-            "workers",
-            "workers.uvicorn",
-            "workers.aiohttp",
-            "workers.granian",
-        ),
-    ),
-)
-
-# The benchmark stands beside the loop: neither imports the other.
-BENCH_LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("settings", "process", "placement", "counters", "workloads.echo", "loadgen")),
-    ("", ("workloads.datagrams", "workloads.http", "workloads.secure", "workloads.transfer")),
-    ("", ("workloads.databases", "workloads.programs")),
-    ("", ("workloads", "loops", "child", "client", "loads")),
-    ("", ("environment", "reference", "server", "program", "runner")),
-    ("", ("summary",)),
-    ("", ("report",)),
-    ("", ("charts", "terminal")),
-    ("", ("page",)),
-    ("", ("cli",)),
-    ("", ("__main__",)),
-)
-
-# Packages whose __init__ has a docstring only.
-PROSE = {
-    "_cpython",
-    "_files",
-    "_kernel",
-    "_loop",
-    "_monitor",
-    "_net",
-    "_process",
-    "_ring",
-    "_tls",
-    "_transport",
-    "_turn",
-    "bench",
-}
-
-SOURCES = sorted(
-    path
-    for folder in ("uringloop", "tests", "benchmarks", "examples")
-    for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".c")
-    # What Cython makes of a .pyx is not ours.
-    and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
-)
-SOURCES.append(ROOT / "setup.py")
-LIBRARY = [path for path in SOURCES if PACKAGE in path.parents]
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
 CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 OTHERS = [ROOT / name for name in ("Makefile", "MANIFEST.in", "pyproject.toml", ".ci/run")]
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def offences(
@@ -228,123 +41,6 @@ def matches(pattern: str) -> Callable[[Path], Iterator[tuple[int, str]]]:
                 yield number, line.strip()
 
     return search
-
-
-# ── the ladder ───────────────────────────────────────────────────────────────────────────────
-
-
-def module_of(path: Path) -> str:
-    """Return the dotted name of a file below uringloop; of the package itself `__init__`."""
-    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
-    if parts[-1] == "__init__" and len(parts) > 1:
-        parts.pop()
-    return ".".join(parts)
-
-
-def for_annotations_only(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk *tree* without what only a type checker sees."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.stmt) and for_annotations_only(child):
-            continue
-        yield child
-        yield from runtime_nodes(child)
-
-
-def python_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of everything of uringloop's that a Python file imports."""
-    for node in runtime_nodes(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = path.relative_to(ROOT).parent.parts
-                above = package[: len(package) - node.level + 1]
-                base = ".".join([*above, *([base] if base else [])])
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
-
-
-CYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from\s+(?P<base>[\w.]+)\s+c?import\s*(?P<names>\([^)]*\)|[^\n]*)"
-    r"|c?import\s+(?P<modules>[\w., ]+))",
-    re.MULTILINE,
-)
-
-
-def cython_imports(path: Path) -> Iterator[tuple[int, str]]:
-    text = path.read_text()
-    for found in CYTHON_IMPORT.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        if found["modules"]:
-            names = found["modules"].split(",")
-        else:
-            names = [f"{found['base']}.{name}" for name in re.findall(r"\w+", found["names"])]
-        for name in names:
-            yield line, name.strip()
-
-
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and module, without the package's name, of the imports from uringloop."""
-    known = {module_of(other) for other in LIBRARY}
-    find = python_imports if path.suffix == ".py" else cython_imports
-    for line, name in find(path):
-        head, _, rest = name.partition(".")
-        if head != "uringloop":
-            continue
-        # The longest part that is a module: the rest is a name in it.
-        while rest and rest not in known:
-            rest = rest.rpartition(".")[0]
-        yield line, rest or "__init__"
-
-
-def climbs(ladder: tuple[tuple[str, tuple[str, ...]], ...], prefix: str = "") -> list[str]:
-    rungs = {prefix + name: rung for rung, (_, names) in enumerate(ladder) for name in names}
-
-    def search(path: Path) -> Iterator[tuple[int, str]]:
-        module = module_of(path)
-        for line, imported in imports_of(path):
-            # A module's .pxd belongs to the module; an __init__ of prose is no rung.
-            if imported == module or imported in PROSE:
-                continue
-            if rungs.get(imported, len(rungs)) >= rungs[module]:
-                yield line, f"{module} imports {imported}"
-
-    paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx", ".pxd") and module_of(p) in rungs]
-    return offences(paths, search)
-
-
-def test_imports_go_down_the_ladder() -> None:
-    assert climbs(LADDER) == []
-
-
-def test_imports_of_the_benchmark_go_down_its_own_ladder() -> None:
-    assert climbs(BENCH_LADDER, "bench.") == []
-
-
-def test_every_module_has_a_rung() -> None:
-    rungs = {name for _, names in LADDER for name in names}
-    rungs |= {f"bench.{name}" for _, names in BENCH_LADDER for name in names}
-    modules = {module_of(path) for path in LIBRARY if path.suffix not in (".h", ".c")}
-    assert modules - PROSE == rungs
-
-
-def test_the_document_shows_the_ladder() -> None:
-    document = (ROOT / "docs" / "architecture.md").read_text()
-    for rung, (what, names) in enumerate(LADDER):
-        assert f"{rung:2}  {what:28}{'  '.join(names)}\n" in document
-
-
-def test_the_document_names_every_file() -> None:
-    document = (ROOT / "docs" / "architecture.md").read_text()
-    suffixes = (".py", ".pyx", ".h", ".c")
-    files = [p for p in LIBRARY if p.suffix in suffixes and p.name != "__init__.py"]
-    assert [name_of(path) for path in files if f"`{path.name}`" not in document] == []
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────
@@ -542,8 +238,7 @@ def test_no_cast_is_checked_at_run_time() -> None:
 
 
 def test_submissions_are_filled_in_uring_h_only() -> None:
-    above = [path for path in CYTHON if path.parent.name != "_kernel"]
-    assert offences(above, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
+    assert offences(CYTHON, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
 
 
 # Without an exception clause a C result of these types loses or invents exceptions.
@@ -601,17 +296,3 @@ def test_the_rules_find_what_they_look_for(
     path = tmp_path / f"example{suffix}"
     path.write_text(text)
     assert [line for line, _ in search(path)] == lines
-
-
-def test_imports_are_found_in_every_form(tmp_path: Path) -> None:
-    cython = tmp_path / "example.pyx"
-    cython.write_text(
-        "cimport cython\nfrom uringloop._ring.ring cimport (\n    Ring,\n    Operation,\n)\n"
-        "    from uringloop._turn cimport turn\n"
-    )
-    assert list(cython_imports(cython)) == [
-        (1, "cython"),
-        (2, "uringloop._ring.ring.Ring"),
-        (2, "uringloop._ring.ring.Operation"),
-        (6, "uringloop._turn.turn"),
-    ]

@@ -189,7 +189,7 @@ def test_nothing_is_there_unless_asked_for(place: Path, value: str | None) -> No
     script = """
     uringloop.new_event_loop().close()
     ready()
-    print("uringloop.monitor" in sys.modules, threading.active_count(), flush=True)
+    print("uringloop._monitor.server" in sys.modules, threading.active_count(), flush=True)
     """
     variables = {} if value is None else {"URINGLOOP_MONITOR": value}
     wanted = "" if value is None else value

@@ -1,1 +1,1 @@
-"""The kernel's interface: system calls, io_uring's structures, what this kernel supports."""
+"""The kernel's interface: system calls, io_uring's structures, errors."""

@@ -1,1 +1,1 @@
-"""The ring: operations are submitted to it, and their completions dispatched."""
+"""The ring, the kernel's or the software ring: operations, completions, buffers, features."""
