@@ -24,7 +24,6 @@ from support.watched import (
     told_by,
 )
 
-from uringloop import monitor
 from uringloop._monitor import server
 
 # The fixtures are found by their names here.
@@ -79,7 +78,7 @@ def test_line_without_an_end_is_closed(monitored: Path) -> None:
 def test_client_that_reads_nothing_harms_nobody_and_is_closed(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
     with connected(monitored) as sock:
         # As much as the kernel takes: more than is ever answered.
         sock.setblocking(False)
@@ -95,7 +94,7 @@ def test_client_that_reads_nothing_harms_nobody_and_is_closed(
 def test_client_that_asks_nothing_is_closed(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(server, "PATIENCE_S", 0.1)
     with connected(monitored) as sock:
         assert sock.recv(1) == b""
 
