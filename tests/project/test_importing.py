@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.machinery
 import importlib.util
 import pickle
 from pathlib import Path
@@ -178,6 +180,22 @@ def test_a_compiled_module_knows_its_name(name: str) -> None:
     own = [value for value in vars(module).values() if isinstance(value, type)]
     own = [one for one in own if one.__module__ == module.__name__]
     assert [one for one in own if pickle.loads(pickle.dumps(one)) is not one] == []
+
+
+@pytest.mark.parametrize("name", sorted({name.rpartition(".")[0] for name in loading.MODULES}))
+def test_a_private_package_is_as_if_imported(name: str) -> None:
+    made = importlib.import_module(name)
+    assert made.__spec__ is not None
+    usual = importlib.machinery.PathFinder.find_spec(name, uringloop.__path__)
+    assert usual is not None
+    assert (made.__name__, made.__package__, made.__file__) == (name, name, usual.origin)
+    assert list(made.__path__) == usual.submodule_search_locations
+    assert made.__spec__.submodule_search_locations == usual.submodule_search_locations
+    assert (made.__spec__.name, made.__spec__.origin) == (usual.name, usual.origin)
+    # Reading it would give the package its docstring, and nothing else.
+    assert made.__file__ is not None
+    (only,) = ast.parse(Path(made.__file__).read_text()).body
+    assert isinstance(only, ast.Expr)
 
 
 def test_an_interrupted_import_can_be_tried_again() -> None:

@@ -323,7 +323,7 @@ class TextFile(LineText, AsyncFile[str]):
             # Plain files forget the line, and stand where they last began to decode.
             last = self._chunks[-1:]
             self._forget_chars()
-            self._chunks += [chunk._replace(chars=0) for chunk in last]
+            self._chunks += [Chunk(one.flags, one.data, one.bytes_read, 0) for one in last]
             raise
         except BaseException:
             await aside.put_back()
@@ -418,7 +418,8 @@ class TextFile(LineText, AsyncFile[str]):
             return Place(position, chunk.flags).cookie()
         guess = int(self._bytes_per_char * used)
         place = await found(self._turns, self._decoder, chunk, used, guess)
-        return place._replace(position=position + place.position).cookie()
+        place.position += position
+        return place.cookie()
 
     @in_turn
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
