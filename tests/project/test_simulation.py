@@ -20,6 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from simulation import faults
 from simulation.ends import End
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
+from simulation.mutants import MUTANTS, Mutant
+from support.sources import PACKAGE
 
 from uringloop._ring.backends import Backend
 
@@ -161,3 +163,11 @@ def test_the_oracle_tells_other_bytes_from_those_that_were_sent(
     model.differences.clear()
     model.run(model.finish())
     model.loop.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_one_place(mutant: Mutant) -> None:
+    # `make mutants` takes an hour, and a line that has changed would end it.
+    text = (PACKAGE / mutant.file).read_text()
+    assert text.count(mutant.right) == 1
+    assert mutant.wrong != mutant.right

@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "no receive after a lack of buffers",
         "_net/stream.pyx",
-        "return self.loop.starve(self, self.loop.pool)",
+        "return self.starve(self.loop.pool)",
         "return 0",
     ),
     Mutant(
@@ -85,6 +85,49 @@ MUTANTS = (
         "cdef bint stashing = self.paused or self.stash",
         "cdef bint stashing = bool(self.stash)",
     ),
+    # Transitions that could be forgotten.
+    Mutant(
+        "a transport is never open",
+        "_transport/transport.pyx",
+        "            self.life = OPEN\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a transport that is closed goes on receiving",
+        "_transport/transport.pyx",
+        "        self.life = CLOSING\n",
+        "",
+    ),
+    Mutant(
+        "the end that is scheduled is not noted",
+        "_transport/transport.pyx",
+        "        self.life = ENDING\n",
+        "",
+    ),
+    Mutant(
+        "a connection that is lost is not noted",
+        "_transport/transport.pyx",
+        "            self.life = LOST\n",
+        "",
+    ),
+    Mutant(
+        "a receive that has ended stays armed",
+        "_transport/pausing.pyx",
+        "        if self.receiving != ENDED:\n            self.receiving = IDLE\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a receive that found no buffer is never armed again",
+        "_transport/pausing.pyx",
+        "        if self.receiving == STARVED:\n            self.receiving = IDLE\n",
+        "        if self.receiving == STARVED:\n",
+    ),
+    Mutant(
+        "receiving goes on after the peer's end",
+        "_transport/pausing.pyx",
+        "        self.cancel_recv()\n        self.receiving = ENDED\n",
+        "        self.cancel_recv()\n",
+    ),
     Mutant(
         "two sends are in flight",
         "_transport/writer.pyx",
@@ -118,8 +161,8 @@ MUTANTS = (
     Mutant(
         "the end of writing overtakes the bytes before it",
         "_transport/writer.pyx",
-        "        if not self.queue.count and not self.closing:\n            self.eof_sent",
-        "        if not self.closing:\n            self.eof_sent",
+        "        if not self.queue.count and self.life < CLOSING and self.broken is None:\n",
+        "        if self.life < CLOSING and self.broken is None:\n",
     ),
     Mutant(
         "a completion that was taken out of turn comes again",
@@ -157,8 +200,8 @@ MUTANTS = (
     Mutant(
         "what waited while descriptors were short is not accepted",
         "_net/listener.pyx",
-        "        self.retry = None\n        self.start()\n        self.accept_waiting(ACCEPTS)\n",
-        "        self.retry = None\n        self.start()\n",
+        "            self.start()\n            self.accept_waiting(ACCEPTS)\n",
+        "            self.start()\n",
     ),
     Mutant(
         "no more is heard of other threads",

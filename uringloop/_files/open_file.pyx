@@ -44,6 +44,7 @@ from uringloop._kernel.files cimport (
 )
 from uringloop._kernel.libc cimport close, iovec
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
+from uringloop._ring.ring cimport NEVER_CANCELLED, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 from uringloop._files.memory import bytes_of, room_in
@@ -170,7 +171,8 @@ cdef class OpenFile(FileRequests):
         views = [room_in(buffer) for buffer in buffers]
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
-        operation.op.lingers = operation.repeatable = True
+        operation.op.policy |= RUN_WAITS
+        operation.repeatable = True
         io_uring_prep_readv(
             &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
         await operation.run()
@@ -188,7 +190,7 @@ cdef class OpenFile(FileRequests):
         while written < size:
             vectors = vectors_of(views, written)
             operation = new_operation(self, (views, vectors))
-            operation.op.lingers = True
+            operation.op.policy |= RUN_WAITS
             operation.repeatable = not self._appending
             self.writes += 1
             io_uring_prep_writev(
@@ -369,7 +371,8 @@ cdef class OpenFile(FileRequests):
             # The size may be a server's to tell: lseek would wait for it here.
             operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
             uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
-            operation.op.lingers = operation.repeatable = True
+            operation.op.policy |= RUN_WAITS
+            operation.repeatable = True
             await operation.run()
             self.count_of(operation)
             offset += uring_size_in(PyBytes_AS_STRING(operation.held))
@@ -462,7 +465,7 @@ cdef class OpenFile(FileRequests):
             return
         operation = new_operation(None, self)
         io_uring_prep_close(&operation.request, fd)
-        operation.op.closes = operation.op.lingers = True
+        operation.op.policy |= NEVER_CANCELLED | RUN_WAITS
         if self._writable:
             uring_leave_to_worker(&operation.request)
         try:

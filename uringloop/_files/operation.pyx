@@ -34,7 +34,14 @@ from uringloop._kernel.files cimport (
 )
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close
-from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.ring cimport (
+    HOLDS_DESCRIPTOR,
+    NEVER_CANCELLED,
+    RUN_WAITS,
+    WORKER_OWNS_MEMORY,
+    Operation,
+    operation_init,
+)
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore
 
@@ -62,7 +69,7 @@ cdef class InFlight:
 cdef class FileOperation:
 
     def __dealloc__(self):
-        if self.op.opens and self.res >= 0:
+        if self.op.policy & HOLDS_DESCRIPTOR and self.res >= 0:
             # Nobody has taken it.
             close(self.res)
         if self.counted:
@@ -121,7 +128,7 @@ cdef class FileOperation:
 
     cdef int cancel(self) except -1:
         """Ask for an early end. A thread can not be stopped, and what closes must not be."""
-        if self.op.closes:
+        if self.op.policy & NEVER_CANCELLED:
             return 0
         self.cancelled = True
         if self.op.in_flight:
@@ -133,7 +140,7 @@ cdef class FileOperation:
         cdef int res
         with nogil:
             res = uring_perform(&self.request)
-            while res == -EINTR and not self.op.closes:
+            while res == -EINTR and not self.op.policy & NEVER_CANCELLED:
                 res = uring_perform(&self.request)
         # The loop may be closed before it is told.
         self.res = res
@@ -147,7 +154,8 @@ cdef class FileOperation:
             with nogil:
                 res = uring_perform_here(&self.request)
         # A descriptor is closed at once, whatever it says.
-        if (res == -EINTR and not self.op.closes) or (res == -ECANCELED and self.repeatable):
+        if ((res == -EINTR and not self.op.policy & NEVER_CANCELLED)
+                or (res == -ECANCELED and self.repeatable)):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res
@@ -164,7 +172,7 @@ cdef class FileOperation:
         if self.generation != self.loop.ring.generation or not self.loop.ring.u.open:
             return False
         # The end of a loop cancels everything, but never what closes.
-        return self.op.closes or not self.loop.closed
+        return self.op.policy & NEVER_CANCELLED != 0 or not self.loop.closed
 
     cdef int tell(self) except -1:
         if self.future.get_loop().is_closed():
@@ -180,7 +188,7 @@ cdef FileOperation new_operation(InFlight file, object held):
     operation.file = file
     operation.held = held
     operation_init(&operation.op, file_operation_on_completion, <PyObject*>operation)
-    operation.op.lends = True
+    operation.op.policy = WORKER_OWNS_MEMORY
     return operation
 
 
@@ -192,7 +200,8 @@ def is_cached(int fd, int64_t offset, int64_t size):
 async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
     """Have that much of a file be read into the page cache, if it can be."""
     cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
-    operation.op.lingers = operation.repeatable = operation.detachable = True
+    operation.op.policy |= RUN_WAITS
+    operation.repeatable = operation.detachable = True
     io_uring_prep_read(
         &operation.request, fd, PyBytes_AS_STRING(operation.held), <unsigned int>size, offset)
     uring_leave_to_worker(&operation.request)

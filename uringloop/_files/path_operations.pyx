@@ -57,6 +57,7 @@ from uringloop._kernel.paths cimport (
     uring_stat_cached,
 )
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR
 from uringloop._turn.turn cimport LoopCore
 
 # What the arguments are made of is for `os` to judge, in its own words.
@@ -80,13 +81,13 @@ async def open_descriptor(path, int flags, int mode=0o666):
     io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
     # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
     uring_leave_to_worker(&operation.request)
-    operation.op.opens = True
+    operation.op.policy |= HOLDS_DESCRIPTOR
     operation.res = -1
     # A second time it would find what the first one has made.
     operation.repeatable = not flags & O_EXCL
     await operation.run()
     fd = taken(operation.res, path)
-    operation.op.opens = False
+    operation.op.policy &= ~HOLDS_DESCRIPTOR
     return fd
 
 

@@ -33,6 +33,7 @@ from uringloop._kernel.files cimport (
     uring_take_cached,
     uring_write_cached,
 )
+from uringloop._ring.ring cimport RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -76,7 +77,8 @@ cdef class FileRequests(InFlight):
         io_uring_prep_read(
             &operation.request, self.fd, data, <unsigned int>size,
             <uint64_t>-1 if offset < 0 else offset)
-        operation.op.lingers = self._regular
+        if self._regular:
+            operation.op.policy |= RUN_WAITS
         operation.repeatable = True
         self.take_cached(operation)
         return operation
@@ -161,7 +163,8 @@ cdef class FileRequests(InFlight):
             &operation.request, self.fd, start_of(data) + skip,
             <unsigned int>min(len(data) - skip, REQUEST),
             <uint64_t>-1 if offset < 0 else offset)
-        operation.op.lingers = self._regular
+        if self._regular:
+            operation.op.policy |= RUN_WAITS
         operation.repeatable = self._regular and not self._appending and offset >= 0
         return operation
 

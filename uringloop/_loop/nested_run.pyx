@@ -13,7 +13,7 @@ Only the thread that runs the loop may call run_nested(); the checks are the cal
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport Transport
+from uringloop._transport.transport cimport OPEN, Transport
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
 
@@ -83,6 +83,6 @@ cdef int resume_transports(LoopCore loop) except -1:
             transport = <Transport>loop.owners.table[fd]
             if transport.flush_queued and transport not in listed:
                 loop.flush_list.append(transport)
-            if isinstance(transport, ReadTransport) and (<ReadTransport>transport).started:
+            if transport.life == OPEN and isinstance(transport, ReadTransport):
                 (<ReadTransport>transport).want_recv()
     return 0

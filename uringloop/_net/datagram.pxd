@@ -10,12 +10,8 @@ from uringloop._transport.flow_control cimport FlowControl
 @cython.final
 cdef class DatagramTransport(FlowControl):
     # receiving
-    cdef Operation recv_op      # owns nothing: a receive into the pool's buffers, or a poll
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
-    cdef bint armed             # it was, before the one in flight
-    cdef bint cancelling        # a cancel of recv_op is on its way
-    cdef bint starving          # waits for receive buffers
-    cdef bint unreadable        # an error that stays has been told: nothing more is received
+    cdef bint was_armed         # a receive has been before
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room
@@ -26,7 +22,6 @@ cdef class DatagramTransport(FlowControl):
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 
-    cdef int submit_recv(self, bint poll_first) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_readable(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1

@@ -61,7 +61,8 @@ from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.addresses cimport known_address, known_name
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.transport cimport socket_extra
+from uringloop._transport.pausing cimport ENDED
+from uringloop._transport.transport cimport CLOSING, ENDING, socket_extra
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -120,11 +121,11 @@ cdef class DatagramTransport(FlowControl):
             return
         if not waiter.cancelled():
             waiter.set_result(None)
-        self.started = True
+        self.enter_open()
         self.loop.schedule(self._recv_again, (), None)
 
     def __repr__(self):
-        state = "closed" if self.fd < 0 else "closing" if self.closing else "open"
+        state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"
         reading = "polling" if self.recv_op.in_flight else "idle"
         writing = "polling" if self.room_op.in_flight else "idle"
         return (
@@ -134,16 +135,10 @@ cdef class DatagramTransport(FlowControl):
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
-    cdef int want_recv(self) except -1:
-        if (self.started and not self.paused and not self.closing and not self.recv_op.in_flight
-                and not self.starving and not self.unreadable):
-            self.submit_recv(False)
-        return 0
-
     cdef int submit_recv(self, bint poll_first) except -1:
         cdef io_uring_sqe *sqe
-        self.loop.counters.rearms += self.armed
-        self.armed = True
+        self.loop.counters.rearms += self.was_armed
+        self.was_armed = True
         if self.polled:
             sqe = self.loop.ring.submission()
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
@@ -152,10 +147,11 @@ cdef class DatagramTransport(FlowControl):
                 return self.recv_ended(-ENOBUFS)
             sqe = self.loop.ring.submission()
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
-        self.cancelling = False
-        return self.loop.ring.start(sqe, &self.recv_op)
+        return self.arm(sqe)
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
+        if not flags & IORING_CQE_F_MORE:
+            self.disarmed()
         try:
             # The result counts the header and the address: it is positive for an empty datagram.
             if res > 0:
@@ -170,8 +166,9 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int on_readable(self, int res, unsigned int flags) except -1:
         cdef int count = 1
+        self.disarmed()
         try:
-            if res >= 0 and not self.closing and not self.paused:
+            if res >= 0 and self.life < CLOSING and not self.paused:
                 count = self.recvfrom_all()
         finally:
             if count:
@@ -182,33 +179,20 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int recv_ended(self, int res) except -1:
         """The receive has ended, for whatever reason: arm it again while the endpoint is open."""
-        self.cancelling = False
-        if self.closing:
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+        if self.life >= CLOSING:
+            return self.release_when_done()
         if res == -ENOBUFS:
-            # No buffer was free: the datagrams stay in the socket until some are back.
-            self.starving = True
-            return self.loop.starve(self, self.loop.datagram_pool)
+            return self.starve(self.loop.datagram_pool)
         if res == -EBADF:
             # Somebody has closed the descriptor: the next receive would fail in the same way.
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         try:
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
-                self.unreadable = res == -ENOTCONN or self.is_replaced()
+                if res == -ENOTCONN or self.is_replaced():
+                    self.end_input()
                 self.take_item(os_error(res, ""))
         finally:
             self.want_recv()
-        return 0
-
-    cdef int rearm(self) except -1:
-        # With a poll first: a receive that looks for a buffer first fails for want of one even
-        # when the socket is idle.
-        self.starving = False
-        if (not self.paused and not self.closing and not self.recv_op.in_flight
-                and not self.unreadable):
-            self.submit_recv(True)
         return 0
 
     def _recv_again(self):
@@ -232,7 +216,7 @@ cdef class DatagramTransport(FlowControl):
         cdef bytes data
         cdef object address
         try:
-            if self.closing or self.unreadable or not uring_find_datagram(
+            if self.life >= CLOSING or self.receiving == ENDED or not uring_find_datagram(
                     memory, size, &name, &name_size, &start, &data_size):
                 return 0
             merged_size = uring_merged_size(memory)
@@ -246,9 +230,8 @@ cdef class DatagramTransport(FlowControl):
             return self.take_merged(data, merged_size, address)
         if address is None and not data_size:
             # The end of a stream, perhaps: a datagram tells where it came from.
-            self.unreadable = self.is_replaced()
-            if self.unreadable:
-                self.stop_reading()
+            if self.is_replaced():
+                self.end_input()
         if self.paused or self.stash:
             return self.keep((data, address))
         return self.deliver(data, address)
@@ -259,16 +242,16 @@ cdef class DatagramTransport(FlowControl):
         cdef Py_ssize_t start = 0
         cdef bytes piece
         try:
-            while start < total and not (self.paused or self.stash or self.closing):
+            while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 piece = data[start:start + size]
                 start += size
                 self.deliver(piece, address)
         finally:
             # None is lost when the protocol pauses, or leaves the run, in the middle.
-            while start < total and not self.closing:
+            while start < total and self.life < CLOSING:
                 self.keep((data[start:start + size], address))
                 start += size
-            if self.stash and not self.paused and not self.closing:
+            if self.stash and not self.paused and self.life < CLOSING:
                 self.schedule_stash()
         return 0
 
@@ -276,8 +259,8 @@ cdef class DatagramTransport(FlowControl):
         """Receive what is there, up to a limit; return how many datagrams and errors it was."""
         cdef Py_ssize_t size
         cdef int count = 0
-        while (count < RECEIVED_MAX and not self.closing and not self.paused
-                and not self.unreadable):
+        while (count < RECEIVED_MAX and self.life < CLOSING and not self.paused
+                and self.receiving != ENDED):
             # Asked first: what a datagram has beyond the size of the buffer is lost.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             if size < 0 and (errno == EAGAIN or errno == EINTR):
@@ -289,16 +272,17 @@ cdef class DatagramTransport(FlowControl):
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
-                self.unreadable = exc.errno == ENOTCONN or self.is_replaced()
+                if exc.errno == ENOTCONN or self.is_replaced():
+                    self.end_input()
                 self.deliver_error(exc)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
-                if not data:
-                    # The end of a stream, perhaps.
-                    self.unreadable = self.is_replaced()
+                if not data and self.is_replaced():
+                    # The end of a stream.
+                    self.end_input()
                 self.loop.counters.received_bytes += len(data)
                 self.deliver(data, address)
             count += 1
@@ -346,7 +330,7 @@ cdef class DatagramTransport(FlowControl):
             if addr is not None and addr != self.address:
                 raise ValueError(f"Invalid address: must be None or {self.address}")
             addr = self.address
-        if self.lost and (self.address is not None or self.sock is None):
+        if self.life >= ENDING and (self.address is not None or self.sock is None):
             self.warn_lost()
             return
         # Zero means that nothing waits: an empty datagram, where it is one, counts its header.
@@ -362,7 +346,7 @@ cdef class DatagramTransport(FlowControl):
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
                 return
-            if self.lost:
+            if self.life >= ENDING:
                 # Closed, and nobody waits for what the socket has no room for.
                 return
             self.submit_room()
@@ -425,10 +409,8 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int on_room(self, int res, unsigned int flags) except -1:
         cdef bint progress = True
-        if self.lost:
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+        if self.life >= ENDING:
+            return self.release_when_done()
         try:
             if res != -ECANCELED:
                 progress = self.send_queued()
@@ -476,14 +458,15 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int queue_sent(self) except -1:
         """Everything is sent: now what waited for that."""
-        if self.closing and not self.lost:
+        if self.life == CLOSING:
             self.schedule_end(None)
         return 0
 
     cdef int warn_lost(self) except -1:
-        if self.lost >= LOG_AFTER:
+        self.writes_lost += 1
+        # The end is counted, too, as in asyncio.
+        if self.writes_lost >= LOG_AFTER:
             logger.warning("socket.send() raised exception.")
-        self.lost += 1
         return 0
 
     cdef Py_ssize_t unsent(self) noexcept:
@@ -496,19 +479,13 @@ cdef class DatagramTransport(FlowControl):
 
     def close(self):
         """Stop receiving; the end comes when everything queued has been sent."""
-        if self.closing:
+        if self.life >= CLOSING:
             return
         self.check_thread()
-        self.closing = True
+        self.enter_closing()
         self.stop_reading()
         if not self.queue:
             self.schedule_end(None)
-
-    cdef int stop_reading(self) except -1:
-        if self.recv_op.in_flight and not self.cancelling:
-            self.cancelling = True
-            self.loop.ring.cancel(&self.recv_op)
-        return 0
 
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight or self.room_op.in_flight

@@ -49,7 +49,7 @@ from uringloop._kernel.libc cimport (
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_accept
 from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
 from uringloop._ring.features cimport SHARED_ACCEPT, uses
-from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
 from uringloop._ring.shared_sockets cimport (
     URING_SEARCH_NS,
     sched_yield,
@@ -154,7 +154,7 @@ cdef class Listener(Flushable):
         self.context = PyContext_CopyCurrent()
         operation_init(&self.poll_op, listener_on_poll, <PyObject*>self)
         # A ring that is left by its thread would keep the listening file open for a while.
-        self.poll_op.ends_with_run = True
+        self.poll_op.policy = ENDS_WITH_RUN
 
     def start(self):
         """Begin to accept."""

@@ -8,10 +8,6 @@ from uringloop._transport.writer cimport WriteTransport
 
 @cython.final
 cdef class ReadPipeTransport(ReadTransport):
-    cdef Operation read_op          # a one-shot poll; left armed while reading is paused
-    cdef bint cancelling            # a cancel of read_op is on its way
-
-    cdef int submit_read(self) except -1
     cdef int on_read(self, int res, unsigned int flags) except -1
     cdef int read_some(self) except -1
     cdef int deliver(self, bytes data) except -1
@@ -24,7 +20,6 @@ cdef class WritePipeTransport(WriteTransport):
     cdef bint watchable             # a character device is not watched
     cdef unsigned int watch_mask    # what else than errors means that the reader has gone
     cdef bint cancelling            # a cancel of watch_op is on its way
-    cdef int writes_lost            # since the end began; counted for the warning
 
     cdef int submit_watch(self) except -1
     cdef int on_watch(self, int res, unsigned int flags) except -1

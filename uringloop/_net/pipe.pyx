@@ -25,7 +25,7 @@ from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport Transport
+from uringloop._transport.transport cimport CLOSING, ENDING, OPEN, Transport
 from uringloop._transport.write_queue cimport as_bytes
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
@@ -50,7 +50,7 @@ cdef int EIO = errno_module.EIO
 cdef class ReadPipeTransport(ReadTransport):
 
     def __cinit__(self, *args, **kwargs):
-        operation_init(&self.read_op, read_pipe_on_read, <PyObject*>self)
+        operation_init(&self.recv_op, read_pipe_on_read, <PyObject*>self)
 
     def _start(self, waiter):
         """Begin to read; runs in the turn in which connection_made was called.
@@ -61,31 +61,25 @@ cdef class ReadPipeTransport(ReadTransport):
             waiter.set_result(None)
             self.loop.schedule(self._start, (None,), None)
             return
-        self.started = True
+        self.enter_open()
         self.want_recv()
 
     def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else "open"
-        reading = "polling" if self.read_op.in_flight and not self.paused else "idle"
+        state = "closed" if self.sock is None else "closing" if self.life >= CLOSING else "open"
+        reading = "polling" if self.recv_op.in_flight and not self.paused else "idle"
         return f"<{type(self).__name__} {state} fd={self.fd} {reading}>"
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int want_recv(self) except -1:
-        if self.started and not self.paused and not self.closing and not self.read_op.in_flight:
-            self.submit_read()
-        return 0
-
-    cdef int submit_read(self) except -1:
+    cdef int submit_recv(self, bint poll_first) except -1:
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         io_uring_prep_poll_add(sqe, self.fd, POLLIN)
-        return self.loop.ring.start(sqe, &self.read_op)
+        return self.arm(sqe)
 
     cdef int on_read(self, int res, unsigned int flags) except -1:
-        if self.closing:
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+        self.disarmed()
+        if self.life >= CLOSING:
+            return self.release_when_done()
         if res < 0 and res != -ECANCELED:
             return self.fatal_error(os_error(res, ""), "Fatal read error on pipe transport")
         try:
@@ -119,7 +113,7 @@ cdef class ReadPipeTransport(ReadTransport):
     cdef int end_of_file(self) except -1:
         if self.loop.debug:
             logger.info("%r was closed by peer", self)
-        self.closing = True
+        self.enter_closing()
         self.loop.schedule(self.protocol.eof_received, (), self.context)
         return self.schedule_end(None)
 
@@ -133,13 +127,14 @@ cdef class ReadPipeTransport(ReadTransport):
         return self.force_close(exc)
 
     cdef bint busy(self) noexcept:
-        return self.read_op.in_flight
+        return self.recv_op.in_flight
+
+    cdef int stop_reading(self) except -1:
+        # The poll stays while reading is paused: it takes no bytes.
+        return 0
 
     cdef int stop_operations(self) except -1:
-        if self.read_op.in_flight and not self.cancelling:
-            self.cancelling = True
-            self.loop.ring.cancel(&self.read_op)
-        return 0
+        return self.cancel_recv()
 
     # ── asyncio.ReadTransport ────────────────────────────────────────────────────────────────
 
@@ -156,7 +151,7 @@ cdef class ReadPipeTransport(ReadTransport):
         self.sock = pipe
 
     def close(self):
-        if not self.closing:
+        if self.life < CLOSING:
             self.check_thread()
             self.force_close(None)
 
@@ -166,18 +161,20 @@ cdef class WritePipeTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.watch_op, write_pipe_on_watch, <PyObject*>self)
+        self.end_input()
         # Nothing but a poll: it need not end with the run.
-        self.send_op.ends_with_run = False
+        self.send_op.policy = 0
 
     def _start(self, waiter):
         """Begin to watch the reader; runs in the turn in which connection_made was called."""
-        if self.watchable and not self.closing:
+        self.enter_open()
+        if self.watchable and self.life == OPEN:
             self.submit_watch()
         if waiter is not None and not waiter.cancelled():
             waiter.set_result(None)
 
     def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.closing else "open"
+        state = "closed" if self.sock is None else "closing" if self.life >= CLOSING else "open"
         writing = "polling" if self.send_op.in_flight else "idle"
         return (
             f"<{type(self).__name__} {state} fd={self.fd} {writing} bufsize={self.queue.size}>"
@@ -190,7 +187,7 @@ cdef class WritePipeTransport(WriteTransport):
 
         Anything mutable is copied: the caller may change it as soon as this returns.
         """
-        if self.closing:
+        if self.life >= CLOSING:
             if len(as_bytes(data) or b""):
                 self.warn_lost()
             return
@@ -198,24 +195,24 @@ cdef class WritePipeTransport(WriteTransport):
 
     def writelines(self, list_of_data):
         """Write several buffers; they leave in one call to the kernel."""
-        if self.closing:
+        if self.life >= CLOSING:
             self.write(b"".join(list_of_data))
             return
         WriteTransport.writelines(self, list_of_data)
 
     cdef int queued(self, Py_ssize_t size) except -1:
         self.send_now()
-        if self.lost or not self.queue.count:
+        if self.life >= ENDING or not self.queue.count:
             return 0
         # Before the protocol is told: it may leave the run.
         self.submit_send()
         return self.pause_protocol()
 
     cdef int flush(self) except -1:
-        if self.send_op.in_flight or self.lost:
+        if self.send_op.in_flight or self.life >= ENDING:
             return 0
         self.send_now()
-        if self.lost:
+        if self.life >= ENDING:
             return 0
         if self.queue.count:
             return self.submit_send()
@@ -231,11 +228,9 @@ cdef class WritePipeTransport(WriteTransport):
         return self.loop.ring.start(sqe, &self.send_op)
 
     cdef int on_send(self, int res, unsigned int flags) except -1:
-        if self.lost:
+        if self.life >= ENDING:
             self.queue.clear()
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+            return self.release_when_done()
         if res == -ECANCELED:
             return self.submit_send()
         if res < 0:
@@ -272,10 +267,8 @@ cdef class WritePipeTransport(WriteTransport):
         return self.loop.ring.start(sqe, &self.watch_op)
 
     cdef int on_watch(self, int res, unsigned int flags) except -1:
-        if self.lost or self.cancelling:
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+        if self.life >= ENDING or self.cancelling:
+            return self.release_when_done()
         if res == -ECANCELED:
             return self.submit_watch()
         if res < 0:

@@ -8,22 +8,31 @@ from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 
+# How a protocol takes bytes. The kinds from BUFFERED on have get_buffer().
+cdef enum ProtocolKind:
+    PLAIN           # data_received()
+    STREAM_READER   # asyncio's StreamReaderProtocol: into its buffer, see stream_reader.pyx
+    BUFFERED        # get_buffer() and buffer_updated()
+    TLS             # records, without the buffer in between: see data_path.pyx
+
+
+# How bytes are received.
+cdef enum ReceiveMode:
+    MULTISHOT       # into buffers of the pool, until it is cancelled
+    SINGLE          # the same, one at a time
+    POLL            # messages are large: poll, and receive by a call
+
+
 @cython.final
 cdef class StreamTransport(WriteTransport):
     # reading
-    cdef Operation recv_op          # owns nothing: the kernel writes to the pool's buffers
-    cdef bint buffered              # the protocol is a BufferedProtocol
-    cdef bint secure                # it is TLS, see data_path.pyx
-    cdef bint fed                   # it is asyncio's StreamReaderProtocol, see stream_reader.pyx
-    cdef bint cancelling            # a cancel of recv_op is on its way
+    cdef ProtocolKind kind          # set with the protocol
+    cdef ReceiveMode mode           # of the next receive
+    cdef ReceiveMode armed_mode     # of the newest one that was armed
+    cdef ReceiveMode ring_mode      # MULTISHOT or SINGLE: of messages that are not large
+    cdef bint was_armed             # a receive has been before
     cdef bint emptied               # the newest receive left nothing in the socket
-    cdef bint single_shot           # receives are armed one by one
-    cdef bint starving              # waits for receive buffers
-    cdef bint read_ended            # the peer's FIN was seen, or reading failed
     cdef int average                # bytes of a receive, lately
-    cdef bint polled                # they are many: poll, and receive by a call
-    cdef bint armed                 # a receive was, before the one in flight
-    cdef bint polling               # what is in flight is such a poll
     cdef bint tells_left            # the socket tells what it still has
     cdef bint readable              # it has told of bytes that are still in the socket
     cdef bint hung_up               # and of an end or an error behind them
@@ -34,7 +43,7 @@ cdef class StreamTransport(WriteTransport):
     cdef NearEnd near               # None for every other
     cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
 
-    cdef int submit_recv(self, bint poll_first) except -1
+    cdef int set_ring_mode(self, ReceiveMode mode) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int recv_ended(self, int res) except -1
     cdef int receive(self, int size, unsigned int flags) except -1

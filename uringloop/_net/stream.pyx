@@ -63,8 +63,9 @@ from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
 from uringloop._transport.addresses cimport NearEnd, python_address
 from uringloop._transport.freelist cimport bytes_for, bytes_of, offer
+from uringloop._transport.pausing cimport ENDED, STARVED
 from uringloop._transport.stream_reader cimport feed, is_fed
-from uringloop._transport.transport cimport own, socket_extra
+from uringloop._transport.transport cimport CLOSING, OPEN, own, socket_extra
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
@@ -108,7 +109,8 @@ cdef class StreamTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
-        self.single_shot = not uses(MULTISHOT_RECV)
+        if not uses(MULTISHOT_RECV):
+            self.set_ring_mode(SINGLE)
 
     def _start(self, waiter):
         """Begin to read; runs in the turn in which connection_made was called.
@@ -119,14 +121,14 @@ cdef class StreamTransport(WriteTransport):
             waiter.set_result(None)
             self.loop.schedule(self._start, (None,), None)
             return
-        self.started = True
+        self.enter_open()
         try:
             self.want_recv()
         except OSError as exc:  # There is no memory for the buffers.
             self.fatal_error(exc, "Fatal read error on socket transport")
 
     def __repr__(self):
-        state = "closed" if self.fd < 0 else "closing" if self.closing else "open"
+        state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"
         reading = "polling" if self.recv_op.in_flight else "idle"
         writing = "polling" if self.send_op.in_flight else "idle"
         return (
@@ -137,8 +139,7 @@ cdef class StreamTransport(WriteTransport):
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     cdef int want_recv(self) except -1:
-        if (not self.started or self.paused or self.closing or self.read_ended
-                or self.starving):
+        if self.life != OPEN or self.paused or self.receiving >= STARVED:
             return 0
         if not self.recv_op.in_flight:
             return self.submit_recv(self.emptied)
@@ -147,26 +148,33 @@ cdef class StreamTransport(WriteTransport):
             self.loop.schedule(self._read_on, (), None)
         return 0
 
+    cdef int set_ring_mode(self, ReceiveMode mode) except -1:
+        self.ring_mode = mode
+        if self.mode != POLL:
+            self.mode = mode
+        return 0
+
     cdef int submit_recv(self, bint poll_first) except -1:
         if not self.loop.pool.prepare():
             return self.recv_ended(-ENOBUFS)
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        self.polling = self.polled
-        self.loop.counters.rearms += self.armed
-        self.armed = True
-        if self.polled:
+        self.armed_mode = self.mode
+        self.loop.counters.rearms += self.was_armed
+        self.was_armed = True
+        if self.mode == POLL:
             # It tells of what is there already.
             self.readable = False
             io_uring_prep_poll_multishot(sqe, self.fd, POLLIN | POLLRDHUP)
-        elif self.single_shot:
+        elif self.mode == SINGLE:
             uring_prep_recv_select(sqe, self.fd, STREAM_GROUP, poll_first)
         else:
             uring_prep_recv_multishot(sqe, self.fd, STREAM_GROUP, poll_first)
-        self.cancelling = False
-        return self.loop.ring.start(sqe, &self.recv_op)
+        return self.arm(sqe)
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
-        if self.polling:
+        if not flags & IORING_CQE_F_MORE:
+            self.disarmed()
+        if self.armed_mode == POLL:
             return self.on_poll(res, flags)
         if flags & IORING_CQE_F_MORE and res > 0:
             return self.receive(res, flags)
@@ -184,28 +192,15 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int recv_ended(self, int res) except -1:
         """The receive has ended; if the protocol still wants bytes it is armed again."""
-        self.cancelling = False
-        if self.closing:
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+        if self.life >= CLOSING:
+            return self.release_when_done()
         if res == -ENOBUFS:
-            # No buffer was free: the bytes stay in the socket until some are back.
-            self.starving = True
-            return self.loop.starve(self, self.loop.pool)
+            return self.starve(self.loop.pool)
         if res == 0:
             return self.end_reading(END)
         if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
             return self.end_reading(os_error(res, ""))
         return self.want_recv()
-
-    cdef int rearm(self) except -1:
-        # The data is there: without asking for a poll first the kernel would look for a buffer
-        # before it looks at the socket, and fail for want of one even when the socket is idle.
-        self.starving = False
-        if not (self.paused or self.closing or self.read_ended or self.recv_op.in_flight):
-            self.submit_recv(True)
-        return 0
 
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Hand the bytes of a receive buffer to the protocol, or keep them for later."""
@@ -214,10 +209,10 @@ cdef class StreamTransport(WriteTransport):
         cdef bytes data
         self.loop.counters.received_bytes += size
         self.average += (size - self.average) >> SHIFT
-        if self.average > LARGE and not self.polled:
+        if self.average > LARGE and self.mode != POLL:
             self.start_polling()
         try:
-            if self.closing:
+            if self.life >= CLOSING:
                 return 0
             data = (
                 PyBytes_FromStringAndSize(memory, size) if stashing else self.absorb(memory, size))
@@ -235,13 +230,13 @@ cdef class StreamTransport(WriteTransport):
 
     cdef bytes absorb(self, const char *memory, int size):
         """Deliver bytes that need no object, or return one: a nested run needs the memory."""
-        if self.buffered and not self.loop.nestable:
-            if self.secure and not self.loop.debug:
+        if self.kind >= BUFFERED and not self.loop.nestable:
+            if self.kind == TLS and not self.loop.debug:
                 self.deliver_records(memory, size)
             else:
                 self.deliver_buffered(memory, size)
             return None
-        if self.fed and self.feed_reader(memory, size):
+        if self.kind == STREAM_READER and self.feed_reader(memory, size):
             return None
         return bytes_of(memory, size)
 
@@ -260,8 +255,8 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int deliver(self, bytes data) except -1:
         cdef PyObject *result
-        if self.buffered:
-            if self.secure and not self.loop.debug:
+        if self.kind >= BUFFERED:
+            if self.kind == TLS and not self.loop.debug:
                 return self.deliver_records(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
             return self.deliver_buffered(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
@@ -289,11 +284,12 @@ cdef class StreamTransport(WriteTransport):
         """Copy into the protocol's buffers until all is there, it pauses, or it is another."""
         cdef Py_ssize_t taken = 0
         try:
-            while taken < size and self.buffered and not self.paused and not self.closing:
+            while (taken < size and self.kind >= BUFFERED and not self.paused
+                    and self.life < CLOSING):
                 self.fill_protocol_buffer(data, size, &taken)
         finally:
             # A KeyboardInterrupt of the protocol leaves the run, and the next run goes on here.
-            if taken < size and not self.closing:
+            if taken < size and self.life < CLOSING:
                 self.keep_first(PyBytes_FromStringAndSize(data + taken, size - taken))
         return 0
 
@@ -337,7 +333,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int start_polling(self) except -1:
         """From now on wait with a poll; the receive that is armed ends first."""
-        self.polled = True
+        self.mode = POLL
         self.tells_left = uring_tell_left(self.fd)
         if not self.room:
             self.room = ROOM_FIRST
@@ -359,7 +355,7 @@ cdef class StreamTransport(WriteTransport):
 
     def _read_on(self):
         self.read_scheduled = False
-        if self.polling and self.readable:
+        if self.armed_mode == POLL and self.readable:
             try:
                 self.read_directly()
             finally:
@@ -375,7 +371,8 @@ cdef class StreamTransport(WriteTransport):
         cdef int total = 0
         self.readable = True
         while (total < AT_ONCE_MAX
-                and not (self.paused or self.stash or self.closing or self.read_ended)):
+                and not (self.paused or self.stash or self.life >= CLOSING)
+                and self.receiving != ENDED):
             try:
                 size = self.read_some(&left)
             except MemoryError as exc:
@@ -392,9 +389,9 @@ cdef class StreamTransport(WriteTransport):
                 if left == 0 and not self.hung_up and not self.loop.nestable:
                     self.readable = False
                     break
-        if self.average < SMALL and self.polled:
+        if self.average < SMALL and self.mode == POLL:
             # A receive, once armed, finds what is in the socket.
-            self.polled = False
+            self.mode = self.ring_mode
             self.stop_reading()
         return 0
 
@@ -403,7 +400,7 @@ cdef class StreamTransport(WriteTransport):
         cdef char *memory
         cdef int size
         cdef bytes data
-        if not self.buffered and not self.fed:
+        if self.kind == PLAIN:
             return self.read_bytes(left)
         memory = self.loop.pool.spare()
         size = uring_receive(self.fd, memory, self.loop.pool.size, self.tells_left, left)
@@ -439,7 +436,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int end_reading(self, object item) except -1:
         """Take note of the peer's FIN (END) or of an error, in order with the bytes before it."""
-        self.read_ended = True
+        self.end_input()
         if (item is END and (self.queue.count or self.send_op.in_flight or self.broken is not None)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
@@ -459,12 +456,12 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef bint is_receiving(self) noexcept:
-        if self.closing or not self.started:
+        if self.life != OPEN:
             return False
         if self.paused:
             # A receive that is armed takes the peer's reset, and tells it in the next turn.
             return self.recv_op.in_flight
-        return not self.read_ended or bool(self.stash)
+        return self.receiving != ENDED or bool(self.stash)
 
     cdef bint receive_rest(self) except -1:
         if self.paused:
@@ -473,7 +470,7 @@ cdef class StreamTransport(WriteTransport):
             return True
         if not uring_has_unread(self.fd):
             return False
-        if self.polling:
+        if self.armed_mode == POLL:
             self.read_directly()
         return True
 
@@ -482,19 +479,13 @@ cdef class StreamTransport(WriteTransport):
     cdef int keep(self, object item) except -1:
         if self.paused:
             # Pausing under load costs a cancel each time: from now on one receive at a time.
-            self.single_shot = True
+            self.set_ring_mode(SINGLE)
         return WriteTransport.keep(self, item)
 
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, bytes):
             return self.deliver(item)
         return self.deliver_last(item)
-
-    cdef int stop_reading(self) except -1:
-        if self.recv_op.in_flight and not self.cancelling:
-            self.cancelling = True
-            self.loop.ring.cancel(&self.recv_op)
-        return 0
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -575,11 +566,20 @@ cdef class StreamTransport(WriteTransport):
 
     def set_protocol(self, protocol):
         self.protocol = protocol
-        self.fed = is_fed(protocol)
-        self.secure = is_secure(protocol)
-        # By its methods, too, where asyncio could do nothing with it, as uvloop does.
-        self.buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
-            not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"))
+        self.kind = kind_of(protocol)
+
+
+cdef ProtocolKind kind_of(object protocol) except *:
+    if is_secure(protocol):
+        return TLS
+    if is_fed(protocol):
+        return STREAM_READER
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return BUFFERED
+    # By its methods, too, where asyncio could do nothing with it, as uvloop does.
+    if not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"):
+        return BUFFERED
+    return PLAIN
 
 
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername):
@@ -588,7 +588,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
     if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
-        transport.single_shot = True  # A multishot may lose the peer's end.
+        transport.set_ring_mode(SINGLE)  # A multishot may lose the peer's end.
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport

@@ -7,7 +7,17 @@ that runs the loop, or that closes it, may call.
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
-from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, operation_of
+from uringloop._ring.ring cimport (
+    HOLDS_DESCRIPTOR,
+    LINGER,
+    NEVER_CANCELLED,
+    RETRIES,
+    WORKER_OWNS_MEMORY,
+    Operation,
+    Ring,
+    ends_with_run,
+    operation_of,
+)
 from uringloop._ring.uring cimport (
     uring_completion,
     uring_consume,
@@ -64,7 +74,7 @@ cdef int settle(Ring ring) except -1:
         tries += 1
         op = ring.in_flight.next
         while op != &ring.in_flight:
-            if op.ends_with_run:
+            if ends_with_run(op):
                 ring.cancel(op)
             op = op.next
         ring._submit_and_look(ring.run_count)
@@ -123,9 +133,9 @@ cdef int drain(Ring ring) except -1:
     ring._confirm()
     op = ring.in_flight.next
     while op != &ring.in_flight:
-        if not op.closes:
+        if not op.policy & NEVER_CANCELLED:
             ring.cancel(op)
-        by_worker = by_worker or op.lends
+        by_worker = by_worker or op.policy & WORKER_OWNS_MEMORY != 0
         expected += 1
         op = op.next
     while ring.in_flight.next != &ring.in_flight and idle < RETRIES:
@@ -154,7 +164,7 @@ cdef bint take_all(Ring ring) except -1:
         op = operation_of(cqe.user_data)
         head += 1
         uring_consume(&ring.u, head)
-        if op != NULL and (op.opens or op.closes):
+        if op != NULL and op.policy & (HOLDS_DESCRIPTOR | NEVER_CANCELLED):
             ring._complete(op, cqe.res, cqe.flags)
         elif op != NULL and not cqe.flags & IORING_CQE_F_MORE:
             let_go(ring, op, cqe.res)

@@ -26,6 +26,16 @@ cdef int RETRIES       # RETRIES_MAX and LINGER_NS, for other modules
 cdef int64_t LINGER
 
 
+# What is fixed about an operation before it is started: bits of `policy`.
+cdef enum Policy:
+    ENDS_WITH_RUN = 1 << 0       # a send or an accept: not left in flight when a run ends
+    RUN_WAITS = 1 << 1           # the end of a run waits for it: a worker uses the program's memory
+    WORKER_OWNS_MEMORY = 1 << 2  # a worker may use its memory after the ring has been closed
+    HOLDS_DESCRIPTOR = 1 << 3    # has a descriptor to close: completes even as the ring is closed
+    NEVER_CANCELLED = 1 << 4     # closes a descriptor, which would be lost
+    BACKGROUND = 1 << 5          # belongs to the loop itself: not counted as in flight
+
+
 cdef struct Operation:
     # One request in flight, embedded in the object that wants its answer. It is never freed
     # before its terminal completion, because the ring holds a reference to the owner until then.
@@ -33,18 +43,13 @@ cdef struct Operation:
     PyObject *owner            # borrowed; while in flight the ring holds one reference to it
     Operation *previous        # the ring's list of operations in flight
     Operation *next
+    unsigned int policy        # bits of Policy; those that are counted stay while it is in flight
     bint in_flight             # between start and the terminal completion
-    bint ends_with_run         # a send or an accept: not left in flight when a run ends
-    bint cancelled             # ends with the run only because it has been cancelled
+    bint cancelled             # by a ring with a kernel thread: it ends with the run, too
     bint quiet                 # will post a completion only if it fails
     unsigned int sequence      # of its submission, if it is quiet
-    bint lends                 # memory that a worker may use even if the ring is closed
-    bint lingers               # the same, and the end of a run waits for it
-    bint opens                 # it has something to close: told even as the ring is closed
-    bint closes                # a descriptor, which would else be lost: never cancelled
     unsigned char opcode       # of its submission, if there is a trace
     unsigned int number        # its name there
-    bint background            # belongs to the loop itself: not counted as in flight
 
 
 @cython.final
@@ -119,14 +124,16 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.owner = owner
     op.previous = NULL
     op.next = NULL
+    op.policy = 0
     op.in_flight = False
-    op.ends_with_run = False
     op.cancelled = False
     op.quiet = False
-    op.lends = op.lingers = op.opens = op.closes = False
-    op.background = False
     op.opcode = 0
     op.number = 0
+
+
+cdef inline bint ends_with_run(const Operation *op) noexcept:
+    return op.cancelled or op.policy & ENDS_WITH_RUN != 0
 
 
 cdef inline Operation *operation_of(uint64_t user_data) noexcept:

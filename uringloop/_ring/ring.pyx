@@ -206,11 +206,11 @@ cdef class Ring:
         Py_INCREF(<object>op.owner)
         op.in_flight = True
         append(head, op)
-        if not op.background:
+        if not op.policy & BACKGROUND:
             self.count += 1
-        if op.ends_with_run:
+        if ends_with_run(op):
             self.run_count += 1
-        if op.lingers:
+        if op.policy & RUN_WAITS:
             self.lingering += 1
         if self.trace.fd >= 0:
             op.opcode = sqe.opcode
@@ -235,9 +235,9 @@ cdef class Ring:
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, op.opcode, op.number)
-        if self.u.threaded and op.in_flight and not op.ends_with_run:
+        if self.u.threaded and op.in_flight and not ends_with_run(op):
             # It ends some time after the enter: settle waits for that.
-            op.cancelled = op.ends_with_run = True
+            op.cancelled = True
             self.run_count += 1
         return 0
 
@@ -412,13 +412,12 @@ cdef class Ring:
         remove(op)
         op.in_flight = False
         op.quiet = False
-        if not op.background:
+        if not op.policy & BACKGROUND:
             self.count -= 1
-        if op.ends_with_run:
+        if ends_with_run(op):
             self.run_count -= 1
-            if op.cancelled:
-                op.cancelled = op.ends_with_run = False
-        if op.lingers:
+            op.cancelled = False
+        if op.policy & RUN_WAITS:
             self.lingering -= 1
 
     cdef void _let_go(self, Operation *op, object owner) noexcept:
@@ -465,7 +464,7 @@ cdef class Ring:
             op = operation_of(cqe.user_data)
             index += 1
             if op != NULL and (op == wanted or (
-                    wanted == NULL and (op.ends_with_run or op.lingers))):
+                    wanted == NULL and (ends_with_run(op) or op.policy & RUN_WAITS))):
                 # The queue is ours to write: a completion for nobody is skipped later.
                 cqe.user_data = 0
                 flags = cqe.flags
@@ -504,11 +503,11 @@ cdef class Ring:
         # To the end: the list's head is on this stack.
         while orphans.next != &orphans:
             try:
-                if orphans.next.lends:
+                if orphans.next.policy & WORKER_OWNS_MEMORY:
                     # Its memory is the worker's for good.
                     Py_INCREF(<object>orphans.next.owner)
                 # How much of a send has gone nobody knows: sending it again may double bytes.
-                unknown = orphans.next.ends_with_run
+                unknown = ends_with_run(orphans.next)
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
                 failure = failure or exc
@@ -546,9 +545,9 @@ cdef class Ring:
             op = orphans.next
             op.quiet = False
             move_first(&orphans, &self.in_flight)
-            if op.lends:
+            if op.policy & WORKER_OWNS_MEMORY:
                 Py_INCREF(<object>op.owner)
-            unknown = op.ends_with_run or (lost and not op.background)
+            unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
         self.enter_forbidden = self.looked = False
@@ -610,7 +609,7 @@ cdef class Ring:
             move_first(&self.quiet, &self.in_flight)
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
-            if op.lends:
+            if op.policy & WORKER_OWNS_MEMORY:
                 # Its memory is a worker's for good. Nobody need wait for its end any more.
                 self._unlink(op)
                 op.on_completion(op, -ECANCELED, 0)

@@ -10,7 +10,7 @@ from uringloop._kernel.errors cimport ECANCELED, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot
-from uringloop._ring.ring cimport Operation, Ring, operation_init
+from uringloop._ring.ring cimport BACKGROUND, Operation, Ring, operation_init
 
 
 cdef class WakeUp:
@@ -20,7 +20,7 @@ cdef class WakeUp:
         self.fd = fd
         self.on_wake = on_wake
         operation_init(&self.poll_op, wake_up_on_poll, <PyObject*>self)
-        self.poll_op.background = True
+        self.poll_op.policy = BACKGROUND
 
     cdef int arm(self) except -1:
         """Arm the poll. Every write to the descriptor posts a completion; nothing reads it."""

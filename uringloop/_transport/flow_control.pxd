@@ -5,6 +5,7 @@ from uringloop._transport.pausing cimport ReadTransport
 
 cdef class FlowControl(ReadTransport):
     cdef bint writing_paused        # the protocol was told to pause
+    cdef int writes_lost            # since the end began, for the warning
     cdef Py_ssize_t high_water
     cdef Py_ssize_t low_water
 

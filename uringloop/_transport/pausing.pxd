@@ -1,15 +1,34 @@
 """Pausing: what a transport that reads does with what comes meanwhile."""
 
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._ring.buffers cimport BufferPool
+from uringloop._ring.ring cimport Operation
 from uringloop._transport.transport cimport Transport
 
 
+# What receiving is doing; the drawing is in pausing.pyx.
+cdef enum Receiving:
+    IDLE            # nothing is armed
+    ARMED           # recv_op is in flight
+    CANCELLING      # and a cancel of it is on its way
+    STARVED         # there is no receive buffer; the loop calls rearm()
+    ENDED           # the peer's end, or an error that stays: nothing more is received
+
+
 cdef class ReadTransport(Transport):
-    cdef bint started               # connection_made has been called
+    cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
+    cdef Receiving receiving
     cdef bint paused                # by pause_reading
     cdef bint stash_scheduled       # _deliver_stash is in the ready queue
     cdef list stash                 # came while paused; None when there never was anything
 
     cdef int want_recv(self) except -1
+    cdef int submit_recv(self, bint poll_first) except -1
+    cdef int arm(self, io_uring_sqe *sqe) except -1
+    cdef void disarmed(self) noexcept
+    cdef int cancel_recv(self) except -1
+    cdef int starve(self, BufferPool pool) except -1
+    cdef int end_input(self) except -1
     cdef int stop_reading(self) except -1
     cdef object refusal(self, object buffer)
     cdef int take_item(self, object item) except -1

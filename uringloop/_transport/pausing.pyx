@@ -1,4 +1,11 @@
-"""Pausing: what a transport that reads does with what comes meanwhile.
+"""Receiving: when a receive is armed, and what a transport does with what comes while paused.
+
+    IDLE ──arm()──> ARMED ──cancel_recv()──> CANCELLING      any ──end_input()──> ENDED
+     ^ ^              │                          │
+     │ └──────────────┴──── disarmed() <─────────┘
+     └──rearm()── STARVED <──starve()── IDLE
+
+A receive that is in flight when the input ends is a poll; it is cancelled.
 
 `pause_reading` only sets a flag. What the kernel had taken from the socket by then, or takes
 before it hears of the pause, goes to a stash; the first such item stops the flow. `resume_reading`
@@ -9,18 +16,65 @@ An item is whatever the subclass puts there: bytes, a datagram, an end.
 from asyncio.log import logger
 
 from uringloop._kernel.libc cimport MSG_PEEK
-from uringloop._transport.transport cimport Transport
+from uringloop._transport.transport cimport CLOSING, OPEN, Transport
 
 
 cdef class ReadTransport(Transport):
 
     cdef int want_recv(self) except -1:
         """Arm a receive if the protocol wants something and none is armed."""
+        if self.life == OPEN and self.receiving == IDLE and not self.paused:
+            self.submit_recv(False)
+        return 0
+
+    cdef int submit_recv(self, bint poll_first) except -1:
+        """Prepare a receive and `arm` it; with *poll_first* it looks for no buffer before."""
         raise NotImplementedError
+
+    cdef int rearm(self) except -1:
+        # With a poll first: a receive that looks for a buffer first fails for want of one even when
+        # the socket is idle.
+        if self.receiving == STARVED:
+            self.receiving = IDLE
+            if self.life == OPEN and not self.paused:
+                self.submit_recv(True)
+        return 0
+
+    cdef int arm(self, io_uring_sqe *sqe) except -1:
+        """Put a prepared receive in flight."""
+        assert self.receiving == IDLE
+        self.receiving = ARMED
+        return self.loop.ring.start(sqe, &self.recv_op)
+
+    cdef void disarmed(self) noexcept:
+        """The terminal completion of the receive has come."""
+        if self.receiving != ENDED:
+            self.receiving = IDLE
+
+    cdef int cancel_recv(self) except -1:
+        """Have the receive end; what it has taken meanwhile is still delivered."""
+        if self.receiving == ARMED and self.recv_op.in_flight:
+            self.receiving = CANCELLING
+            self.loop.ring.cancel(&self.recv_op)
+        return 0
+
+    cdef int starve(self, BufferPool pool) except -1:
+        """Receive again once *pool* has a buffer; until then the bytes stay in the socket."""
+        if self.receiving == ENDED:
+            return 0
+        assert self.receiving == IDLE
+        self.receiving = STARVED
+        return self.loop.starve(self, pool)
+
+    cdef int end_input(self) except -1:
+        """Receive nothing more, ever."""
+        self.cancel_recv()
+        self.receiving = ENDED
+        return 0
 
     cdef int stop_reading(self) except -1:
         """Take nothing more from the descriptor."""
-        return 0
+        return self.cancel_recv()
 
     cdef int deliver_item(self, object item) except -1:
         """Hand an item of the stash to the protocol."""
@@ -89,14 +143,14 @@ cdef class ReadTransport(Transport):
     def _deliver_stash(self):
         self.stash_scheduled = False
         try:
-            while self.stash and not self.paused and not self.closing:
+            while self.stash and not self.paused and self.life < CLOSING:
                 item = self.stash.pop(0)
                 if self.stash and self.loop.nestable:
                     # A run within this delivery goes on with the others.
                     self.schedule_stash()
                 self.deliver_item(item)
         finally:
-            if self.stash and not self.paused and not self.closing:
+            if self.stash and not self.paused and self.life < CLOSING:
                 self.schedule_stash()
             self.want_recv()
 
@@ -105,14 +159,14 @@ cdef class ReadTransport(Transport):
         return self.paused
 
     def pause_reading(self):
-        if self.closing or self.paused:
+        if self.life >= CLOSING or self.paused:
             return
         self.paused = True
         if self.loop.debug:
             logger.debug("%r pauses reading", self)
 
     def resume_reading(self):
-        if self.closing or not self.paused:
+        if self.life >= CLOSING or not self.paused:
             return
         self.paused = False
         if self.stash:
@@ -123,4 +177,4 @@ cdef class ReadTransport(Transport):
             logger.debug("%r resumes reading", self)
 
     def is_reading(self):
-        return not self.closing and not self.paused
+        return self.life < CLOSING and not self.paused

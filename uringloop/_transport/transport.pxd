@@ -16,6 +16,15 @@ cdef class Connections:
     cdef int detach(self) except -1
 
 
+# The life of a transport, in this order; the drawing is in transport.pyx.
+cdef enum Life:
+    OPENING     # connection_made is scheduled, and nothing is received yet
+    OPEN
+    CLOSING     # nothing more is delivered; what is queued is still sent
+    ENDING      # connection_lost is scheduled
+    LOST        # connection_lost has been called; the socket closes once nothing is in flight
+
+
 cdef class Transport(Flushable):
     cdef LoopCore loop
     cdef object protocol        # None after connection_lost
@@ -24,9 +33,7 @@ cdef class Transport(Flushable):
     cdef int fd                 # -1 once closed
     cdef Connections server     # that it belongs to; None for a client or once detached
     cdef dict extra             # what get_extra_info tells; None before somebody asks
-    cdef bint closing           # no more reading; set by close, abort and every fatal error
-    cdef int lost               # grows once the end is scheduled; counts writes after it
-    cdef bint ended             # connection_lost has been called
+    cdef Life life
     cdef dict __dict__          # programs and tests put things on transports, as on asyncio's
     cdef object __weakref__
 
@@ -36,6 +43,8 @@ cdef class Transport(Flushable):
     cdef dict need_extra(self)
     cdef dict make_extra(self)
     cdef int begin(self, object waiter) except -1
+    cdef int enter_open(self) except -1
+    cdef int enter_closing(self) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
     cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
     cdef PyObject *call_nested(
@@ -47,6 +56,7 @@ cdef class Transport(Flushable):
     cdef int check_thread(self) except -1
     cdef int force_close(self, object exc) except -1
     cdef int schedule_end(self, object exc) except -1
+    cdef int release_when_done(self) except -1
     cdef int release(self) except -1
     cdef int take_ends(self) except -1
     cdef bint busy(self) noexcept

@@ -4,6 +4,15 @@ The end comes in this order, whoever asks for it: operations are cancelled; conn
 called in a turn of its own; the socket is closed when the kernel holds no operation on it any
 more. Closing it earlier would send no FIN and free no port, for an operation in flight keeps
 the file open.
+
+    OPENING ──_start()──> OPEN ──close()──> CLOSING ──all is sent──> ENDING ──> LOST ──> released
+       │                   │                   │                       ^          ^          ^
+       └──close()──────────┼──> CLOSING        │                       │          │          │
+       └──abort(), a fatal error, a pipe's end─┴───────────────────────┘  connection_lost()  │
+                                                                      nothing is in flight ──┘
+
+`enter_open`, `enter_closing`, `schedule_end` and `_call_connection_lost` are the transitions, and
+nothing else sets `life`.
 """
 
 import warnings
@@ -105,6 +114,19 @@ cdef class Transport(Flushable):
         """Schedule connection_made, and `_start` after it, whatever became of it."""
         self.loop.schedule(self.protocol.connection_made, (self,), self.context)
         self.loop.schedule(self._start, (waiter,), None)
+        return 0
+
+    cdef int enter_open(self) except -1:
+        """connection_made() has been called: receive, unless the transport was closed there."""
+        assert self.life != OPEN
+        if self.life == OPENING:
+            self.life = OPEN
+        return 0
+
+    cdef int enter_closing(self) except -1:
+        """Deliver nothing more. What is queued is still sent, if it is an orderly close."""
+        assert self.life < CLOSING
+        self.life = CLOSING
         return 0
 
     # ── calling the protocol ─────────────────────────────────────────────────────────────────
@@ -215,14 +237,16 @@ cdef class Transport(Flushable):
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef int force_close(self, object exc) except -1:
-        if self.lost:
+        if self.life >= ENDING:
             return 0
-        self.closing = True
+        if self.life < CLOSING:
+            self.enter_closing()
         self.stop_operations()
         return self.schedule_end(exc)
 
     cdef int schedule_end(self, object exc) except -1:
-        self.lost += 1
+        assert self.life == CLOSING
+        self.life = ENDING
         self.loop.check_closed()
         # The transport's context is entered within: it may be the one that the loop is run in.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
@@ -234,15 +258,20 @@ cdef class Transport(Flushable):
             lose(self.protocol, exc)
         finally:
             leave(self.context, entered)
-            self.ended = True
+            assert self.life == ENDING
+            self.life = LOST
             if self.busy():
                 # The ends of what was cancelled in the turn before are there, undispatched.
                 self.take_ends()
-            if not self.busy():
-                self.release()
+            self.release_when_done()
+
+    cdef int release_when_done(self) except -1:
+        """Close the socket if connection_lost is done and the kernel holds nothing."""
+        if self.life == LOST and not self.busy():
+            self.release()
+        return 0
 
     cdef int release(self) except -1:
-        """Close the socket: connection_lost is done and the kernel holds nothing."""
         cdef object sock = self.sock
         cdef Connections server = self.server
         cdef int fd = self.fd
@@ -315,7 +344,7 @@ cdef class Transport(Flushable):
 
     @property
     def _closing(self):
-        return self.closing
+        return self.life >= CLOSING
 
     @property
     def _protocol(self):
@@ -333,7 +362,7 @@ cdef class Transport(Flushable):
         return self.need_extra().get(name, default)
 
     def is_closing(self):
-        return self.closing
+        return self.life >= CLOSING
 
     def get_protocol(self):
         return self.protocol

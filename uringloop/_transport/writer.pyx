@@ -20,8 +20,9 @@ from cpython.object cimport PyObject
 
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
-from uringloop._ring.ring cimport CONFIRMED, Operation, operation_init
+from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
+from uringloop._transport.transport cimport CLOSING, ENDING
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX
@@ -85,7 +86,7 @@ cdef class WriteTransport(FlowControl):
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.send_op, writer_on_send, <PyObject*>self)
         # Only the kernel knows how much of an unfinished send has gone.
-        self.send_op.ends_with_run = True
+        self.send_op.policy = ENDS_WITH_RUN
         self.queue = WriteQueue()
 
     # ── what the protocol calls ──────────────────────────────────────────────────────────────
@@ -95,12 +96,12 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
-            if self.lost:
+            if self.life >= ENDING:
                 return self.warn_lost()
             return self.write_failed(not_contiguous())
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
-        if self.lost:
+        if self.life >= ENDING:
             return self.warn_lost()
         self.queue.push(owned)
         return self.queued(PyBytes_GET_SIZE(owned))
@@ -123,7 +124,7 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned
         cdef Py_ssize_t size = 0
         self.check_eof()
-        if self.lost:
+        if self.life >= ENDING:
             # Of nothing nothing is lost.
             return self.warn_lost() if items.count(b"") < len(items) else 0
         for owned in items:
@@ -135,11 +136,11 @@ cdef class WriteTransport(FlowControl):
         return self.queued(size)
 
     def write_eof(self):
-        if self.closing or self.eof_written:
+        if self.life >= CLOSING or self.eof_written:
             return
         self.send_now()
         self.eof_written = True
-        if not self.queue.count and not self.closing and self.broken is None:
+        if not self.queue.count and self.life < CLOSING and self.broken is None:
             self.eof_sent = True
             self.end_output()
 
@@ -147,7 +148,7 @@ cdef class WriteTransport(FlowControl):
         return True
 
     def close(self):
-        if not self.closing:
+        if self.life < CLOSING:
             self.check_thread()
             self.begin_close()
 
@@ -166,9 +167,10 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int warn_lost(self) except -1:
-        if self.lost >= LOG_AFTER:
+        self.writes_lost += 1
+        # The end is counted, too, as in asyncio.
+        if self.writes_lost >= LOG_AFTER:
             logger.warning("socket.send() raised exception.")
-        self.lost += 1
         return 0
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
@@ -208,14 +210,14 @@ cdef class WriteTransport(FlowControl):
         cdef bytes data
         self.source = None
         data = source.give()
-        if data is not None and not self.lost:
+        if data is not None and self.life < ENDING:
             self.queue.push(data)
             if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
                 self.pause_sending()
         return 0
 
     cdef int flush(self) except -1:
-        if self.lost:
+        if self.life >= ENDING:
             return 0
         if self.source is not None:
             self.take_expected()
@@ -226,7 +228,7 @@ cdef class WriteTransport(FlowControl):
         return self.sent(0)
 
     cdef int flush_alone(self) except -1:
-        if self.source is not None and not self.lost:
+        if self.source is not None and self.life < ENDING:
             self.take_expected()
         if self.queue.size <= ALONE_MAX:
             self.send_now()
@@ -247,12 +249,10 @@ cdef class WriteTransport(FlowControl):
             if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
             return 0
-        if self.lost:
+        if self.life >= ENDING:
             # Aborted meanwhile: the bytes were waiting for the kernel to let go of them.
             self.queue.clear()
-            if self.ended and not self.busy():
-                self.release()
-            return 0
+            return self.release_when_done()
         if res >= 0:
             self.full = <size_t>res < self.queue.data_size
             return self.sent(res)
@@ -275,24 +275,24 @@ cdef class WriteTransport(FlowControl):
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
-        if self.closing or self.eof_written or self.empty_waiter is not None:
+        if self.life >= CLOSING or self.eof_written or self.empty_waiter is not None:
             return self.finish_writing()
         return 0
 
     cdef bint is_awaited(self) noexcept:
         """Whether something is to happen when the queue has been sent."""
-        return (self.writing_paused or self.closing or self.eof_written
+        return (self.writing_paused or self.life >= CLOSING or self.eof_written
                 or self.empty_waiter is not None)
 
     cdef int finish_writing(self) except -1:
         """Everything is sent: now what waited for that."""
         if self.empty_waiter is not None and not self.empty_waiter.done():
-            if self.closing:
+            if self.life >= CLOSING:
                 self.empty_waiter.set_exception(closed_by_peer())
             else:
                 self.empty_waiter.set_result(None)
-        if self.closing:
-            if not self.lost:
+        if self.life >= CLOSING:
+            if self.life < ENDING:
                 self.schedule_end(None)
         elif self.eof_written and not self.eof_sent:
             self.eof_sent = True
@@ -307,7 +307,7 @@ cdef class WriteTransport(FlowControl):
         """Try to send without the ring, for bytes that must not wait for the end of the turn."""
         cdef Py_ssize_t res
         cdef int error
-        if self.source is not None and not self.lost:
+        if self.source is not None and self.life < ENDING:
             self.take_expected()
         if self.send_op.quiet:
             # Prepared but not submitted yet: it goes first.
@@ -331,7 +331,7 @@ cdef class WriteTransport(FlowControl):
         """
         cdef Py_ssize_t res
         self.send_now()
-        if (self.queue.count or self.send_op.in_flight or self.full or self.lost
+        if (self.queue.count or self.send_op.in_flight or self.full or self.life >= ENDING
                 or self.eof_written or self.empty_waiter is not None):
             return 0
         self.queue.show(data, size)
@@ -366,15 +366,15 @@ cdef class WriteTransport(FlowControl):
 
     def _end_broken(self, turns):
         """End the connection once nothing has been there to receive for so many *turns*."""
-        if self.lost:
+        if self.life >= ENDING:
             return
         if self.is_receiving():
             if self.receive_rest():
                 turns = LAST_TURNS
-            if turns > 0 and not self.lost:
+            if turns > 0 and self.life < ENDING:
                 self.loop.schedule(self._end_broken, (turns - 1,), None)
                 return
-        if not self.closing:
+        if self.life < CLOSING:
             self.write_failed(self.kept_error(self.broken))
 
     cdef object kept_error(self, object exc):
@@ -390,7 +390,7 @@ cdef class WriteTransport(FlowControl):
         return exc
 
     def is_closing(self):
-        return self.closing or self.broken is not None
+        return self.life >= CLOSING or self.broken is not None
 
     cdef bint is_receiving(self) noexcept:
         """Whether there may be bytes for the protocol, or an error that is told by a receive."""
@@ -411,14 +411,14 @@ cdef class WriteTransport(FlowControl):
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
         self.send_now()
-        if not self.queue.count and not self.lost and self.broken is None:
+        if not self.queue.count and self.life < ENDING and self.broken is None:
             self.empty_waiter.set_result(None)
         return self.empty_waiter
 
     async def _wait_room(self):
         """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
         cdef PollOnce waiter
-        if self.closing:
+        if self.life >= CLOSING:
             raise closed_by_peer()
         waiter = poll_once(self.loop, self.fd, POLLOUT)
         # So that the end of the connection ends this wait, and with it the poll.
@@ -446,18 +446,18 @@ cdef class WriteTransport(FlowControl):
         """Return the bytes that the socket has not taken; those of this turn are tried first."""
         self.send_now()
         # What an aborted send still holds is not the protocol's any more.
-        return 0 if self.lost else self.queue.size
+        return 0 if self.life >= ENDING else self.queue.size
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef int begin_close(self) except -1:
         """Stop reading; the end comes when everything written has been sent."""
-        if self.closing:
+        if self.life >= CLOSING:
             return 0
         self.send_now()
-        if self.closing:
+        if self.life >= CLOSING:
             return 0
-        self.closing = True
+        self.enter_closing()
         self.stop_reading()
         if not self.queue.count:
             self.schedule_end(self.broken)

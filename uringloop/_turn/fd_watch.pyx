@@ -29,7 +29,7 @@ from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
 from uringloop._ring.features cimport EPOLL_WAIT, uses
-from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport Flushable, LoopCore
@@ -74,7 +74,7 @@ cdef class Watchers(Flushable):
             raise os_error(-errno, "epoll_create1")
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
         # Armed as long as anything is watched, which is no request of the program's.
-        self.wait_op.background = True
+        self.wait_op.policy = BACKGROUND
 
     def __dealloc__(self):
         self.close()

@@ -25,7 +25,7 @@ from uringloop._kernel.errors cimport ECANCELED, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, poll, POLLERR, pollfd, POLLHUP, POLLIN, POLLNVAL
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
-from uringloop._ring.ring cimport Operation, operation_init
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, Operation, operation_init
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -124,7 +124,7 @@ cdef class PollOnce:
             count_file(sock, 1)
             self.sock = sock
             # Should the loop be closed meanwhile.
-            self.poll_op.opens = True
+            self.poll_op.policy |= HOLDS_DESCRIPTOR
         return 0
 
     cdef int let_go(self) except -1:
