@@ -44,7 +44,7 @@ BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o
                    -o -path 'uringloop/*.h' -o -path 'uringloop/_softring/*.c' \
                    -o -path 'uringloop/_cpython/compiled.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
-LINTED = setup.py uringloop tests benchmarks examples
+LINTED = setup.py uringloop tests benchmarks examples docs
 CYTHON_LINTED = uringloop
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python

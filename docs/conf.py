@@ -21,6 +21,8 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_show_copyright = False
 
+# Classes of images, by which the theme shows one for light and one for dark.
+myst_enable_extensions = ["attrs_inline"]
 # The anchors that Git hosts give to headings.
 myst_heading_anchors = 3
 
@@ -45,9 +47,24 @@ OUTWARDS = re.compile(r"(?<=\]\()\.\./([^)#\s]+\.md)")
 INWARDS = re.compile(r"(?<=\]\()docs/(?=[^)]+)")
 
 
-def link_outwards(_app: object, _page: str, source: list[str]) -> None:
+def link_outwards(_app: object, page: str, source: list[str]) -> None:
     """Have links to files of the root lead to their pages, and to other Markdown as it is."""
+    if "/" in page:
+        # A folder below: what its links call `..` is this one.
+        return
     source[0] = OUTWARDS.sub(lambda link: PAGES.get(link[1], f"path:../{link[1]}"), source[0])
+
+
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">\s*</picture>'
+)
+IMAGES = "![{alt}]({light}){{.only-light}}\n![{alt}]({dark}){{.only-dark}}"
+
+
+def show_pictures(_app: object, _page: str, source: list[str]) -> None:
+    """Have pictures for light and for dark pages follow the theme, and be copied to the site."""
+    source[0] = PICTURE.sub(lambda found: IMAGES.format(**found.groupdict()), source[0])
 
 
 def link_inwards(_app: object, _path: object, _page: str, source: list[str]) -> None:
@@ -57,4 +74,5 @@ def link_inwards(_app: object, _path: object, _page: str, source: list[str]) -> 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", link_outwards)
+    app.connect("source-read", show_pictures)
     app.connect("include-read", link_inwards)

@@ -121,7 +121,7 @@ BEFOREHAND = {
             shutil.copy({str(CERTIFICATES)!r} + "/" + name, name)
         """,
     # Forty datagrams, which nobody reads.
-    ("docs/architecture.md", "Datagrams"): """
+    ("docs/decisions/0005-datagrams.md", "Datagrams"): """
         import asyncio, atexit, socket, uringloop
         receiver = socket.socket(type=socket.SOCK_DGRAM)
         receiver.bind(("127.0.0.1", 0))

@@ -274,7 +274,7 @@ def test_installed_wheel_echoes_and_reads_files(
 def test_nothing_tells_to_install_a_distribution_of_this_name_from_an_index() -> None:
     told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
     named = re.compile(r"uringloop\[")
-    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").glob("*.md")]
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
     files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "setup.py"]
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"

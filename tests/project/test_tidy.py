@@ -23,7 +23,7 @@ FUNCTION_LINES_MAX = 60
 
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
 CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 OTHERS = [ROOT / name for name in ("Makefile", "MANIFEST.in", "pyproject.toml", ".ci/run")]
 
 
@@ -152,6 +152,10 @@ def test_the_changelog_knows_the_version() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_the_architecture_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 250
 
 
 # ── what a file has not ──────────────────────────────────────────────────────────────────────

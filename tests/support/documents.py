@@ -17,7 +17,10 @@ DOCS = ROOT / "docs"
 
 # Whose blocks are run, and whose links are followed.
 PAGES = sorted(
-    [*DOCS.glob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+    [
+        *DOCS.rglob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ]
 )
 LINKED = sorted([*PAGES, ROOT / "CHANGELOG.md"])
 
