@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "the bytes of a multishot's last completion are dropped",
         "_net/stream.pyx",
-        "            if res > 0:\n                self.receive(res, flags)\n",
-        "            if res > 0 and False:\n                self.receive(res, flags)\n",
+        "        if res > 0:\n            return self.receive(res, flags)\n        if flags & IO",
+        "        if res > 0:\n            return 0\n        if flags & IO",
     ),
     Mutant(
         "a buffer is given back twice",
@@ -129,6 +129,48 @@ MUTANTS = (
         "        self.cancel_recv()\n",
     ),
     Mutant(
+        "a receive is not armed again after its last completion",
+        "_transport/pausing.pyx",
+        "            if is_last:\n                self.recv_ended(res)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "write_eof is not noted",
+        "_transport/writer.pyx",
+        "        self.output = EOF_WRITTEN\n",
+        "",
+    ),
+    Mutant(
+        "the watch of a pipe's reader is not noted",
+        "_net/pipe.pyx",
+        "        self.watching = WATCHED\n",
+        "",
+    ),
+    Mutant(
+        "a pipe's reader is watched again after a cancel",
+        "_net/pipe.pyx",
+        "            self.watching = CANCELLED\n",
+        "",
+    ),
+    Mutant(
+        "a listener without descriptors does not pause",
+        "_net/listener.pyx",
+        "        self.state = PAUSED\n",
+        "",
+    ),
+    Mutant(
+        "a listener that has paused never accepts again",
+        "_net/listener.pyx",
+        "        self.state = ACCEPTING\n",
+        "",
+    ),
+    Mutant(
+        "a listener that is closed goes on accepting",
+        "_net/listener.pyx",
+        "        self.state = CLOSED\n",
+        "",
+    ),
+    Mutant(
         "two sends are in flight",
         "_transport/writer.pyx",
         "        if self.send_op.in_flight:\n            return 0\n        if self.queue.count:\n",
@@ -193,7 +235,7 @@ MUTANTS = (
     Mutant(
         "what one turn has not accepted of a crowd is forgotten",
         "_net/listener.pyx",
-        "                # The poll does not tell of these again.\n"
+        "                # The poll does not report these connections again.\n"
         "                self.loop.add_flush(self)",
         "                pass",
     ),

@@ -8,12 +8,12 @@ import socket
 import ssl
 import sys
 
-# A second in microseconds: a loop that spins longer is a mistake in the unit.
+# One second, in microseconds: a longer busy wait is a mistake in the unit.
 WAIT_MAX_US = 1_000_000
-# A minute in milliseconds: a thread of the kernel that never sleeps is asked for by no program.
+# One minute, in milliseconds: a longer idle time of the kernel's thread is a mistake in the unit.
 IDLE_MAX_MS = 60_000
 
-# What a descriptor is to C.
+# The largest descriptor.
 C_INT_MAX = 2**31 - 1
 
 # From 3.13 on asyncio repeats the errno in the message of a failed bind().
@@ -21,18 +21,18 @@ BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
 
 
 def check_range(name: str, value: int, most: int) -> None:
-    """Refuse what is no whole number from 0 to *most*."""
+    """Raise ValueError unless *value* is from 0 to *most*, TypeError unless it is an integer."""
     if not 0 <= operator.index(value) <= most:
         raise ValueError(f"{name} must be between 0 and {most:,}, not {value}")
 
 
 def check_processor(name: str, number: int) -> None:
-    """Refuse what is no processor of this machine."""
+    """Raise ValueError unless *number* is a processor of this machine."""
     check_range(name, number, os.sysconf("SC_NPROCESSORS_CONF") - 1)
 
 
 def check_socket(sock: socket.socket) -> None:
-    """Refuse a socket that is TLS already: a transport would read its records."""
+    """Raise TypeError for an SSLSocket: a transport would read encrypted records."""
     if isinstance(sock, ssl.SSLSocket):
         raise TypeError("Socket cannot be of type SSLSocket")
 
@@ -45,7 +45,7 @@ def check_nonblocking(sock: socket.socket) -> None:
 def check_ssl_timeouts(
     ssl: object, ssl_handshake_timeout: float | None, ssl_shutdown_timeout: float | None
 ) -> None:
-    """Refuse TLS timeouts without TLS."""
+    """Raise ValueError for TLS timeouts without TLS."""
     if ssl:
         return
     if ssl_handshake_timeout is not None:
@@ -55,7 +55,7 @@ def check_ssl_timeouts(
 
 
 def check_server_hostname(ssl: object, server_hostname: str | None, host: str | None) -> None:
-    """Refuse a host name without TLS, and TLS without any host name."""
+    """Raise ValueError for a host name without TLS, and for TLS without a host name."""
     if server_hostname is not None and not ssl:
         raise ValueError("server_hostname is only meaningful with ssl")
     if server_hostname is None and ssl and not host:
@@ -63,13 +63,13 @@ def check_server_hostname(ssl: object, server_hostname: str | None, host: str | 
 
 
 def bind_failure(address: object, exc: OSError) -> str:
-    """Return the message for a bind() that failed."""
+    """Return asyncio's message for a failed bind()."""
     reason = str(exc) if BIND_SAYS_ERRNO else exc.strerror or ""
     return f"error while attempting to bind on address {address!r}: {reason.lower()}"
 
 
 def descriptor(file: object) -> int:
-    """Return the number of a file descriptor or of an object with fileno(), if it is one."""
+    """Return the descriptor *file*, or its fileno(). Raises ValueError for other objects."""
     if isinstance(file, int):
         return file
     try:
@@ -84,6 +84,6 @@ def check_descriptor(fd: int) -> None:
 
 
 def check_is_c_int(fd: int) -> None:
-    """Refuse a number that no descriptor can have, in the words of the selectors."""
+    """Raise OverflowError for a number that no descriptor can have, as selectors do."""
     if fd > C_INT_MAX:
         raise OverflowError("Python int too large to convert to C int")

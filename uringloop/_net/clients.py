@@ -66,7 +66,7 @@ async def create_connection(
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
-        # AF_UNIX is welcome too, as in asyncio: only the type counts.
+        # A UNIX socket is allowed, as in asyncio: only the type is checked.
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         ends = make_ends()
@@ -125,21 +125,21 @@ async def connect_accepted_socket(
 
 
 class Ends(Generic[P]):
-    """What sits on a connection: the program's protocol, and perhaps TLS below it."""
+    """The protocols of a connection: the program's, and asyncio's SSLProtocol below it or None."""
 
     def __init__(
         self, protocol: P, secure: SSLProtocol | None, waiter: asyncio.Future[None]
     ) -> None:
         self.protocol = protocol
         self.secure = secure
-        # Told of connection_made, or of the end of the TLS handshake.
+        # Resolved after connection_made(), or at the end of the TLS handshake.
         self.waiter = waiter
 
 
 def ends_of(
     loop: Loop, protocol_factory: Callable[[], P], tls_options: upgrade.Options | None
 ) -> Ends[P]:
-    """Make the protocols; everything that is wrong with their arguments fails here."""
+    """Create the protocols. Raises the exceptions for invalid TLS arguments."""
     protocol = protocol_factory()
     waiter = loop.create_future()
     secure = None if tls_options is None else upgrade.wrap(loop, protocol, tls_options, waiter)
@@ -147,7 +147,7 @@ def ends_of(
 
 
 async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Transport:
-    """Give a connected socket a transport, which owns it, and wait until that is ready."""
+    """Create the transport of a connected socket, which it owns, and wait until it is open."""
     try:
         sock.setblocking(False)
         if ends.secure is None:
@@ -156,7 +156,7 @@ async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Tran
             make_stream(loop, sock, ends.secure)
             transport = upgrade.app_transport(ends.secure)
     except BaseException:
-        # No transport will close it.
+        # No transport owns the socket.
         sock.close()
         raise
     try:
@@ -168,7 +168,7 @@ async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Tran
 
 
 def made_or_closed(make: Callable[[], T], sock: socket.socket) -> T:
-    """Make what comes next for a socket that is ours to close when that fails."""
+    """Return the result of *make*; close *sock* if it raises."""
     try:
         return make()
     except BaseException:
@@ -214,14 +214,14 @@ async def _connect_first(
             except OSError:
                 continue
     else:
-        # The rest, if it had a name, would be exceptions again.
+        # The race's other results are not kept: they refer to the exceptions.
         sock = (await staggered.staggered_race(attempts, delay, loop=loop))[0]
     try:
         if sock is not None:
             return sock
         raise _combined([exc for group in failures for exc in group], all_errors)
     finally:
-        # The exceptions refer to frames that refer to them.
+        # The exceptions and their frames refer to each other.
         failures.clear()
 
 
@@ -268,7 +268,7 @@ async def _connect_one(
 def _bind_local(
     sock: socket.socket, local_infos: Sequence[AddressInfo], failures: list[OSError]
 ) -> None:
-    """Bind to the first local address of the socket's family that can be had."""
+    """Bind to the first available local address of the socket's family."""
     family = sock.family
     for local_family, _, _, _, address in local_infos:
         if local_family != family:

@@ -22,9 +22,6 @@ cdef class DatagramTransport(FlowControl):
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 
-    cdef int on_recv(self, int res, unsigned int flags) except -1
-    cdef int on_readable(self, int res, unsigned int flags) except -1
-    cdef int recv_ended(self, int res) except -1
     cdef bint is_replaced(self) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1
@@ -41,4 +38,3 @@ cdef class DatagramTransport(FlowControl):
     cdef bint send_queued(self) except -1
     cdef int drop_first(self) except -1
     cdef int queue_sent(self) except -1
-    cdef int warn_lost(self) except -1

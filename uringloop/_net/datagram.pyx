@@ -1,24 +1,22 @@
-"""A datagram endpoint: each datagram whole, with the address that it came from.
+"""A datagram endpoint: whole datagrams, each with its sender's address.
 
 On IPv4 and IPv6 one multishot receive stays armed. Each completion names a buffer of a pool whose
-buffers hold the largest packet there is, behind the sender's address; it is copied out and given
-back before the protocol sees it. A multishot ends for many reasons, an empty datagram and the
-peer's refusal among them: it is armed again after each. Other families have datagrams of any
-size: there a poll waits, the socket tells the size, and recvfrom(2) receives.
+buffers hold a sender's address and the largest possible packet; the datagram is copied out and the
+buffer given back before the protocol sees it. An empty datagram, an ICMP error and other events end
+a multishot: it is armed again after each. Datagrams of other families have no maximum size: there a
+poll waits, recv(2) with MSG_TRUNC returns the size, and recvfrom(2) receives.
 
-An error of the network is gone once it has been told. One that stays, because another file has
-taken the descriptor's place, is told once, and nothing is received from then on.
+An error of the network is cleared when the socket has returned it. An error that stays, because
+another file has the descriptor's number now, is delivered once, and ends the input.
 
-Sending is a system call at once, in the order of the calls. Only what the socket does not take
-is queued, and sent when a poll says that there is room.
+sendto() is a system call at once, so that datagrams leave in the order of the calls. A datagram
+that the socket has no room for is queued, and sent when a poll reports room.
 """
 
 import asyncio
 import errno as error_numbers
 import socket
 import sys
-from asyncio import constants
-from asyncio.log import logger
 from collections import deque
 
 cimport cython
@@ -36,7 +34,7 @@ from uringloop._kernel.errors cimport (
     errno,
     os_error,
 )
-from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER, IORING_CQE_F_MORE
+from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER
 from uringloop._kernel.libc cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
@@ -61,21 +59,21 @@ from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.addresses cimport known_address, known_name
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.pausing cimport ENDED
+from uringloop._transport.pausing cimport ENDED, IDLE
 from uringloop._transport.transport cimport CLOSING, ENDING, socket_extra
 from uringloop._turn.turn cimport LoopCore
 
 
-# Datagrams that are received after one poll before the others have their turn.
+# Datagrams received after one poll before other connections are served.
 RECEIVED_MAX = 16
-# asyncio's: for a socket that does not tell the size of what it has.
+# asyncio's: for a socket that does not return the size of its datagram.
 RECEIVE_SIZE = 256 * 1024
-# Seconds until the next try on a socket that the kernel calls ready and is not: half closed, or
-# full at the receiver's end, which only a connected UNIX socket waits for.
+# Seconds until the next attempt on a socket that a poll reports as ready and is not: a half-closed
+# one, or one whose receiver's queue is full, which poll(2) checks only for connected UNIX sockets.
 RETRY_DELAY = 0.001
-# From 3.13 on asyncio counts a header for each datagram that waits.
+# From 3.13 on asyncio counts a header for each queued datagram.
 HEADER_SIZE = 8 if sys.version_info >= (3, 13) else 0
-# And since then an empty datagram is one that is sent.
+# From 3.13 on asyncio sends empty datagrams.
 SENDS_EMPTY = sys.version_info >= (3, 13)
 
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
@@ -83,8 +81,7 @@ cdef object NAME_ERROR_RECEIVED = "error_received"
 cdef int ENOTCONN = error_numbers.ENOTCONN
 cdef Py_ssize_t HEADER = HEADER_SIZE
 cdef bint EMPTY_TOO = SENDS_EMPTY
-cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
-# What a buffer of the pool is sure to hold. SCTP's messages, for one, may be larger.
+# The families and types whose datagrams fit into the pool's buffers. SCTP's messages may be larger.
 cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
 cdef str READ_FAILED = "Fatal read error on datagram transport"
@@ -92,7 +89,7 @@ cdef str WRITE_FAILED = "Fatal write error on datagram transport"
 
 
 class DatagramClass(asyncio.Transport, asyncio.DatagramTransport):
-    """What asyncio's own datagram transports are; never made, only named."""
+    """The class that isinstance() sees: asyncio's datagram transports derive from both."""
 
 
 cdef object DATAGRAM_CLASS = DatagramClass
@@ -105,33 +102,6 @@ cdef class DatagramTransport(FlowControl):
         operation_init(&self.recv_op, datagram_on_recv, <PyObject*>self)
         operation_init(&self.room_op, datagram_on_room, <PyObject*>self)
         self.queue = deque()
-
-    def _start(self, waiter):
-        """Begin to receive; runs in the turn in which connection_made was called.
-
-        Who waits for the endpoint goes first: nothing is received before it is theirs.
-        """
-        try:
-            if not self.polled:
-                self.loop.datagram_pool.prepare()
-        except OSError as exc:
-            # There is no memory for the buffers.
-            if not waiter.cancelled():
-                waiter.set_exception(exc)
-            return
-        if not waiter.cancelled():
-            waiter.set_result(None)
-        self.enter_open()
-        self.loop.schedule(self._recv_again, (), None)
-
-    def __repr__(self):
-        state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"
-        reading = "polling" if self.recv_op.in_flight else "idle"
-        writing = "polling" if self.room_op.in_flight else "idle"
-        return (
-            f"<{type(self).__name__} {state} fd={self.fd} read={reading} "
-            f"write=<{writing}, bufsize={self.queue_size}>>"
-        )
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
@@ -149,42 +119,27 @@ cdef class DatagramTransport(FlowControl):
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
         return self.arm(sqe)
 
-    cdef int on_recv(self, int res, unsigned int flags) except -1:
-        if not flags & IORING_CQE_F_MORE:
-            self.disarmed()
-        try:
+    cdef int on_received(self, int res, unsigned int flags) except -1:
+        if self.polled:
+            if (res >= 0 and self.life < CLOSING and not self.paused and self.receiving == IDLE
+                    and not self.recvfrom_all()):
+                # The kernel calls the socket ready, and it is not: it may be half closed.
+                return self.delay_recv(RETRY_DELAY)
+        elif res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
-            if res > 0:
-                self.receive(res, flags)
-            elif flags & IORING_CQE_F_BUFFER:
-                self.loop.datagram_pool.give_back(flags)
-        finally:
-            # A KeyboardInterrupt of the protocol leaves the run, and the next run receives on.
-            if not flags & IORING_CQE_F_MORE:
-                self.recv_ended(res)
-        return 0
-
-    cdef int on_readable(self, int res, unsigned int flags) except -1:
-        cdef int count = 1
-        self.disarmed()
-        try:
-            if res >= 0 and self.life < CLOSING and not self.paused:
-                count = self.recvfrom_all()
-        finally:
-            if count:
-                self.recv_ended(res)
-            else:
-                self.loop.call_later(RETRY_DELAY, self._recv_again)
+            return self.receive(res, flags)
+        elif flags & IORING_CQE_F_BUFFER:
+            self.loop.datagram_pool.give_back(flags)
         return 0
 
     cdef int recv_ended(self, int res) except -1:
-        """The receive has ended, for whatever reason: arm it again while the endpoint is open."""
+        """The receive has ended, for whatever reason: arm it again while the transport is open."""
         if self.life >= CLOSING:
             return self.release_when_done()
         if res == -ENOBUFS:
             return self.starve(self.loop.datagram_pool)
         if res == -EBADF:
-            # Somebody has closed the descriptor: the next receive would fail in the same way.
+            # The program has closed the descriptor: each further receive would fail, too.
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         try:
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
@@ -195,18 +150,15 @@ cdef class DatagramTransport(FlowControl):
             self.want_recv()
         return 0
 
-    def _recv_again(self):
-        self.want_recv()
-
     cdef bint is_replaced(self) except -1:
-        """Return whether the descriptor is another file's: then each receive fails at once."""
+        """Whether the descriptor is another file's by now: then each receive fails at once."""
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
         except OSError:
             return True
 
     cdef int receive(self, int size, unsigned int flags) except -1:
-        """Copy a datagram out of its buffer, give that back, and tell the protocol."""
+        """Copy a datagram out of its buffer, give the buffer back, and deliver or stash it."""
         cdef const char *memory = self.loop.datagram_pool.take(flags, size)
         cdef const char *name = NULL
         cdef const char *start = NULL
@@ -229,7 +181,7 @@ cdef class DatagramTransport(FlowControl):
         if 0 < merged_size < data_size:
             return self.take_merged(data, merged_size, address)
         if address is None and not data_size:
-            # The end of a stream, perhaps: a datagram tells where it came from.
+            # It may be the EOF of a stream socket: a datagram has a sender's address.
             if self.is_replaced():
                 self.end_input()
         if self.paused or self.stash:
@@ -237,7 +189,7 @@ cdef class DatagramTransport(FlowControl):
         return self.deliver(data, address)
 
     cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1:
-        """Deliver the datagrams of one sender that the kernel has merged, each for itself."""
+        """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
         cdef bytes piece
@@ -247,7 +199,7 @@ cdef class DatagramTransport(FlowControl):
                 start += size
                 self.deliver(piece, address)
         finally:
-            # None is lost when the protocol pauses, or leaves the run, in the middle.
+            # The protocol has paused, or raised KeyboardInterrupt: stash the others.
             while start < total and self.life < CLOSING:
                 self.keep((data[start:start + size], address))
                 start += size
@@ -256,12 +208,12 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int recvfrom_all(self) except -1:
-        """Receive what is there, up to a limit; return how many datagrams and errors it was."""
+        """Receive up to RECEIVED_MAX datagrams and errors; return how many."""
         cdef Py_ssize_t size
         cdef int count = 0
         while (count < RECEIVED_MAX and self.life < CLOSING and not self.paused
                 and self.receiving != ENDED):
-            # Asked first: what a datagram has beyond the size of the buffer is lost.
+            # The size first: recvfrom() drops the bytes beyond the size that it is given.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             if size < 0 and (errno == EAGAIN or errno == EINTR):
                 break
@@ -275,13 +227,11 @@ cdef class DatagramTransport(FlowControl):
                 if exc.errno == ENOTCONN or self.is_replaced():
                     self.end_input()
                 self.deliver_error(exc)
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
                 if not data and self.is_replaced():
-                    # The end of a stream.
+                    # The EOF of a stream socket.
                     self.end_input()
                 self.loop.counters.received_bytes += len(data)
                 self.deliver(data, address)
@@ -297,20 +247,20 @@ cdef class DatagramTransport(FlowControl):
         cdef PyObject *result = self.call_two(
             NAME_DATAGRAM_RECEIVED, <PyObject*>data, <PyObject*>address)
         if result == NULL:
-            # The next datagram is a matter of its own: asyncio keeps the endpoint open, too.
-            return self.call_failed("protocol.datagram_received() failed", False)
+            # The transport stays open, as in asyncio.
+            return self.call_failed("protocol.datagram_received() failed")
         Py_DECREF_owned(result)
         return 0
 
     cdef int deliver_error(self, object exc) except -1:
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
-            return self.call_failed("protocol.error_received() failed", False)
+            return self.call_failed("protocol.error_received() failed")
         Py_DECREF_owned(result)
         return 0
 
     cdef int tell_caller(self, object exc) except -1:
-        """Call error_received within sendto(), whose caller gets its exception, as in asyncio."""
+        """Call error_received() within sendto(), which raises its exception, as in asyncio."""
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
             raise_pending()
@@ -333,7 +283,7 @@ cdef class DatagramTransport(FlowControl):
         if self.life >= ENDING and (self.address is not None or self.sock is None):
             self.warn_lost()
             return
-        # Zero means that nothing waits: an empty datagram, where it is one, counts its header.
+        # Zero means an empty queue: an empty datagram is queued from 3.13 on only, with its header.
         if not self.queue_size:
             try:
                 if self.send_one(data, addr):
@@ -341,13 +291,11 @@ cdef class DatagramTransport(FlowControl):
             except OSError as exc:
                 self.tell_caller(exc)
                 return
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
                 return
             if self.life >= ENDING:
-                # Closed, and nobody waits for what the socket has no room for.
+                # connection_lost() is scheduled: nothing is queued any more.
                 return
             self.submit_room()
         data = bytes(data)
@@ -356,7 +304,7 @@ cdef class DatagramTransport(FlowControl):
         self.pause_protocol()
 
     cdef bint send_one(self, object data, object address) except -1:
-        """Hand a datagram to the socket; False if there is no room. Raises what goes wrong."""
+        """Send a datagram; return False if the socket has no room. Raises OSError."""
         cdef Py_buffer view
         if type(data) is bytes:
             return self.send_memory(
@@ -376,10 +324,10 @@ cdef class DatagramTransport(FlowControl):
             res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         else:
             name = known_name(address, &name_size)
-            # An endpoint of the other family may have heard of it: here it is wrong.
+            # The cache is for all sockets: an address of another family is an error for this one.
             if name == NULL or name.sin6_family != self.family:
                 return self.send_parsed(data, address)
-            # An answer to a sender of late: its address need not be parsed.
+            # A recent sender's address: it need not be parsed.
             res = sendto(
                 self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
                 name_size)
@@ -399,7 +347,7 @@ cdef class DatagramTransport(FlowControl):
         return True
 
     cdef int submit_room(self) except -1:
-        """Wait until the socket has room for what is queued."""
+        """Wait until the socket has room for the queue."""
         cdef io_uring_sqe *sqe
         if self.room_op.in_flight:
             return 0
@@ -418,8 +366,8 @@ cdef class DatagramTransport(FlowControl):
             if not self.queue and not self.writing_paused:
                 self.queue_sent()
             elif progress:
-                # The queue may be empty: then error_received has left the run before the protocol
-                # was told to resume.
+                # With an empty queue: error_received() has left the run, and the protocol still
+                # waits for resume_writing().
                 self.submit_room()
             else:
                 self.loop.call_later(RETRY_DELAY, self._send_again)
@@ -430,7 +378,7 @@ cdef class DatagramTransport(FlowControl):
             self.submit_room()
 
     cdef bint send_queued(self) except -1:
-        """Send until the queue is empty or the socket full; tell whether anything has gone."""
+        """Send until the queue is empty or the socket full; return whether anything was sent."""
         cdef bint progress = False
         cdef object data, address
         while self.queue:
@@ -442,8 +390,6 @@ cdef class DatagramTransport(FlowControl):
             except OSError as exc:
                 self.drop_first()
                 self.deliver_error(exc)
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
             progress = True
@@ -457,16 +403,9 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int queue_sent(self) except -1:
-        """Everything is sent: now what waited for that."""
+        """Everything is sent: end the transport if it is closing."""
         if self.life == CLOSING:
             self.schedule_end(None)
-        return 0
-
-    cdef int warn_lost(self) except -1:
-        self.writes_lost += 1
-        # The end is counted, too, as in asyncio.
-        if self.writes_lost >= LOG_AFTER:
-            logger.warning("socket.send() raised exception.")
         return 0
 
     cdef Py_ssize_t unsent(self) noexcept:
@@ -478,7 +417,7 @@ cdef class DatagramTransport(FlowControl):
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     def close(self):
-        """Stop receiving; the end comes when everything queued has been sent."""
+        """Stop receiving; connection_lost() is scheduled when the queue has been sent."""
         if self.life >= CLOSING:
             return
         self.check_thread()
@@ -487,11 +426,11 @@ cdef class DatagramTransport(FlowControl):
         if not self.queue:
             self.schedule_end(None)
 
-    cdef bint busy(self) noexcept:
-        return self.recv_op.in_flight or self.room_op.in_flight
+    cdef bint is_sending(self) noexcept:
+        return self.room_op.in_flight
 
     cdef int stop_operations(self) except -1:
-        # What is queued is no operation's: a send is a system call that has ended.
+        # No operation refers to the queue: a send is a system call that has returned.
         self.queue.clear()
         self.queue_size = 0
         self.stop_reading()
@@ -503,10 +442,10 @@ cdef class DatagramTransport(FlowControl):
 
     @property
     def __class__(self):
-        # As Transport does, for the other kind.
+        # isinstance(transport, asyncio.DatagramTransport) holds.
         return DATAGRAM_CLASS
 
-    # That class is a stream's, too, and has these to refuse them.
+    # asyncio.Transport has these, too; a datagram transport does not support them.
 
     def write(self, data):
         raise NotImplementedError
@@ -522,34 +461,32 @@ cdef class DatagramTransport(FlowControl):
 
 
 def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
-    """Make the transport of a non-blocking socket, which it owns from here on.
+    """Return the transport of a non-blocking socket, which it owns from now on.
 
-    *address* is the one that every datagram goes to, or None. *waiter* is resolved after
-    connection_made.
+    *address* is the one that every datagram is sent to, or None. *waiter* is resolved after
+    connection_made(). Raises OSError, and leaves *sock* to the caller, without memory for receive
+    buffers.
     """
     cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
+    cdef bint polled = (
+        sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
+        or not uses(MULTISHOT_RECV))
+    if not polled:
+        loop.datagram_pool.prepare()
+    transport.polled = polled
     transport.adopt(loop, sock, socket_extra(sock, None))
-    # An unnamed UNIX socket is a peer, too: its name is empty.
+    # An unnamed UNIX socket is a peer, too: its address is an empty string.
     transport.connected = transport.extra["peername"] is not None
     transport.family = sock.family
     transport.type = sock.type
     transport.address = address
     transport.protocol = protocol
-    transport.polled = (
-        sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
-        or not uses(MULTISHOT_RECV))
-    if transport.polled:
-        transport.recv_op.on_completion = datagram_on_readable
     transport.begin(waiter)
     return transport
 
 
 cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:
-    return (<DatagramTransport>op.owner).on_recv(res, flags)
-
-
-cdef int datagram_on_readable(Operation *op, int res, unsigned int flags) except -1:
-    return (<DatagramTransport>op.owner).on_readable(res, flags)
+    return (<DatagramTransport>op.owner).take_completion(res, flags)
 
 
 cdef int datagram_on_room(Operation *op, int res, unsigned int flags) except -1:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=asyncio.DatagramProtocol)
 Address: TypeAlias = tuple[str, int] | str | None
-# A family and a protocol, then the resolved local and remote address.
+# Family, protocol, resolved local address, resolved remote address.
 Candidate: TypeAlias = tuple[int, int, object, object]
 
-# From 3.13 on asyncio takes every socket that is no stream.
+# From 3.13 on asyncio accepts every socket that is not a stream socket.
 ANY_BUT_STREAMS = sys.version_info >= (3, 13)
 
 
@@ -57,14 +57,14 @@ async def create_datagram_endpoint(
     else:
         candidates = await _candidates(loop, local_addr, remote_addr, family, proto, flags)
         sock, address = await _open_first(loop, candidates, reuse_port, allow_broadcast)
+    waiter = loop.create_future()
     try:
         protocol = protocol_factory()
+        transport = make_datagram(loop, sock, protocol, address, waiter)
     except BaseException:
         if given is None:
             sock.close()
         raise
-    waiter = loop.create_future()
-    transport = make_datagram(loop, sock, protocol, address, waiter)
     if loop.get_debug():
         _log_created(local_addr, remote_addr, transport, protocol)
     try:
@@ -129,7 +129,7 @@ def _log_created(
 async def _candidates(
     loop: Loop, local_addr: Address, remote_addr: Address, family: int, proto: int, flags: int
 ) -> list[Candidate]:
-    """Return what may be tried, in order."""
+    """Return the families and addresses to try, in order."""
     if not local_addr and not remote_addr:
         if family == 0:
             raise ValueError("unexpected address family")
@@ -153,7 +153,7 @@ async def _candidates(
         if not infos:
             raise OSError("getaddrinfo() returned empty list")
         for info in infos:
-            # The last address of a family counts, as in asyncio.
+            # The last address of a family is used, as in asyncio.
             found.setdefault((info[0], info[2]), [None, None])[side] = info[4]
     candidates: list[Candidate] = [
         (found_family, found_proto, local, remote)
@@ -166,17 +166,17 @@ async def _candidates(
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket file that an earlier process has left; abstract names have none."""
+    """Remove the socket file that an earlier process has left. Abstract names have none."""
     if path[0] == "\x00":
         return
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.remove(path)
     except FileNotFoundError:
-        # Nothing is in the way.
+        # The usual case.
         pass
     except OSError as exc:
-        # The directory may allow to make sockets only.
+        # bind() may succeed all the same, or raises an exception of its own.
         logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
 
 
@@ -189,7 +189,7 @@ async def _open_first(
     reuse_port: bool | None,
     allow_broadcast: bool | None,
 ) -> tuple[socket.socket, object]:
-    """Return the first socket that can be had, and the one address that it may send to."""
+    """Return the first socket that can be opened, and its remote address or None."""
     failure: OSError | None = None
     try:
         for candidate in candidates:
@@ -202,7 +202,7 @@ async def _open_first(
         assert failure is not None
         raise failure
     finally:
-        # It refers to a frame that refers to it.
+        # The exception and its frame refer to each other.
         del failure
 
 
@@ -220,7 +220,7 @@ async def _open(
         if local:
             sock.bind(local)  # type: ignore[arg-type]
         if remote and not allow_broadcast:
-            # A connected socket would not hear the answers to a broadcast.
+            # A connected socket would not receive the replies to a broadcast.
             await loop.sock_connect(sock, remote)
     except BaseException:
         sock.close()

@@ -1,4 +1,4 @@
-"""The kernel's side of a server: its listening sockets."""
+"""The kernel's side of a server: a listening socket, from which the loop accepts."""
 
 import asyncio
 import socket
@@ -7,19 +7,12 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
+from uringloop._net.shared_listeners import ListeningSocket
 from uringloop._transport.transport import Connections
-from uringloop._turn.turn import Flushable, LoopCore
-
-ACCEPTS_MAX: int
-COMPANY_EVERY_NS: int
-LOOK_EVERY_NS: int
-SEARCH_EVERY_NS: int
-NAPS_MAX: int
-SINGLES_MAX: int
-YIELD_EVERY_NS: int
+from uringloop._turn.turn import LoopCore
 
 @disjoint_base
-class Listener(Flushable):
+class Listener(ListeningSocket):
     def __new__(
         cls,
         loop: LoopCore,
@@ -28,10 +21,5 @@ class Listener(Flushable):
         connections: Connections,
         shared: bool = False,
     ) -> Self: ...
-    def start(self) -> None: ...
     def close(self) -> None: ...
     def _retry_accept(self) -> None: ...
-
-@disjoint_base
-class SharedListeners(Flushable):
-    def __new__(cls, loop: LoopCore) -> Self: ...

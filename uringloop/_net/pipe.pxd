@@ -8,18 +8,24 @@ from uringloop._transport.writer cimport WriteTransport
 
 @cython.final
 cdef class ReadPipeTransport(ReadTransport):
-    cdef int on_read(self, int res, unsigned int flags) except -1
     cdef int read_some(self) except -1
     cdef int deliver(self, bytes data) except -1
     cdef int end_of_file(self) except -1
 
 
+# How a writing transport watches its reader; the drawing is in pipe.pyx.
+cdef enum Watching:
+    UNWATCHED       # not yet
+    UNWATCHABLE     # a character device: its poll would report nothing
+    WATCHED         # watch_op is in flight
+    CANCELLED       # watch_op is cancelled, and is never armed again
+
+
 @cython.final
 cdef class WritePipeTransport(WriteTransport):
     cdef Operation watch_op         # a one-shot poll for the end of the reader
-    cdef bint watchable             # a character device is not watched
-    cdef unsigned int watch_mask    # what else than errors means that the reader has gone
-    cdef bint cancelling            # a cancel of watch_op is on its way
+    cdef Watching watching
+    cdef unsigned int watch_mask    # events besides POLLERR and POLLHUP that mean the reader's end
 
     cdef int submit_watch(self) except -1
     cdef int on_watch(self, int res, unsigned int flags) except -1

@@ -1,17 +1,22 @@
-"""Pipes, FIFOs, terminals and the like: bytes in at one end, bytes out at another.
+"""Pipes, FIFOs and terminals: a transport that reads, and one that writes.
 
-A one-shot poll on the ring says when to read or to write; the bytes themselves go by plain system
-calls, non-blocking, as asyncio's do: a write leaves at once, so that whoever looks at the other
-end in the same callback finds it. A cancelled poll loses no byte, so a poll survives the end of a
-run and a change of thread, and pausing a reader needs no cancel.
+A one-shot poll reports when there is something to read, or room to write; non-blocking system calls
+move the bytes, as in asyncio: a program finds at the other end what it wrote in the same callback.
+A cancelled poll loses no byte. So a poll survives the end of a run and a change of thread, and
+pause_reading() cancels nothing.
 
-The transport owns the file object that the program gave, in the place of a socket, and closes it
-when the kernel holds no poll on it any more. Only the loop's thread may call anything here.
+A writing transport watches the other end with a second poll, and closes when the reader does:
+
+    UNWATCHED ──submit_watch()──> WATCHED ──stop_watching()──> CANCELLED      UNWATCHABLE
+        ^                            │
+        └──────the poll ends─────────┘
+
+A transport owns the program's file object, and closes it when no operation is in flight. Only the
+loop's thread may call anything here.
 """
 
 import asyncio
 import errno as errno_module
-from asyncio import constants
 from asyncio.log import logger
 
 cimport cython
@@ -25,24 +30,24 @@ from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport CLOSING, ENDING, OPEN, Transport
+from uringloop._transport.transport cimport CLOSING, ENDING, Transport, polling_or_idle
 from uringloop._transport.write_queue cimport as_bytes
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 
-# asyncio's largest read of a pipe; a pipe of default size holds a quarter of that.
+# asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
 READ_MAX = 256 * 1024
 
 cdef enum:
     SCRATCH_SIZE = 256 * 1024
 
-# Where every read goes before its bytes are copied out, under the GIL: pages that no read has
-# reached do not exist.
+# Every read(2) writes here, under the GIL, and the bytes are copied out. The kernel allocates only
+# the pages that a read has reached.
 cdef char[SCRATCH_SIZE] scratch
 
 cdef object NAME_DATA_RECEIVED = "data_received"
-cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+cdef str READ_FAILED = "Fatal read error on pipe transport"
 cdef int EIO = errno_module.EIO
 
 
@@ -52,23 +57,6 @@ cdef class ReadPipeTransport(ReadTransport):
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, read_pipe_on_read, <PyObject*>self)
 
-    def _start(self, waiter):
-        """Begin to read; runs in the turn in which connection_made was called.
-
-        Who waits for the pipe goes first: nothing is read before it is theirs.
-        """
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-            self.loop.schedule(self._start, (None,), None)
-            return
-        self.enter_open()
-        self.want_recv()
-
-    def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.life >= CLOSING else "open"
-        reading = "polling" if self.recv_op.in_flight and not self.paused else "idle"
-        return f"<{type(self).__name__} {state} fd={self.fd} {reading}>"
-
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     cdef int submit_recv(self, bint poll_first) except -1:
@@ -76,19 +64,17 @@ cdef class ReadPipeTransport(ReadTransport):
         io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         return self.arm(sqe)
 
-    cdef int on_read(self, int res, unsigned int flags) except -1:
-        self.disarmed()
+    cdef int on_received(self, int res, unsigned int flags) except -1:
+        if res > 0 and not self.paused and self.life < CLOSING:
+            return self.read_some()
+        return 0
+
+    cdef int recv_ended(self, int res) except -1:
         if self.life >= CLOSING:
             return self.release_when_done()
         if res < 0 and res != -ECANCELED:
-            return self.fatal_error(os_error(res, ""), "Fatal read error on pipe transport")
-        try:
-            if res > 0 and not self.paused:
-                self.read_some()
-        finally:
-            # A KeyboardInterrupt of the protocol leaves the run, and the next run reads on.
-            self.want_recv()
-        return 0
+            return self.fatal_error(os_error(res, ""), READ_FAILED)
+        return self.want_recv()
 
     cdef int read_some(self) except -1:
         cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
@@ -100,13 +86,13 @@ cdef class ReadPipeTransport(ReadTransport):
             return self.end_of_file()
         if error == EAGAIN or error == EINTR:
             return 0
-        return self.fatal_error(os_error(-error, ""), "Fatal read error on pipe transport")
+        return self.fatal_error(os_error(-error, ""), READ_FAILED)
 
     cdef int deliver(self, bytes data) except -1:
         cdef PyObject *result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
         if result == NULL:
-            # Not the end of the pipe: here asyncio's pipes differ from its sockets.
-            return self.call_failed("protocol.data_received() call failed.", False)
+            # The transport stays open: asyncio's pipes differ from its sockets here.
+            return self.call_failed("protocol.data_received() call failed.")
         Py_DECREF_owned(result)
         return 0
 
@@ -120,17 +106,14 @@ cdef class ReadPipeTransport(ReadTransport):
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef int fatal_error(self, object exc, str message) except -1:
-        # EIO is how a terminal says that its other side has gone.
+        # read(2) of a terminal returns EIO when its other side has been closed.
         if not isinstance(exc, OSError) or exc.errno == EIO:
             return Transport.fatal_error(self, exc, message)
         self.report(message, exc)
         return self.force_close(exc)
 
-    cdef bint busy(self) noexcept:
-        return self.recv_op.in_flight
-
     cdef int stop_reading(self) except -1:
-        # The poll stays while reading is paused: it takes no bytes.
+        # The poll stays armed while reading is paused: it takes no bytes.
         return 0
 
     cdef int stop_operations(self) except -1:
@@ -162,30 +145,26 @@ cdef class WritePipeTransport(WriteTransport):
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.watch_op, write_pipe_on_watch, <PyObject*>self)
         self.end_input()
-        # Nothing but a poll: it need not end with the run.
+        # asyncio counts failed writes of a pipe only, not its end.
+        self.writes_lost = 0
+        # A poll loses nothing: it need not end with the run.
         self.send_op.policy = 0
 
-    def _start(self, waiter):
-        """Begin to watch the reader; runs in the turn in which connection_made was called."""
-        self.enter_open()
-        if self.watchable and self.life == OPEN:
+    cdef int start_io(self) except -1:
+        # Also while closing: queued bytes are lost when the reader has gone.
+        if self.watching == UNWATCHED and self.life < ENDING:
             self.submit_watch()
-        if waiter is not None and not waiter.cancelled():
-            waiter.set_result(None)
+        return 0
 
-    def __repr__(self):
-        state = "closed" if self.sock is None else "closing" if self.life >= CLOSING else "open"
-        writing = "polling" if self.send_op.in_flight else "idle"
-        return (
-            f"<{type(self).__name__} {state} fd={self.fd} {writing} bufsize={self.queue.size}>"
-        )
+    cdef str describe_io(self):
+        return f"{polling_or_idle(self.send_op.in_flight)} bufsize={self.queue.size}"
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def write(self, data):
-        """Write *data* at once, as far as there is room; the rest when there is.
+        """Write *data* at once as far as the pipe has room, and the rest when it has.
 
-        Anything mutable is copied: the caller may change it as soon as this returns.
+        Mutable data is copied: the caller may change it when write() has returned.
         """
         if self.life >= CLOSING:
             if len(as_bytes(data) or b""):
@@ -204,7 +183,6 @@ cdef class WritePipeTransport(WriteTransport):
         self.send_now()
         if self.life >= ENDING or not self.queue.count:
             return 0
-        # Before the protocol is told: it may leave the run.
         self.submit_send()
         return self.pause_protocol()
 
@@ -219,7 +197,7 @@ cdef class WritePipeTransport(WriteTransport):
         return self.sent(0)
 
     cdef int submit_send(self) except -1:
-        """Wait until there is room."""
+        """Wait until the pipe has room."""
         cdef io_uring_sqe *sqe
         if self.send_op.in_flight:
             return 0
@@ -252,22 +230,23 @@ cdef class WritePipeTransport(WriteTransport):
     cdef int write_failed(self, object exc) except -1:
         return self.fatal_error(exc, "Fatal write error on pipe transport")
 
-    cdef int warn_lost(self) except -1:
-        if self.writes_lost >= LOG_AFTER:
-            logger.warning("pipe closed by peer or os.write(pipe, data) raised exception.")
-        self.writes_lost += 1
-        return 0
+    cdef str lost_write_warning(self):
+        return "pipe closed by peer or os.write(pipe, data) raised exception."
 
     # ── the reader's end ─────────────────────────────────────────────────────────────────────
 
     cdef int submit_watch(self) except -1:
-        # The kernel ends every poll on an error, a hang-up and a half-close, asked for or not.
+        # Every poll reports POLLERR and POLLHUP, whatever its mask.
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
+        assert self.watching == UNWATCHED
+        self.watching = WATCHED
         io_uring_prep_poll_add(sqe, self.fd, self.watch_mask)
         return self.loop.ring.start(sqe, &self.watch_op)
 
     cdef int on_watch(self, int res, unsigned int flags) except -1:
-        if self.life >= ENDING or self.cancelling:
+        if self.watching == WATCHED:
+            self.watching = UNWATCHED
+        if self.life >= ENDING or self.watching == CANCELLED:
             return self.release_when_done()
         if res == -ECANCELED:
             return self.submit_watch()
@@ -278,19 +257,20 @@ cdef class WritePipeTransport(WriteTransport):
         return self.force_close(BrokenPipeError() if self.queue.count else None)
 
     cdef int stop_watching(self) except -1:
-        if self.watch_op.in_flight and not self.cancelling:
-            self.cancelling = True
+        """Cancel the poll; it is never armed again."""
+        if self.watching == WATCHED:
+            self.watching = CANCELLED
             self.loop.ring.cancel(&self.watch_op)
         return 0
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     def write_eof(self):
-        # A pipe has no other way to say so.
+        # The reader sees EOF when the pipe is closed.
         self.begin_close()
 
     cdef int stop_reading(self) except -1:
-        # As long as something is queued it matters whether the reader is there.
+        # While bytes are queued, the reader's end must still be noticed.
         return 0 if self.queue.count else self.stop_watching()
 
     cdef int finish_writing(self) except -1:
@@ -306,7 +286,7 @@ cdef class WritePipeTransport(WriteTransport):
 
     # ── asyncio.WriteTransport ───────────────────────────────────────────────────────────────
 
-    # asyncio's is a reading transport by its class, and has these to refuse them.
+    # asyncio's class of writing pipes has these, too, and does not support them.
 
     def pause_reading(self):
         raise NotImplementedError
@@ -331,7 +311,7 @@ cdef class WritePipeTransport(WriteTransport):
 
 
 def make_read_pipe(LoopCore loop not None, pipe, protocol, waiter=None):
-    """Make the transport that reads from *pipe*, a non-blocking file object, and owns it."""
+    """Return the transport that reads from *pipe*, a non-blocking file object, and owns it."""
     cdef ReadPipeTransport transport = ReadPipeTransport.__new__(ReadPipeTransport)
     transport.adopt(loop, pipe, {"pipe": pipe})
     transport.protocol = protocol
@@ -340,13 +320,13 @@ def make_read_pipe(LoopCore loop not None, pipe, protocol, waiter=None):
 
 
 def make_write_pipe(LoopCore loop not None, pipe, protocol, waiter, *, watchable, is_socket):
-    """Make the transport that writes to *pipe*, a non-blocking file object, and owns it.
+    """Return the transport that writes to *pipe*, a non-blocking file object, and owns it.
 
-    If it is *watchable* the transport ends when the reader does. On a socket anything that comes
-    in is taken for that, as in asyncio.
+    If *pipe* is *watchable*, the transport closes when the reader does. On a socket it closes, as
+    in asyncio, when anything can be read.
     """
     cdef WritePipeTransport transport = WritePipeTransport.__new__(WritePipeTransport)
-    transport.watchable = watchable
+    transport.watching = UNWATCHED if watchable else UNWATCHABLE
     transport.watch_mask = POLLIN if is_socket else 0
     transport.adopt(loop, pipe, {"pipe": pipe})
     transport.protocol = protocol
@@ -355,7 +335,7 @@ def make_write_pipe(LoopCore loop not None, pipe, protocol, waiter, *, watchable
 
 
 cdef int read_pipe_on_read(Operation *op, int res, unsigned int flags) except -1:
-    return (<ReadPipeTransport>op.owner).on_read(res, flags)
+    return (<ReadPipeTransport>op.owner).take_completion(res, flags)
 
 
 cdef int write_pipe_on_watch(Operation *op, int res, unsigned int flags) except -1:

@@ -1,4 +1,4 @@
-"""connect_read_pipe and connect_write_pipe: what happens once for a pipe."""
+"""connect_read_pipe and connect_write_pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uringloop.loop import Loop
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-# Anything with fileno() and close(): a file, a socket, a program's own class.
+# An object with fileno() and close(): a file, a socket, an object of a program's class.
 Pipe = IO[bytes] | Any
 
 
@@ -53,7 +53,7 @@ async def connect_write_pipe(
 
 
 def _begin(pipe: Pipe, refusal: str) -> int:
-    """Make *pipe* non-blocking and return its mode; it stays the caller's if that is refused."""
+    """Make *pipe* non-blocking, and return its mode. Raises ValueError with *refusal*."""
     mode = os.fstat(pipe.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)):
         raise ValueError(refusal)
@@ -64,7 +64,7 @@ def _begin(pipe: Pipe, refusal: str) -> int:
 async def _connected(
     waiter: asyncio.Future[None], transport: asyncio.ReadTransport | asyncio.WriteTransport
 ) -> None:
-    """Wait until connection_made has run; a wait that is cancelled closes the pipe."""
+    """Wait until connection_made() has run; if the wait is cancelled, close the pipe."""
     try:
         await waiter
     except BaseException:

@@ -1,4 +1,4 @@
-"""Names to addresses: getaddrinfo and getnameinfo on the executor, literals without it."""
+"""Name resolution: getaddrinfo() and getnameinfo() in the executor, numeric addresses at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AddressInfo: TypeAlias = (
     ]
 )
 
-# What getaddrinfo answers for an address in digits, by the type that was asked for.
+# The type and protocol that getaddrinfo() returns for a numeric address, by the requested type.
 KINDS = {
     int(socket.SOCK_STREAM): (socket.SOCK_STREAM, socket.IPPROTO_TCP),
     int(socket.SOCK_DGRAM): (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
@@ -79,7 +79,7 @@ def literal_info(
     flowinfo: int = 0,
     scope_id: int = 0,
 ) -> AddressInfo | None:
-    """Return what getaddrinfo would say of an IP address and port in digits, or None."""
+    """Return what getaddrinfo() returns for a numeric host and port; None for other hosts."""
     if host is None or proto not in (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP):
         return None
     kind = KINDS.get(type)
@@ -91,7 +91,7 @@ def literal_info(
     if isinstance(host, bytes):
         host = host.decode("idna")
     if "%" in host:
-        # A scope's name is the resolver's to translate.
+        # The resolver translates the name of a scope.
         return None
     if family != socket.AF_INET6 and _is_literal(family or socket.AF_INET, host):
         return socket.AF_INET, *kind, "", (host, number)
@@ -101,8 +101,8 @@ def literal_info(
 
 
 def _is_literal(family: int, host: str) -> bool:
-    # Other families than the two of IP are refused here; a ValueError gets out, for a host with
-    # a null in it is not the one before the null.
+    # OSError: another family than IPv4 and IPv6, or not numeric. A host with a null character
+    # raises ValueError, which the caller gets.
     try:
         socket.inet_pton(family, host)
     except OSError:
@@ -111,7 +111,7 @@ def _is_literal(family: int, host: str) -> bool:
 
 
 def _port_number(port: Port) -> int | None:
-    # Not compared: under `python -bb` that is an error for bytes beside a str or an int.
+    # `port in ("", b"")` would raise BytesWarning under `python -bb`.
     if port is None or (isinstance(port, (bytes, str)) and not port):
         return 0
     try:
@@ -129,13 +129,13 @@ async def ensure_resolved(
     proto: int = 0,
     flags: int = 0,
 ) -> list[AddressInfo]:
-    """Resolve the host and port of *address* unless they are in digits already."""
+    """Return the addresses of a host and port; numeric ones are not resolved."""
     host, port = address[:2]
     rest = address[2:]
     if len(rest) > 2:
         raise TypeError(f"an address has 2 to 4 items, got {address!r}")
     info = literal_info(
-        host,  # type: ignore[arg-type]  # The user's; sockets and the resolver refuse what is wrong.
+        host,  # type: ignore[arg-type]  # Sockets and the resolver raise for other types.
         port,  # type: ignore[arg-type]
         family=family,
         type=type,
@@ -153,5 +153,5 @@ async def ensure_resolved(
         proto=proto,
         flags=flags,
     )
-    # A resolver of the program's may answer None.
+    # A resolver of the program may return None.
     return list(infos or ())

@@ -1,7 +1,7 @@
 """sendfile(2): from a file to a socket without a copy through the program.
 
-The checks, the fallback for what sendfile(2) refuses, and all the wording are asyncio's own
-methods; here is what they call: the system call in slices, with waits for room in between.
+The checks, the fallback without sendfile(2) and all messages are asyncio's own methods. They call
+this module, which sends in slices and waits for room between them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 Descriptor = socket.socket | TransportSocket
 
-# Bound here, before a tool that looks for blocking calls replaces it: as in servers.py.
+# Bound at import, before a tool that detects blocking calls replaces it (see servers.py).
 _sendfile = os.sendfile
 
-# What one sendfile(2) is asked for: the socket takes less, and the loop must have its turn.
+# Bytes of one sendfile(2): other connections are served in between.
 SLICE = 1024 * 1024
 
-# By this asyncio moves a file that it has sent. Since gh-150107 (3.16, 3.14.10) it does so even if
-# nothing has gone, and the function is not told how much has.
+# asyncio's function that sets a file's position after a transfer. From gh-150107 on (3.16, 3.14.10)
+# it does so even if nothing was sent, and it has no argument for the number of bytes.
 _MOVE = getattr(unix_events._UnixSelectorEventLoop, "_sock_sendfile_update_filepos", None)
 ALWAYS_MOVES = _MOVE is None or "total_sent" not in _MOVE.__code__.co_varnames
 
@@ -40,7 +40,7 @@ ALWAYS_MOVES = _MOVE is None or "total_sent" not in _MOVE.__code__.co_varnames
 async def to_socket(
     loop: Loop, sock: socket.socket, file: Any, offset: int, count: int | None
 ) -> int:
-    """Send a file to a socket of the program's; see `to_descriptor`."""
+    """Send a file to a socket of the program; see `to_descriptor`."""
     loop._check_no_transport(sock.fileno())
     return await to_descriptor(
         sock, file, offset, count, room=lambda: sock_calls.writable(loop, sock.fileno())
@@ -50,12 +50,12 @@ async def to_socket(
 async def to_transport(
     loop: Loop, transport: StreamTransport, file: Any, offset: int, count: int | None
 ) -> int:
-    """The same on a transport, after what was written before."""
+    """Send a file to a transport, behind all data written before; see `to_descriptor`."""
     sock = transport.get_extra_info("socket")
     assert isinstance(sock, TransportSocket)
     loop._check_sendfile_params(sock, file, offset, count)
     reading = transport.is_reading()
-    # Refused while another sendfile is in progress, which must not be disturbed.
+    # Raises RuntimeError while another sendfile is in progress; nothing is changed then.
     written = transport._wait_empty()
     transport.pause_reading()
     try:
@@ -78,10 +78,10 @@ async def to_descriptor(
     room: Callable[[], Awaitable[None]],
     gone: Callable[[int], None] | None = None,
 ) -> int:
-    """Send *count* bytes of *file* from *offset*, or all there are; return how many went.
+    """Send *count* bytes of *file* from *offset*, or all; return the number of bytes sent.
 
-    *room* waits until the socket can take more, *gone* is told of what it has taken. Raises
-    SendfileNotAvailableError when the kernel can not do it and nothing has gone.
+    *room* waits until the socket has room; *gone* is called with the bytes of each system call.
+    Raises SendfileNotAvailableError if the kernel refuses and nothing was sent.
     """
     try:
         number = file.fileno()
@@ -98,7 +98,7 @@ async def to_descriptor(
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
             if not operation.is_cached(number, offset + total, wanted):
-                # The disk is waited for by a worker of the kernel, not by the loop.
+                # A worker thread of the kernel waits for the disk, not the loop.
                 await operation.read_ahead(number, offset + total, wanted)
             try:
                 sent = _sendfile(sock.fileno(), number, offset + total, wanted)
@@ -119,11 +119,11 @@ async def to_descriptor(
                 gone(sent)
             since_wait += sent
             if since_wait >= SLICE:
-                # A reader that keeps up must not keep the loop.
+                # A fast reader must not keep other connections waiting.
                 await room()
                 since_wait = 0
     finally:
-        # Wherever this ends: the file's position tells how much has gone. A pipe has none.
+        # Also after an exception: the file's position says how much was sent. A pipe has none.
         if total or ALWAYS_MOVES:
             with contextlib.suppress(OSError):
                 os.lseek(number, offset + total, os.SEEK_SET)

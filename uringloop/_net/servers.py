@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
     from uringloop.loop import Loop
 
-# Not those of `os`, which tools that look for blocking calls replace: such tools let asyncio's own
-# servers use them, known by file and function.
+# Not os.stat and os.unlink: tools that detect blocking calls replace these, and allow them to
+# asyncio's own servers by file and function name.
 _stat, _unlink = posix.stat, posix.unlink
 
-# Since 3.14 a cancelled serve_forever() closes the connections too: it waits for their end.
+# From 3.14 on a cancelled serve_forever() closes the connections: it waits for their end.
 CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
 
-# From 3.13 on asyncio's servers pass over addresses that this machine has not.
+# From 3.13 on asyncio's servers skip addresses that the machine does not have.
 SKIPS_UNAVAILABLE = sys.version_info >= (3, 13)
 
 
 class Server(asyncio.Server):
-    """A listening server; every version of Python gets close_clients and abort_clients."""
+    """A server. close_clients() and abort_clients() exist on every version of Python."""
 
-    # asyncio.Server is the base for isinstance() and annotations; nothing of it is called.
+    # asyncio.Server is a base class for isinstance() and annotations; no method of it is called.
 
     def __init__(
         self,
@@ -59,30 +59,30 @@ class Server(asyncio.Server):
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
         self._listeners: list[Listener] = []
-        # Under the names that asyncio's server has them by: programs read them.
+        # With the names of asyncio's server: programs read them.
         self._protocol_factory = protocol_factory
         self._backlog = backlog
         self._ssl_context: ssl.SSLContext | None = None
         self._ssl_handshake_timeout: float | None = None
         self._ssl_shutdown_timeout: float | None = None
-        # Makes what an accepted connection calls: the program's protocol, or TLS's before it.
+        # Returns an accepted connection's protocol: the program's, or an SSLProtocol.
         self._accepted_factory = protocol_factory
         if tls_options is not None:
             self._ssl_context = tls_options.context
             self._ssl_handshake_timeout = tls_options.handshake_timeout
             self._ssl_shutdown_timeout = tls_options.shutdown_timeout
             self._accepted_factory = upgrade.server_factory(loop, protocol_factory, tls_options)
-        # Sockets that were passed in: other processes may accept from them, too.
+        # The socket was passed in: other processes may accept from it, too.
         self._shared = shared
-        # Our own connections; an abandoned one is noticed by its own finalizer.
+        # The connections of our transports; __del__ of an abandoned transport detaches it.
         self._connections = Connections(loop, self._wake_if_done)
-        # Those of others, who attach and detach them as asyncio's transports do.
+        # Transports of other classes, which call _attach() and _detach() as asyncio's do.
         self._foreign: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._nameless = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever_fut: asyncio.Future[None] | None = None
-        # The file of a UNIX socket and its inode, if it is to be removed.
+        # The path and inode of a UNIX socket's file, if close() removes it.
         self._socket_file: tuple[str | bytes, int] | None = None
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Server(asyncio.Server):
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
-    # Up to 3.12 asyncio counts connections without a name, and so does who extends its servers.
+    # Up to 3.12 asyncio's _attach() has no argument: subclasses of its servers call it like that.
 
     def _attach(self, transport: asyncio.Transport | None = None) -> None:
         if transport is None:
@@ -106,11 +106,11 @@ class Server(asyncio.Server):
         self._wake_if_done()
 
     def _wake_if_done(self) -> None:
-        """Wake who waits for the end: closed, and no connection left."""
+        """Resolve the waiters of wait_closed() if the server is closed and has no connection."""
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
-        # What they called was a method of ours: a closed server is part of no reference cycle.
+        # They refer to a method of this server: without that, a closed server is in no cycle.
         self._connections.end()
         for waiter in waiters:
             if not waiter.done():
@@ -124,12 +124,12 @@ class Server(asyncio.Server):
         return [*self._connections.transports(), *self._foreign]
 
     def close_clients(self) -> None:
-        """Close all connections; what they have been given to write is sent before."""
+        """Close all connections, after what was written to them has been sent."""
         for transport in self._transports():
             transport.close()
 
     def abort_clients(self) -> None:
-        """Close all connections at once; what has not been sent is lost."""
+        """Close all connections at once; unsent data is lost."""
         for transport in self._transports():
             transport.abort()
 
@@ -150,7 +150,7 @@ class Server(asyncio.Server):
             return
         self._serving = True
         for sock in self._sockets:
-            # First, for it sets what connections inherit from a socket that listens not yet.
+            # Before listen(): connections inherit the options that Listener sets.
             listener = Listener(
                 self._loop, sock, self._accepted_factory, self._connections, self._shared
             )
@@ -164,7 +164,7 @@ class Server(asyncio.Server):
         if self._sockets is None:
             raise RuntimeError(f"server {self!r} is closed")
         self._begin()
-        # The kernel has the accepts when this returns.
+        # After one turn the kernel has the submissions.
         await asyncio.sleep(0)
 
     async def serve_forever(self) -> None:
@@ -186,7 +186,7 @@ class Server(asyncio.Server):
             self._serving_forever_fut = None
 
     def close(self) -> None:
-        """Stop listening: the ports are free when this returns. Connections stay open."""
+        """Stop listening. The ports are free when this returns; connections stay open."""
         sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
@@ -207,7 +207,7 @@ class Server(asyncio.Server):
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its connections have ended.
 
-        As on the running Python: before 3.12 this returned at once for a closed server.
+        As in asyncio, this returns at once for a closed server before Python 3.12.
         """
         if self._waiters is None:
             return
@@ -288,7 +288,7 @@ async def _serve(
 async def _resolve_hosts(
     loop: Loop, host: Hosts, port: int | str | None, family: int, flags: int
 ) -> list[AddressInfo]:
-    """Resolve every host; an address that several of them have is there once."""
+    """Resolve every host; an address of several hosts is returned once."""
     hosts: list[str | None]
     if host is None or (isinstance(host, str) and not host):
         hosts = [None]
@@ -322,7 +322,7 @@ def _bind_all(
             try:
                 sock = socket.socket(family, kind, proto)
             except OSError:
-                # The family is not built into this kernel.
+                # The kernel is built without this family.
                 if loop.get_debug():
                     logger.warning(
                         "create_server() failed to create socket.socket(%r, %r, %r)",
@@ -336,7 +336,7 @@ def _bind_all(
             for option in options:
                 sock.setsockopt(socket.SOL_SOCKET, option, True)
             if family == socket.AF_INET6:
-                # One socket a family: a dual-stack one would take the IPv4 port as well.
+                # One socket per family: a dual-stack socket would bind the IPv4 port as well.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
             try:
                 sock.bind(address)
@@ -344,7 +344,7 @@ def _bind_all(
                 reason = bind_failure(address, exc)
                 if exc.errno != errno.EADDRNOTAVAIL or not SKIPS_UNAVAILABLE:
                     raise OSError(exc.errno, reason) from None
-                # The family is switched off.
+                # The machine has no address of the family.
                 sockets.pop().close()
                 if loop.get_debug():
                     logger.warning(reason)
@@ -405,7 +405,7 @@ def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
     try:
         return path, _stat(path).st_ino
     except FileNotFoundError:
-        # Removed already, or bound in another directory.
+        # Removed already, or bound relative to another directory.
         return None
 
 
@@ -415,7 +415,7 @@ def _remove_socket_file(path: str | bytes, inode: int) -> None:
         if _stat(path).st_ino == inode:
             _unlink(path)
     except FileNotFoundError:
-        # Somebody has removed it before.
+        # Removed already.
         return
     except OSError as exc:
         logger.error("Unable to clean up listening UNIX socket %r: %r", path, exc)
@@ -430,7 +430,7 @@ def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
             _remove_stale_socket(path)
         sock.bind(path)
         if mode is not None:
-            # Nobody can connect before listen().
+            # Before listen(): no client can connect yet.
             os.chmod(path, mode)
     except OSError as exc:
         sock.close()
@@ -444,12 +444,12 @@ def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
 
 
 def _remove_stale_socket(path: str | bytes) -> None:
-    """Remove what an earlier server has left at *path*, if it is a socket."""
+    """Remove the socket file that an earlier server has left at *path*."""
     try:
         if stat.S_ISSOCK(_stat(path).st_mode):
             _unlink(path)
     except FileNotFoundError:
-        # The usual case: nobody was there.
+        # The usual case.
         return
     except OSError as exc:
         logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)

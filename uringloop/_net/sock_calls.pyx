@@ -1,13 +1,13 @@
 """The sock_* methods: socket calls on the user's own sockets.
 
-Each one tries the system call first; when the socket is not ready it waits for a one-shot poll
-and tries again. No buffer of the user's is ever lent to the kernel, and cancelling a call
-cancels a poll: no byte is lost. The sockets stay the user's: nothing here closes one, and one that
-is closed while a call waits stays open until that has ended.
+Each method tries the system call first. If the socket is not ready, it waits for a one-shot poll
+and tries again. No operation refers to a buffer of the program, and cancelling a call cancels a
+poll: no byte is lost. The sockets remain the program's: nothing here closes one. A socket that the
+program closes while a call waits stays open until the call has ended.
 
-A receive that brought less than it asked for has emptied its socket: the next one does not try in
-vain, and asks for a poll at once. `sock_recv`, `sock_recv_into` and `sock_sendall` become methods
-of the loop as they are: one coroutine each, and plain system calls where the socket is plain.
+A receive that returned less than it asked for has emptied its socket: the next receive polls first.
+`sock_recv`, `sock_recv_into` and `sock_sendall` are methods of the loop as they stand, one
+coroutine each, and use plain system calls if the socket is exactly a socket.socket.
 """
 
 import socket
@@ -23,21 +23,21 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef enum:
-    # What one receive takes at most without a call of Python's own socket.
+    # A larger receive is passed to socket.recv().
     SCRATCH_SIZE = 256 * 1024
-    # Descriptors beyond this number are always tried first.
+    # The system call is always tried first on descriptors beyond this number.
     EMPTIED_SIZE = 64 * 1024
 
-# Where receives go before their bytes are copied out, under the GIL.
+# recv(2) writes here, under the GIL, and the bytes are copied out.
 cdef char[SCRATCH_SIZE] scratch
-# By descriptor: the last receive has emptied it. A stale mark costs a poll and nothing else.
+# By descriptor: the newest receive has emptied the socket. A stale mark costs one poll.
 cdef unsigned char[EMPTIED_SIZE] emptied
 
-# The class whose methods are known; a subclass may have others.
+# The class whose methods the system calls replace; a subclass may override them.
 cdef object PLAIN = socket.socket
 
 
-# ── the three that programs call for every message ───────────────────────────────────────────
+# ── the three methods that programs call for every message ───────────────────────────────────
 
 
 @cython.binding(True)
@@ -63,7 +63,7 @@ async def sock_recv(LoopCore self not None, sock, n):
 
 @cython.binding(True)
 async def sock_recv_into(LoopCore self not None, sock, buf):
-    """Receive into *buf*; return how many bytes came."""
+    """Receive into *buf*; return the number of bytes."""
     cdef PollOnce waiter = None
     cdef int fd
     if type(sock) is not PLAIN or self.debug:
@@ -84,7 +84,7 @@ async def sock_recv_into(LoopCore self not None, sock, buf):
 
 @cython.binding(True)
 async def sock_sendall(LoopCore self not None, sock, data):
-    """Send all of *data*, which must not change meanwhile."""
+    """Send all of *data*, which must not change until this returns."""
     cdef PollOnce waiter = None
     cdef Py_ssize_t sent = 0
     cdef Py_ssize_t size
@@ -97,11 +97,11 @@ async def sock_sendall(LoopCore self not None, sock, data):
         try:
             view = memoryview(data).cast("B")
         except TypeError:
-            # The socket says it in its own words, as in asyncio, which asks nobody else.
+            # As in asyncio, the TypeError is the socket's own.
             sock.send(data)
             raise
         size = len(view)
-    # An empty message is sent too: asyncio's first try is unconditional.
+    # An empty message is sent, too: asyncio's first attempt is unconditional.
     try:
         while True:
             count = try_send(sock, view, sent)
@@ -118,7 +118,7 @@ async def sock_sendall(LoopCore self not None, sock, data):
 
 
 cdef bint was_emptied(int fd) noexcept:
-    """Return whether the last receive has emptied *fd*, once: after a poll it is tried again."""
+    """Return and clear the mark of *fd*: after the poll the system call is tried again."""
     if 0 <= fd < EMPTIED_SIZE and emptied[fd]:
         emptied[fd] = False
         return True
@@ -131,7 +131,7 @@ cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
 
 
 cdef object try_recv(object sock, int fd, object n):
-    """Return the bytes that are there, or None if there are none yet."""
+    """Return the bytes that the socket holds, or None if it holds none yet."""
     cdef Py_ssize_t res, wanted
     if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
         wanted = n
@@ -151,14 +151,14 @@ cdef object try_recv(object sock, int fd, object n):
 
 
 cdef bint is_plain_buffer(object buf) except -1:
-    """Return whether bytes can go straight into *buf*; of others the socket knows what to say."""
+    """Whether recv(2) can write into *buf*; for other objects sock.recv_into() raises."""
     if type(buf) is memoryview:
         return buf.c_contiguous and not buf.readonly
     return type(buf) is bytearray
 
 
 cdef object try_recv_into(object sock, int fd, object buf):
-    """Return how many bytes were there, or None if there are none yet."""
+    """Return the number of bytes received, or None if the socket holds none yet."""
     cdef Py_buffer view
     cdef Py_ssize_t res = -1
     cdef int error = EINTR
@@ -182,7 +182,7 @@ cdef object try_recv_into(object sock, int fd, object buf):
 
 
 cdef object try_send(object sock, object data, Py_ssize_t sent):
-    """Return how many bytes of *data* from *sent* on the socket took, or None if it is full."""
+    """Return how many bytes of *data* behind *sent* were sent, or None if the socket is full."""
     cdef Py_buffer view
     cdef Py_ssize_t res = -1
     cdef int error = EINTR
@@ -204,16 +204,16 @@ cdef object try_send(object sock, object data, Py_ssize_t sent):
         return None
 
 
-# ── all others ───────────────────────────────────────────────────────────────────────────────
+# ── the other methods ────────────────────────────────────────────────────────────────────────
 
 
 def when_readable(LoopCore loop not None, sock, method, *args):
-    """Return a coroutine for what *method* of *sock* does as soon as there is something to read."""
+    """Return a coroutine that calls *method* of *sock* when it is readable."""
     return attempt(loop, sock, POLLIN, method, args)
 
 
 def when_writable(LoopCore loop not None, sock, method, *args):
-    """Return a coroutine for what *method* of *sock* does as soon as there is room to write."""
+    """Return a coroutine that calls *method* of *sock* when it is writable."""
     return attempt(loop, sock, POLLOUT, method, args)
 
 
@@ -222,7 +222,7 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
     try:
         while True:
             try:
-                # Looked up for each try, as asyncio does.
+                # Looked up for each attempt, as in asyncio.
                 return getattr(sock, method)(*args)
             except (BlockingIOError, InterruptedError):
                 waiter = wait_for(loop, sock, mask, waiter)
@@ -245,7 +245,7 @@ async def sock_connect(LoopCore loop not None, sock, address):
         sock.connect(address)
         return
     except (BlockingIOError, InterruptedError):
-        # In both cases the kernel goes on connecting.
+        # In both cases the kernel continues to connect.
         waiter = wait_for(loop, sock, POLLOUT, None)
     try:
         await waiter.future
@@ -257,7 +257,7 @@ async def sock_connect(LoopCore loop not None, sock, address):
 
 
 async def writable(LoopCore loop not None, int fd):
-    """Wait until *fd*, whoever owns it, has room."""
+    """Wait until *fd* has room. A transport may own it."""
     cdef PollOnce waiter = poll_once(loop, fd, POLLOUT)
     try:
         await waiter.future
@@ -266,7 +266,10 @@ async def writable(LoopCore loop not None, int fd):
 
 
 cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask, PollOnce waiter):
-    """Begin to wait for a socket, unless a transport owns it, with the *waiter* of this call."""
+    """Begin to wait for *sock*, with the *waiter* of this call if it has one.
+
+    Raises RuntimeError if a transport owns the socket.
+    """
     cdef int fd = sock.fileno()
     if loop.owners.has(fd):
         loop._check_no_transport(fd)

@@ -10,9 +10,9 @@ cdef class NearEnd:
     cdef object family          # of the socket, as socket.socket takes them
     cdef object type
     cdef object proto
-    cdef sockaddr_in6 name      # or a sockaddr_in
+    cdef sockaddr_in6 name      # the local address; or a sockaddr_in
     cdef unsigned int size      # of the name; 0 for none
-    cdef object address         # the same as Python's; None before the first need
+    cdef object address         # Python's form of the name; None before the first need
 
     cdef bint is_named(self, const sockaddr_in6 *name, unsigned int size) noexcept
     cdef NearEnd renamed(self, const sockaddr_in6 *name, unsigned int size)

@@ -1,10 +1,10 @@
 """Addresses of IPv4 and IPv6, as the kernel has them and as Python has them.
 
-The kernel's form is kept in place of Python's where most programs never ask: it is 28 bytes
-instead of some 180, and costs no objects. Nothing here touches a socket.
+A connection keeps the kernel's structure, and makes Python's tuple when the program gets it: 28
+bytes instead of some 180, and no objects. Nothing here uses a socket.
 
-The addresses that datagrams came from lately are kept in both forms, for all loops of the process:
-the same sender costs no new tuple, and an answer to it is not parsed. Whoever holds the GIL may
+Recent senders of datagrams are cached in both forms, for all loops of the process: another datagram
+of a sender needs no new tuple, and a reply to it no parsing. Any thread that holds the GIL may
 call.
 """
 
@@ -26,24 +26,24 @@ from uringloop._kernel.libc cimport (
 
 
 cdef enum:
-    # Senders that are kept, a power of two; 40 KiB, of which few touch more than a part.
+    # Senders in the cache, a power of two; 40 KiB, of which most programs use a part.
     KNOWN_MAX = 1024
 
 cdef struct Known:
     sockaddr_in6 name
     unsigned int size
-    PyObject *address       # owned; NULL where there is none yet
+    PyObject *address       # owned; NULL while the entry is empty
 
 cdef Known known[KNOWN_MAX]
-# The place of an address, found by where its tuple lies in memory: a guess.
+# The entry of a tuple, by a hash of the tuple's memory address; may be another tuple's.
 cdef unsigned short places[KNOWN_MAX]
 
 
 @cython.final
 cdef class NearEnd:
-    """What the connections of a listening socket have in common: their kind and their name.
+    """The local end of accepted connections: family, type, protocol and address.
 
-    Accepted by the same socket most of them have the same name, and share this object.
+    Connections with the same local address share this object.
     """
 
     def __cinit__(self, family, type, proto):
@@ -62,17 +62,17 @@ cdef class NearEnd:
         return other
 
     cdef object sockname(self):
-        """Return what getsockname would; None if it failed."""
+        """Return what socket.getsockname() returns; None if getsockname(2) failed."""
         if self.address is None:
             self.address = python_address(&self.name)
         return self.address
 
 
-# ── the senders of late ──────────────────────────────────────────────────────────────────────
+# ── recent senders ───────────────────────────────────────────────────────────────────────────
 
 
 cdef object known_address(const sockaddr_in6 *name, unsigned int size):
-    """Return Python's form of a name: the same object for the same name, while it is kept."""
+    """Return Python's address for *name*: the same object as before while it is cached."""
     cdef Known *entry = &known[place_of_name(name)]
     cdef object address
     if size == entry.size and memcmp(name, &entry.name, size) == 0:
@@ -89,9 +89,9 @@ cdef object known_address(const sockaddr_in6 *name, unsigned int size):
 
 
 cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept:
-    """Return the kernel's form of an object that `known_address` gave; NULL if it is not kept.
+    """Return the kernel's form of a tuple of `known_address`; NULL if it is not cached.
 
-    A tuple can not change, and while it is kept no other object can be in its place.
+    A tuple is immutable, and while the cache refers to it no other object has its memory address.
     """
     cdef Known *entry = &known[places[place_of_object(address)]]
     if entry.address != <PyObject*>address:
@@ -101,7 +101,7 @@ cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept
 
 
 cdef unsigned int place_of_name(const sockaddr_in6 *name) noexcept:
-    """Ports in a row, and hosts in a row, have places of their own."""
+    """Return the entry for a name; consecutive ports, and consecutive hosts, do not collide."""
     cdef const uint32_t *words = <const uint32_t*>name
     cdef uint32_t mixed = ntohs(name.sin6_port)
     if name.sin6_family == AF_INET:
@@ -112,16 +112,16 @@ cdef unsigned int place_of_name(const sockaddr_in6 *name) noexcept:
 
 
 cdef unsigned int place_of_object(object address) noexcept:
-    # Tuples of the allocator lie 16 bytes apart at least.
+    # The allocator aligns tuples to 16 bytes.
     cdef uintptr_t where = <uintptr_t><PyObject*>address >> 4
     return (where ^ (where >> 10)) & (KNOWN_MAX - 1)
 
 
-# ── Python's form ────────────────────────────────────────────────────────────────────────────
+# ── Python's addresses ───────────────────────────────────────────────────────────────────────
 
 
 cdef object python_address(const sockaddr_in6 *name):
-    """Return what the socket module makes of a name; None if there is none."""
+    """Return the address tuple of the socket module; None for another family or none."""
     cdef char text[64]
     if name.sin6_family == AF_INET:
         return four_numbers(<const sockaddr_in*>name), ntohs(name.sin6_port)
@@ -134,7 +134,7 @@ cdef object python_address(const sockaddr_in6 *name):
 
 
 cdef str four_numbers(const sockaddr_in *name):
-    """Write an IPv4 address: inet_ntop does so by way of printf, which takes four times as long."""
+    """Format an IPv4 address. inet_ntop(3) uses printf(3), and takes four times as long."""
     cdef const unsigned char *numbers = <const unsigned char*>&name.sin_addr
     cdef char text[16]
     cdef int length = 0

@@ -1,19 +1,26 @@
-"""Flow control: when a protocol is told to pause writing, and to resume.
+"""Flow control: calls pause_writing() above the high-water mark, resume_writing() at the low one.
 
-Between two marks of what waits to be sent, in bytes. What waits, and what it counts as, is the
-subclass's affair; nothing here touches a descriptor.
+Both marks are bytes that wait to be sent. The subclass owns the queue and returns its size; nothing
+here touches a descriptor. A subclass that calls `pause_protocol` or `resume_protocol` with bytes
+queued has put the transport on the flush list, or its operation in flight, before: the protocol may
+raise KeyboardInterrupt, and the next run sends.
 """
+
+from asyncio import constants
+from asyncio.log import logger
 
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._transport.pausing cimport ReadTransport
+from uringloop._transport.transport cimport polling_or_idle
 
 
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
 HIGH_WATER = 64 * 1024
 
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 cdef object NAME_PAUSE_WRITING = "pause_writing"
 cdef object NAME_RESUME_WRITING = "resume_writing"
 
@@ -23,20 +30,45 @@ cdef class FlowControl(ReadTransport):
     def __cinit__(self, *args, **kwargs):
         self.high_water = HIGH_WATER
         self.low_water = HIGH_WATER // 4
+        # asyncio counts the end of a socket's connection as a lost write.
+        self.writes_lost = 1
 
     cdef Py_ssize_t unsent(self) noexcept:
-        """Return what waits to be sent, as far as the marks are concerned."""
+        """Return the bytes that wait to be sent."""
+        return 0
+
+    cdef bint is_sending(self) noexcept:
+        """Whether a send, or a poll for room, is in flight."""
+        return False
+
+    cdef bint busy(self) noexcept:
+        return self.recv_op.in_flight or self.is_sending()
+
+    cdef str describe_io(self):
+        return (
+            f"read={polling_or_idle(self.recv_op.in_flight)} "
+            f"write=<{polling_or_idle(self.is_sending())}, bufsize={self.unsent()}>"
+        )
+
+    cdef str lost_write_warning(self):
+        return "socket.send() raised exception."
+
+    cdef int warn_lost(self) except -1:
+        """Count a write after the end; log a warning from the fifth on, as asyncio does."""
+        if self.writes_lost >= LOG_AFTER:
+            logger.warning(self.lost_write_warning())
+        self.writes_lost += 1
         return 0
 
     cdef int pause_protocol(self) except -1:
-        """Tell the protocol to pause if too much waits."""
+        """Call pause_writing() if more than the high-water mark waits."""
         cdef PyObject *result
         if self.writing_paused or self.unsent() <= self.high_water:
             return 0
         self.writing_paused = True
         result = self.call(NAME_PAUSE_WRITING, NULL)
         if result == NULL:
-            return self.call_failed("protocol.pause_writing() failed", False)
+            return self.call_failed("protocol.pause_writing() failed")
         Py_DECREF_owned(result)
         return 0
 
@@ -45,7 +77,7 @@ cdef class FlowControl(ReadTransport):
         self.writing_paused = False
         result = self.call(NAME_RESUME_WRITING, NULL)
         if result == NULL:
-            return self.call_failed("protocol.resume_writing() failed", False)
+            return self.call_failed("protocol.resume_writing() failed")
         Py_DECREF_owned(result)
         return 0
 
@@ -63,7 +95,7 @@ cdef class FlowControl(ReadTransport):
             low = high // 4
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        # An infinite limit is as good as one that memory can not reach.
+        # math.inf is allowed: no queue reaches PY_SSIZE_T_MAX.
         self.high_water = int(min(high, PY_SSIZE_T_MAX))
         self.low_water = int(min(low, PY_SSIZE_T_MAX))
         if self.get_write_buffer_size() > self.high_water:

@@ -1,1 +1,1 @@
-"""Bytes objects that nobody holds any more, for the next messages of their size."""
+"""A free list of bytes objects, by size."""

@@ -1,10 +1,10 @@
-"""Bytes objects that nobody holds any more, for the next messages of their size.
+"""A free list of bytes objects, by size.
 
-Python's own allocator is quick up to 512 bytes and malloc to about 1,000; beyond that it looks for
-room, and joins what is given back with its neighbours. A server gets messages of few sizes, one
-after the other: for those the object is simply used again. (Echo of 1,000 bytes and of 10 KB, 50
-clients: 2 to 4 % less processor time.) An object is offered by who may hold the last reference; as
-long as it is on a shelf, the shelf holds the only one, so that nobody can see it change.
+Python's allocator is fast up to 512 bytes, and malloc(3) up to about 1,000; for larger blocks it
+searches for free memory, and joins freed blocks. Servers receive messages of few sizes, so a bytes
+object of the same size is used again. (Echo of 1,000 bytes and of 10 KB, 50 clients: 2 to 4 % less
+processor time.) A caller offers an object to which it may hold the last reference. The reference of
+a shelf is the only one to an object on it, so no program sees the bytes change.
 """
 
 from cpython.object cimport PyObject
@@ -14,19 +14,19 @@ from uringloop._cpython.pyapi cimport PyBytes_New, Py_DECREF_owned, Py_REFCNT, f
 
 
 cdef enum:
-    # 16 sizes, and of each as many as a batch of completions brings, but at most 256 KiB.
+    # 16 sizes; for each as many objects as a batch of completions needs, but at most 256 KiB.
     SHELVES = 16
     SHELF_ROOM = 24
     SHELF_BYTES = 256 * 1024
 
 
 cdef struct Shelf:
-    Py_ssize_t size              # of all that are here
+    Py_ssize_t size              # of each object on the shelf
     int count
     PyObject *items[SHELF_ROOM]  # owned
 
 
-# Of the process; changed under the GIL only.
+# One for the process, changed under the GIL only.
 cdef Shelf shelves[SHELVES]
 
 
@@ -49,7 +49,7 @@ cdef void to_shelf(bytes data, Py_ssize_t size) noexcept:
         return
     shelf = shelf_of(size)
     if shelf.size != size:
-        # Sizes change: the new one has the shelf.
+        # Another size: the newest one gets the shelf.
         while shelf.count:
             shelf.count -= 1
             Py_DECREF_owned(shelf.items[shelf.count])

@@ -1,4 +1,4 @@
-"""Pausing: what a transport that reads does with what comes meanwhile."""
+"""Receiving: when the next receive is armed, and the stash of a paused transport."""
 
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._ring.buffers cimport BufferPool
@@ -11,19 +11,33 @@ cdef enum Receiving:
     IDLE            # nothing is armed
     ARMED           # recv_op is in flight
     CANCELLING      # and a cancel of it is on its way
-    STARVED         # there is no receive buffer; the loop calls rearm()
+    DELAYED         # a timer calls _recv_later()
+    STARVED         # the pool has no receive buffer; the loop calls rearm() when it has
     ENDED           # the peer's end, or an error that stays: nothing more is received
 
 
+# How a protocol takes bytes. The kinds from BUFFERED on have get_buffer().
+cdef enum ProtocolKind:
+    PLAIN           # data_received()
+    STREAM_READER   # asyncio's StreamReaderProtocol: into its buffer, see stream_reader.pyx
+    BUFFERED        # get_buffer() and buffer_updated()
+    TLS             # records, without a buffer in between: see data_path.pyx
+
+
 cdef class ReadTransport(Transport):
+    cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
     cdef bint paused                # by pause_reading
     cdef bint stash_scheduled       # _deliver_stash is in the ready queue
-    cdef list stash                 # came while paused; None when there never was anything
+    cdef list stash                 # items that arrived while paused; None before the first one
 
     cdef int want_recv(self) except -1
     cdef int submit_recv(self, bint poll_first) except -1
+    cdef int take_completion(self, int res, unsigned int flags) except -1
+    cdef int on_received(self, int res, unsigned int flags) except -1
+    cdef int recv_ended(self, int res) except -1
+    cdef int delay_recv(self, double seconds) except -1
     cdef int arm(self, io_uring_sqe *sqe) except -1
     cdef void disarmed(self) noexcept
     cdef int cancel_recv(self) except -1

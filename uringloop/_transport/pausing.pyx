@@ -1,39 +1,69 @@
-"""Receiving: when a receive is armed, and what a transport does with what comes while paused.
+"""Receiving: when the next receive is armed, and where bytes go that arrive while reading is
+paused.
 
     IDLE ──arm()──> ARMED ──cancel_recv()──> CANCELLING      any ──end_input()──> ENDED
      ^ ^              │                          │
      │ └──────────────┴──── disarmed() <─────────┘
-     └──rearm()── STARVED <──starve()── IDLE
+     ├──rearm()── STARVED <──starve()── IDLE
+     └──_recv_later()── DELAYED <──delay_recv()── IDLE
 
-A receive that is in flight when the input ends is a poll; it is cancelled.
+A receive that is in flight when the input ends is a poll; end_input() cancels it.
 
-`pause_reading` only sets a flag. What the kernel had taken from the socket by then, or takes
-before it hears of the pause, goes to a stash; the first such item stops the flow. `resume_reading`
-delivers the stash in a callback of its own, in order, and looks at the flag again after each item.
-An item is whatever the subclass puts there: bytes, a datagram, an end.
+`pause_reading` sets a flag. What the kernel had already received, or receives before the cancel
+reaches it, goes to the stash; the first stashed item cancels the receive. `resume_reading`
+schedules a callback that delivers the stash in order and tests the flag again after each item. An
+item is whatever the subclass stashes: bytes, a datagram with its address, an error, the end of the
+input.
+
+`take_completion` arms the next receive also if the protocol raises KeyboardInterrupt: no other
+completion would.
 """
 
 from asyncio.log import logger
 
+from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport MSG_PEEK
-from uringloop._transport.transport cimport CLOSING, OPEN, Transport
+from uringloop._transport.transport cimport CLOSING, OPEN, Transport, polling_or_idle
 
 
 cdef class ReadTransport(Transport):
 
+    cdef int start_io(self) except -1:
+        return self.want_recv()
+
     cdef int want_recv(self) except -1:
-        """Arm a receive if the protocol wants something and none is armed."""
+        """Arm a receive if the protocol reads and none is armed."""
         if self.life == OPEN and self.receiving == IDLE and not self.paused:
             self.submit_recv(False)
         return 0
 
     cdef int submit_recv(self, bint poll_first) except -1:
-        """Prepare a receive and `arm` it; with *poll_first* it looks for no buffer before."""
+        """Prepare a receive and `arm` it. With *poll_first* it selects a buffer on arrival."""
+        raise NotImplementedError
+
+    cdef int take_completion(self, int res, unsigned int flags) except -1:
+        """Deliver what a completion of `recv_op` brings; behind the last one, receive again."""
+        cdef bint is_last = not flags & IORING_CQE_F_MORE
+        if is_last:
+            self.disarmed()
+        try:
+            self.on_received(res, flags)
+        finally:
+            if is_last:
+                self.recv_ended(res)
+        return 0
+
+    cdef int on_received(self, int res, unsigned int flags) except -1:
+        """Deliver what a completion of `recv_op` brings, and give its buffer back."""
+        raise NotImplementedError
+
+    cdef int recv_ended(self, int res) except -1:
+        """`recv_op` has ended with *res*: arm it again, or end the input."""
         raise NotImplementedError
 
     cdef int rearm(self) except -1:
-        # With a poll first: a receive that looks for a buffer first fails for want of one even when
-        # the socket is idle.
+        # With a poll first: otherwise the receive fails with ENOBUFS while the pool is empty, even
+        # on an idle socket.
         if self.receiving == STARVED:
             self.receiving = IDLE
             if self.life == OPEN and not self.paused:
@@ -52,19 +82,31 @@ cdef class ReadTransport(Transport):
             self.receiving = IDLE
 
     cdef int cancel_recv(self) except -1:
-        """Have the receive end; what it has taken meanwhile is still delivered."""
+        """Cancel the receive; what it has received by then is still delivered."""
         if self.receiving == ARMED and self.recv_op.in_flight:
             self.receiving = CANCELLING
             self.loop.ring.cancel(&self.recv_op)
         return 0
 
     cdef int starve(self, BufferPool pool) except -1:
-        """Receive again once *pool* has a buffer; until then the bytes stay in the socket."""
+        """Receive again when *pool* has a buffer; until then the bytes stay in the socket."""
         if self.receiving == ENDED:
             return 0
         assert self.receiving == IDLE
         self.receiving = STARVED
         return self.loop.starve(self, pool)
+
+    cdef int delay_recv(self, double seconds) except -1:
+        """Receive again after *seconds*."""
+        assert self.receiving == IDLE
+        self.receiving = DELAYED
+        self.loop.call_later(seconds, self._recv_later)
+        return 0
+
+    def _recv_later(self):
+        if self.receiving == DELAYED:
+            self.receiving = IDLE
+            self.want_recv()
 
     cdef int end_input(self) except -1:
         """Receive nothing more, ever."""
@@ -77,38 +119,38 @@ cdef class ReadTransport(Transport):
         return self.cancel_recv()
 
     cdef int deliver_item(self, object item) except -1:
-        """Hand an item of the stash to the protocol."""
+        """Pass an item of the stash to the protocol."""
         raise NotImplementedError
 
     cdef int deliver_end(self, object item) except -1:
-        """Tell the protocol of an item after which there is nothing to read."""
+        """Pass the end of the input, or the error that ended it, to the protocol."""
         raise NotImplementedError
 
     cdef int deliver_last(self, object item) except -1:
-        """Do that; a protocol that leaves the run is told by the next one again, as in asyncio."""
+        """Call deliver_end(); if the protocol leaves the run, the next run calls it again."""
         try:
             return self.deliver_end(item)
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException:
             self.keep_first(item)
             raise
 
     cdef object refusal(self, object buffer):
-        """Return what recv_into() says of memory that can not be received into, as asyncio does."""
+        """Return the exception that recv_into() raises for *buffer*, which asyncio would report."""
         try:
-            # Peeking, should it say nothing: no byte is lost.
+            # With MSG_PEEK: should the call succeed, no byte is lost.
             self.need_socket().recv_into(buffer, 0, MSG_PEEK)
         except BaseException as exc:
             return exc
         return None
 
     cdef int take_item(self, object item) except -1:
-        """Hand an item to the protocol, or keep it while reading is paused."""
+        """Pass an item to the protocol, or stash it while reading is paused."""
         if self.paused or self.stash:
             return self.keep(item)
         return self.deliver_item(item)
 
     cdef int keep(self, object item) except -1:
-        """Stash what came while reading is paused, and stop the flow."""
+        """Stash an item that arrived while reading is paused, and cancel the receive."""
         if self.stash is None:
             self.stash = []
         self.stash.append(item)
@@ -117,7 +159,7 @@ cdef class ReadTransport(Transport):
         return 0
 
     cdef int keep_first(self, object item) except -1:
-        """Stash what is left of the item that is being delivered: it goes before the others."""
+        """Stash what is left of the item that is being delivered, before all other items."""
         if self.stash is None:
             self.stash = []
         self.stash.insert(0, item)
@@ -126,9 +168,9 @@ cdef class ReadTransport(Transport):
         return 0
 
     cdef Py_ssize_t keep_rest(self, const char *rest, Py_ssize_t size) except -1:
-        """Stash the *rest* of what is being delivered, for a nested run; return *size*.
+        """Stash the *rest* of what is being delivered, and return *size*.
 
-        It goes before whatever that run receives.
+        A nested run delivers it before anything that it receives.
         """
         self.keep_first(rest[:size])
         return size
@@ -136,7 +178,7 @@ cdef class ReadTransport(Transport):
     cdef int schedule_stash(self) except -1:
         if not self.stash_scheduled:
             self.stash_scheduled = True
-            # In a context of its own: each delivery enters the transport's.
+            # In no context: each delivery enters the transport's.
             self.loop.schedule(self._deliver_stash, (), None)
         return 0
 
@@ -146,13 +188,19 @@ cdef class ReadTransport(Transport):
             while self.stash and not self.paused and self.life < CLOSING:
                 item = self.stash.pop(0)
                 if self.stash and self.loop.nestable:
-                    # A run within this delivery goes on with the others.
+                    # A run nested in this delivery delivers the other items.
                     self.schedule_stash()
                 self.deliver_item(item)
         finally:
             if self.stash and not self.paused and self.life < CLOSING:
                 self.schedule_stash()
             self.want_recv()
+
+    cdef str describe_io(self):
+        return polling_or_idle(self.recv_op.in_flight and not self.paused)
+
+    cdef bint busy(self) noexcept:
+        return self.recv_op.in_flight
 
     @property
     def _paused(self):

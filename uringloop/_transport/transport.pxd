@@ -1,4 +1,4 @@
-"""What every transport has: a protocol, a socket, an end."""
+"""Transport, the base class of all transports."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -9,8 +9,8 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 
 cdef class Connections:
     cdef LoopCore loop
-    cdef readonly Py_ssize_t count  # of the transports that belong to it
-    cdef object when_none       # called when the last one has ended; None once the server has
+    cdef readonly Py_ssize_t count  # of transports
+    cdef object when_none       # called when the last transport is released; None after end()
 
     cdef int attach(self, Transport transport) except -1
     cdef int detach(self) except -1
@@ -18,31 +18,33 @@ cdef class Connections:
 
 # The life of a transport, in this order; the drawing is in transport.pyx.
 cdef enum Life:
-    OPENING     # connection_made is scheduled, and nothing is received yet
+    OPENING     # connection_made() is scheduled; nothing is received yet
     OPEN
-    CLOSING     # nothing more is delivered; what is queued is still sent
-    ENDING      # connection_lost is scheduled
-    LOST        # connection_lost has been called; the socket closes once nothing is in flight
+    CLOSING     # nothing more is delivered; queued data is still sent
+    ENDING      # connection_lost() is scheduled
+    LOST        # connection_lost() was called; the socket closes when nothing is in flight
 
 
 cdef class Transport(Flushable):
     cdef LoopCore loop
-    cdef object protocol        # None after connection_lost
+    cdef object protocol        # None after the release
     cdef object context         # every callback of the protocol runs in it
-    cdef object sock            # or a pipe's file, that owns fd; None before first need and at last
+    cdef object sock            # owns fd; a pipe's file; None before first need and after the end
     cdef int fd                 # -1 once closed
-    cdef Connections server     # that it belongs to; None for a client or once detached
-    cdef dict extra             # what get_extra_info tells; None before somebody asks
+    cdef Connections server     # that accepted the connection; else None
+    cdef dict extra             # get_extra_info()'s; None before first need
     cdef Life life
-    cdef dict __dict__          # programs and tests put things on transports, as on asyncio's
+    cdef dict __dict__          # programs set attributes on transports, as on asyncio's
     cdef object __weakref__
 
     cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1
     cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1
+    cdef str describe_io(self)
     cdef object need_socket(self)
     cdef dict need_extra(self)
     cdef dict make_extra(self)
     cdef int begin(self, object waiter) except -1
+    cdef int start_io(self) except -1
     cdef int enter_open(self) except -1
     cdef int enter_closing(self) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
@@ -50,7 +52,8 @@ cdef class Transport(Flushable):
     cdef PyObject *call_nested(
         self, object method, PyObject *const *arguments, size_t count) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept
-    cdef int call_failed(self, str message, bint fatal) except -1
+    cdef int call_failed(self, str message) except -1
+    cdef int call_failed_fatally(self, str message) except -1
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
     cdef int check_thread(self) except -1
@@ -63,11 +66,14 @@ cdef class Transport(Flushable):
     cdef int stop_operations(self) except -1
 
 
+cdef str polling_or_idle(bint in_flight)
+
+
 cdef dict socket_extra(object sock, object peername)
 
 
 cdef inline object own(PyObject *result):
-    """Take over a new reference that C gave."""
+    """Return the object of a new reference, which the caller's C code owned."""
     cdef object taken = <object>result
     Py_DECREF(taken)
     return taken

@@ -1,9 +1,8 @@
-"""What every transport has: a protocol, a socket, an end.
+"""Transport, the base class of all transports: its life, calls of the protocol, errors, the end.
 
-The end comes in this order, whoever asks for it: operations are cancelled; connection_lost is
-called in a turn of its own; the socket is closed when the kernel holds no operation on it any
-more. Closing it earlier would send no FIN and free no port, for an operation in flight keeps
-the file open.
+A transport ends in this order, whatever the reason: its operations are cancelled; connection_lost()
+is called in a later turn; the socket is closed when no operation is in flight. Closing it earlier
+would send no FIN and free no port: an operation in flight keeps the file open.
 
     OPENING ──_start()──> OPEN ──close()──> CLOSING ──all is sent──> ENDING ──> LOST ──> released
        │                   │                   │                       ^          ^          ^
@@ -13,6 +12,11 @@ the file open.
 
 `enter_open`, `enter_closing`, `schedule_end` and `_call_connection_lost` are the transitions, and
 nothing else sets `life`.
+
+A protocol's method may raise. KeyboardInterrupt and SystemExit leave run_forever(): `report` raises
+them again, and every other exception is reported there. Nothing is lost by that: what is left to
+deliver is in the stash, and the next receive is armed, before the exception leaves the transport
+(pausing.pyx).
 """
 
 import warnings
@@ -43,14 +47,14 @@ from uringloop._transport.stream_reader cimport lose
 from uringloop._turn.turn cimport Flushable, LoopCore
 
 
-# A subclass of asyncio.Transport: what asyncio's own sendfile() asks for.
+# asyncio's sendfile() requires this subclass of asyncio.Transport.
 cdef object STREAM_CLASS = transports._FlowControlMixin
-# At the interpreter's end too: the names of modules are gone then.
+# A C global: at the interpreter's exit the names of modules are cleared.
 cdef object warn = warnings.warn
 
 
 cdef class Connections:
-    """The open connections of a server: how many there are, and where to find them."""
+    """The open connections of a server."""
 
     def __cinit__(self, LoopCore loop not None, when_none):
         self.loop = loop
@@ -68,11 +72,11 @@ cdef class Connections:
         return 0
 
     def end(self):
-        """Call nothing any more: the server is closed, and nobody waits for its end."""
+        """Forget `when_none`: the server is closed, and its waiters are resolved."""
         self.when_none = None
 
     def transports(self):
-        """Return the transports, without a registry of their own: few servers are ever asked."""
+        """Return the transports. There is no registry: all transports of the loop are searched."""
         cdef list found = []
         cdef Transport transport
         cdef int fd
@@ -90,7 +94,7 @@ cdef class Transport(Flushable):
         self.fd = -1
 
     def __init__(self, *args, **kwargs):
-        # The loop makes them, and calls no __init__.
+        # The loop creates transports by __new__.
         raise TypeError(f"cannot create '{type(self).__name__}' instances")
 
     # ── the beginning ────────────────────────────────────────────────────────────────────────
@@ -106,25 +110,41 @@ cdef class Transport(Flushable):
         self.loop = loop
         self.context = PyContext_CopyCurrent()
         loop.owners.add(fd, <PyObject*>self)
-        # It is ours to close from here on.
+        # The transport closes it from now on.
         self.fd = fd
         return 0
 
     cdef int begin(self, object waiter) except -1:
-        """Schedule connection_made, and `_start` after it, whatever became of it."""
+        """Schedule connection_made(), then `_start`, which runs even if that raises."""
         self.loop.schedule(self.protocol.connection_made, (self,), self.context)
         self.loop.schedule(self._start, (waiter,), None)
         return 0
 
+    def _start(self, waiter):
+        """Open the transport; runs in the turn in which connection_made() was called.
+
+        The task that awaits the connection is resumed before anything is received.
+        """
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+            self.loop.schedule(self._start, (None,), None)
+            return
+        self.enter_open()
+        self.start_io()
+
+    cdef int start_io(self) except -1:
+        """Put the first operation in flight, unless the transport was closed meanwhile."""
+        raise NotImplementedError
+
     cdef int enter_open(self) except -1:
-        """connection_made() has been called: receive, unless the transport was closed there."""
+        """connection_made() has been called; it may have closed the transport."""
         assert self.life != OPEN
         if self.life == OPENING:
             self.life = OPEN
         return 0
 
     cdef int enter_closing(self) except -1:
-        """Deliver nothing more. What is queued is still sent, if it is an orderly close."""
+        """Deliver nothing more. After close() queued data is still sent."""
         assert self.life < CLOSING
         self.life = CLOSING
         return 0
@@ -134,10 +154,10 @@ cdef class Transport(Flushable):
     cdef PyObject *call(self, object method, PyObject *argument) noexcept:
         """Call the protocol's *method* in the transport's context; *argument* may be NULL.
 
-        Returns a new reference, or NULL: then `call_failed` deals with the exception.
+        Returns a new reference, or NULL with an exception for `call_failed`.
         """
         cdef PyObject *result
-        # Looked up at each call, as asyncio does: protocols are patched and swapped.
+        # Looked up for each call, as in asyncio: programs replace protocols and their methods.
         cdef object protocol = self.protocol
         cdef object context = self.context
         cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
@@ -179,7 +199,7 @@ cdef class Transport(Flushable):
             self, object method, PyObject *const *arguments, size_t count) noexcept:
         """Call *method* while another call of this protocol is on the stack.
 
-        A protocol that writes may be told to pause, and the loop may run within a callback.
+        write() within a callback may call pause_writing(), and the loop may run within a callback.
         """
         cdef PyObject *result
         cdef PyObject *entered = enter_nested(self.context)
@@ -190,7 +210,7 @@ cdef class Transport(Flushable):
         return result
 
     cdef int warn_slow(self, int64_t began, object method) noexcept:
-        """Debug mode: report a call that took long; an exception stays pending."""
+        """Debug mode: report a slow call. A pending exception stays pending."""
         cdef PyObject *pending = take_pending()
         try:
             self.loop.report_slow(began, f"{method}() of {self!r}")
@@ -201,20 +221,26 @@ cdef class Transport(Flushable):
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
 
-    cdef int call_failed(self, str message, bint fatal) except -1:
-        """Deal with the exception of a `call`: the connection ends if it is *fatal*."""
+    cdef int call_failed(self, str message) except -1:
+        """Report the exception that a `call` has raised; the connection goes on."""
         try:
             raise_pending()
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as exc:
-            if fatal:
-                self.fatal_error(exc, message)
-            else:
-                self.report(message, exc)
+            self.report(message, exc)
+        return 0
+
+    cdef int call_failed_fatally(self, str message) except -1:
+        """Report the exception that a `call` has raised, and end the connection."""
+        try:
+            raise_pending()
+        except BaseException as exc:
+            self.fatal_error(exc, message)
         return 0
 
     cdef int report(self, str message, object exc) except -1:
+        """Report *exc*; KeyboardInterrupt and SystemExit are raised again and leave the run."""
+        if isinstance(exc, (KeyboardInterrupt, SystemExit)):
+            raise exc
         self.loop.call_exception_handler(
             {
                 "message": message,
@@ -226,7 +252,7 @@ cdef class Transport(Flushable):
         return 0
 
     cdef int fatal_error(self, object exc, str message) except -1:
-        """End the connection for *exc*; errors of the network are not reported, as in asyncio."""
+        """End the connection because of *exc*. OSErrors are not reported, as in asyncio."""
         if isinstance(exc, OSError):
             if self.loop.debug:
                 logger.debug("%r: %s", self, message, exc_info=exc)
@@ -248,7 +274,7 @@ cdef class Transport(Flushable):
         assert self.life == CLOSING
         self.life = ENDING
         self.loop.check_closed()
-        # The transport's context is entered within: it may be the one that the loop is run in.
+        # The method enters the transport's context: the loop may be run in that context.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
         return 0
 
@@ -261,12 +287,12 @@ cdef class Transport(Flushable):
             assert self.life == ENDING
             self.life = LOST
             if self.busy():
-                # The ends of what was cancelled in the turn before are there, undispatched.
+                # The completions of operations cancelled in the turn before are in the ring.
                 self.take_ends()
             self.release_when_done()
 
     cdef int release_when_done(self) except -1:
-        """Close the socket if connection_lost is done and the kernel holds nothing."""
+        """Close the socket if connection_lost() has run and no operation is in flight."""
         if self.life == LOST and not self.busy():
             self.release()
         return 0
@@ -288,7 +314,7 @@ cdef class Transport(Flushable):
             else:
                 sock.close()
         except OSError as exc:
-            # Somebody has closed the descriptor already. asyncio closes it in this callback.
+            # The program has closed the descriptor. asyncio closes it in this callback.
             self.report(f"Exception in callback {type(self).__name__}._call_connection_lost()", exc)
         finally:
             if server is not None:
@@ -296,7 +322,7 @@ cdef class Transport(Flushable):
         return 0
 
     cdef int take_ends(self) except -1:
-        """Take the completions of what has been cancelled, if they are there."""
+        """Take the completions of cancelled operations that are in the ring."""
         return 0
 
     cdef bint busy(self) noexcept:
@@ -304,7 +330,7 @@ cdef class Transport(Flushable):
         return False
 
     cdef int stop_operations(self) except -1:
-        """Cancel what is in flight, and forget what is not."""
+        """Cancel operations in flight, and drop queued data."""
         return 0
 
     def __del__(self):
@@ -315,7 +341,15 @@ cdef class Transport(Flushable):
             finally:
                 self.release()
 
-    # ── what few programs ask for ────────────────────────────────────────────────────────────
+    # ── rarely used ──────────────────────────────────────────────────────────────────────────
+
+    def __repr__(self):
+        state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"
+        return f"<{type(self).__name__} {state} fd={self.fd} {self.describe_io()}>"
+
+    cdef str describe_io(self):
+        """Return what is in flight, for repr(), in asyncio's words."""
+        raise NotImplementedError
 
     cdef object need_socket(self):
         """Return the socket, or a pipe's file; None once closed."""
@@ -333,10 +367,10 @@ cdef class Transport(Flushable):
 
     @property
     def __class__(self):
-        # isinstance(transport, asyncio.Transport) holds, as programs expect, without its layout.
+        # isinstance(transport, asyncio.Transport) holds without its memory layout.
         return STREAM_CLASS
 
-    # Private ones that programs written for asyncio or uvloop look at.
+    # Private names of asyncio's transports, which programs read.
 
     @property
     def _loop(self):
@@ -375,16 +409,21 @@ cdef class Transport(Flushable):
         self.force_close(None)
 
     cdef int check_thread(self) except -1:
-        """Refuse another thread than the loop's in debug mode, as asyncio does."""
+        """In debug mode, raise RuntimeError in another thread than the loop's, as asyncio does."""
         return self.loop.check_thread() if self.loop.debug else 0
 
     def _force_close(self, exc):
-        """What asyncio's SSLProtocol calls to end a connection."""
+        """End the connection: asyncio's SSLProtocol calls this."""
         self.force_close(exc)
 
 
+cdef str polling_or_idle(bint in_flight):
+    """Return asyncio's word for a direction of a transport, for repr()."""
+    return "polling" if in_flight else "idle"
+
+
 cdef dict socket_extra(object sock, object peername):
-    """Build what get_extra_info tells about a socket, as asyncio's transports do."""
+    """Return get_extra_info()'s names and values for a socket, as asyncio's transports do."""
     try:
         sockname = sock.getsockname()
     except OSError:

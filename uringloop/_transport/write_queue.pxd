@@ -6,28 +6,28 @@ from uringloop._kernel.libc cimport iovec, msghdr
 
 
 cdef enum:
-    # Buffers in one sendmsg: the gain over the next one is gone long before the kernel's 1024.
+    # Buffers of one sendmsg(2). The kernel's limit is 1024; more than 64 gain nothing.
     VECTOR_MAX = 64
 
 
 cdef struct Gathered:
-    # Several items, as sendmsg takes them.
+    # Several items, for sendmsg(2).
     msghdr message              # points to vector
     iovec vector[VECTOR_MAX]
 
 
 cdef class WriteQueue:
     cdef PyObject **items       # circular; owns a reference to each bytes object
-    cdef PyObject *only[1]      # items, as long as there was never more than one at a time
+    cdef PyObject *only[1]      # `items` until two items were queued at a time
     cdef Py_ssize_t capacity    # a power of two
     cdef Py_ssize_t first
     cdef Py_ssize_t count
     cdef Py_ssize_t offset      # bytes of the first item that are sent already
     cdef Py_ssize_t size        # bytes to send, all items together
-    cdef Gathered *gathered     # made at first need; the kernel copies it while submitting
+    cdef Gathered *gathered     # allocated at first need; the kernel copies it on submission
     cdef bint single            # one item is prepared: `data`, not `gathered`
-    cdef const void *data       # what a send of one item, or of foreign memory, sends
-    cdef size_t data_size       # bytes that are prepared, of one item or of several
+    cdef const void *data       # the bytes of a send of one item, or of the caller's memory
+    cdef size_t data_size       # bytes that are prepared, of all items together
 
     cdef int push(self, bytes data) except -1
     cdef int prepare(self) except -1

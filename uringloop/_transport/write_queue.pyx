@@ -1,8 +1,7 @@
 """Bytes that wait to be sent: a circular queue of immutable bytes objects.
 
-It owns a reference to every item until `consume` has passed its last byte, so an operation in
-flight may point into the items as long as nobody calls `clear`: the transport calls it only
-when no send is in flight.
+The queue owns a reference to every item until `consume` has passed its last byte. So an operation
+in flight may point into the items; the transport calls `clear` only when no send is in flight.
 """
 
 import sys
@@ -18,12 +17,12 @@ from uringloop._kernel.libc cimport msghdr
 from uringloop._transport.freelist cimport offer
 
 
-# Most connections have one write in a turn, and room for it without memory of its own: 80 bytes
-# less for each. Those that have two may have more.
+# Most connections have one write in a turn, which needs no allocation: 80 bytes less per
+# connection. The first allocation has room for several.
 CAPACITY_OF_MANY = 4
-# Bytes in one send: a longer one would report its progress, and free its buffers, too late.
+# Bytes of one send: a longer one would report its progress, and release its buffers, too late.
 SEND_MAX = 1024 * 1024
-# asyncio's wording, which is another one from 3.14 on.
+# asyncio's wording, which has changed in 3.14.
 BYTES_LIKE = "a bytes-like object"
 if sys.version_info >= (3, 14):
     BYTES_LIKE = "a bytes, bytearray, or memoryview object"
@@ -69,7 +68,7 @@ cdef class WriteQueue:
         return 0
 
     cdef int prepare(self) except -1:
-        """Point `data`, or `gathered` for several items, at what goes next."""
+        """Point `data`, or `gathered` for several items, to the bytes of the next send."""
         cdef Py_ssize_t index, size
         cdef Py_ssize_t total = 0
         cdef Py_ssize_t offset = self.offset
@@ -101,13 +100,13 @@ cdef class WriteQueue:
         return 0
 
     cdef void show(self, const void *data, Py_ssize_t size) noexcept:
-        """Point `data` at memory that is not the queue's, for a send that ends before it does."""
+        """Point `data` to memory of the caller, for a send that has ended when it returns."""
         self.data = data
         self.data_size = size
         self.single = True
 
     cdef void consume(self, Py_ssize_t sent) noexcept:
-        """Drop the first *sent* bytes, and every item that has no more."""
+        """Drop the first *sent* bytes, and every item that is sent to its end."""
         cdef PyObject *item
         cdef Py_ssize_t left
         self.size -= sent
@@ -125,12 +124,15 @@ cdef class WriteQueue:
             Py_DECREF(<object>item)
 
     cdef void clear(self) noexcept:
-        """Drop everything. No operation may be in flight on it."""
+        """Drop everything. No operation may refer to the items."""
         self.consume(self.size)
 
 
 cdef bytes as_bytes(object data):
-    """Return *data* as an object that nobody can change; None for a view with gaps."""
+    """Return *data* as bytes; None for a memoryview that is not contiguous.
+
+    Raises asyncio's TypeError for another type.
+    """
     if type(data) is bytes:
         return data
     if not isinstance(data, (bytes, bytearray, memoryview)):

@@ -10,15 +10,21 @@ cdef class WriteSource:
     cdef bytes give(self)
 
 
+# The output of a transport; the drawing is in writer.pyx.
+cdef enum Output:
+    WRITABLE
+    EOF_WRITTEN     # write_eof() was called; queued bytes are sent first
+    EOF_SENT        # the descriptor's output is shut down
+
+
 cdef class WriteTransport(FlowControl):
-    cdef WriteSource source         # has bytes that go next when there is a send; mostly None
-    cdef Operation send_op          # points into queue, which holds the bytes until it ends
+    cdef WriteSource source         # gives bytes to the next send; mostly None
+    cdef Operation send_op          # points into queue, which owns the bytes until it ends
     cdef WriteQueue queue
-    cdef bint full                  # what is written to is: wait for room, do not try
-    cdef bint eof_written           # write_eof was called
-    cdef bint eof_sent              # and has had its effect
-    cdef object broken              # why a send has failed, while bytes are still received; or None
-    cdef object empty_waiter        # sendfile's: for an empty queue, then for room; else None
+    cdef Output output
+    cdef bint full                  # the descriptor has no room: poll before the next send
+    cdef object broken              # the error of a send, while bytes are still received; else None
+    cdef object empty_waiter        # sendfile()'s: for an empty queue, then for room; else None
 
     cdef int submit_send(self) except -1
     cdef Py_ssize_t send_directly(self) noexcept
@@ -30,7 +36,6 @@ cdef class WriteTransport(FlowControl):
     cdef bint is_awaited(self) noexcept
     cdef int check_eof(self) except -1
     cdef int check_eof_of_lines(self) except -1
-    cdef int warn_lost(self) except -1
     cdef int queued(self, Py_ssize_t size) except -1
     cdef int pause_sending(self) except -1
     cdef int send_now(self) except -1
@@ -39,6 +44,7 @@ cdef class WriteTransport(FlowControl):
     cdef void consume(self, Py_ssize_t size) noexcept
     cdef int sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
+    cdef int send_eof(self) except -1
     cdef int send_failed(self, object exc) except -1
     cdef object kept_error(self, object exc)
     cdef bint is_receiving(self) noexcept

@@ -1,19 +1,25 @@
 """The writing half of a connection: a queue of bytes, and one send at a time.
 
-`write` queues, and the loop flushes each transport once at the end of the turn. Exactly one send
-is in flight, for two would interleave. It is a quiet one at first: it takes what the socket has
-room for, and posts a completion only when that was not everything. What is left goes with a send
-that the kernel finishes when there is room again; so does a send that somebody waits for, because
-its completion ends the loop's sleep.
+`write` queues, and the loop flushes each transport once at the end of the turn. At most one send is
+in flight: two would interleave. The first send of a queue is quiet: it writes what the socket has
+room
+for, and posts a completion only if that was not everything. The rest goes with a send that the
+kernel finishes when the socket has room again. A send whose end the program awaits is not quiet
+either: its completion ends the loop's sleep.
 
-A transport that is the only one to write is sent by a plain system call, which is cheaper than a
-submission. What the subclass writes to is its own affair: `submit_send`, `send_directly` and
-`end_output` are all that touches the descriptor.
+If one transport only has written in a turn, it is sent by a plain system call, which costs less
+than a submission. `submit_send`, `send_directly` and `end_output` are the only methods that use the
+descriptor; subclasses define them.
+
+The end of the output:
+
+    WRITABLE ──write_eof()──> EOF_WRITTEN ──the queue is empty: send_eof()──> EOF_SENT
+
+An error of a send closes the transport; if bytes of the peer are still unread, it is kept in
+`broken` until they are delivered.
 """
 
 import sys
-from asyncio import constants
-from asyncio.log import logger
 
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -28,26 +34,26 @@ from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX
 
 
-# From this size on bytes are sent when they are written: by the end of the turn they have left the
-# cache, and the call is a small part of what their copying costs.
+# From this size on bytes are sent by write() itself: at the end of the turn they are no longer in
+# the processor's cache, and the system call costs little beside copying them.
 SEND_AT_ONCE_MIN = 8 * 1024
-# A lone write up to this size goes without the ring; a larger one is left to the kernel to finish.
+# A single transport's bytes up to this size are sent without the ring; more is submitted, so that
+# the kernel finishes a partial send.
 SEND_ALONE_MAX = 64 * 1024
-# Turns for what the kernel has received but nobody has been told of, when a send has failed: its
-# completion may be behind that of the send, or in the next batch.
+# Turns that a failed send waits for completions of the receive: they may come behind the send's own
+# completion, or in the next batch.
 LAST_TURNS = 2
 
-# Until 3.12 asyncio's writelines was a join and a write: its errors are theirs.
+# Before 3.12 asyncio's writelines() joins and writes, and raises what join() and write() raise.
 cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
-# And from 3.14 on it passes over what is empty, whatever that is.
+# From 3.14 on it skips every item that is false.
 cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
-cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 
 
 cdef list as_list(object list_of_data):
-    """Return the argument of writelines as a list; what is none is refused as asyncio does."""
+    """Return the argument of writelines() as a list. Raises asyncio's TypeError for no iterable."""
     if not LINES_ARE_JOINED and not list_of_data:
         return []
     try:
@@ -67,17 +73,17 @@ cdef bytes as_piece(object data):
 
 
 cdef list odd_pieces(list pieces):
-    """Return the pieces of writelines that have bytes without being bytes-like, or refuse them."""
+    """Return *pieces* of other types than bytes-like ones as bytes. Raises asyncio's TypeError."""
     if LINES_ARE_JOINED:
         return [b"".join(pieces)]
     return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
 
 
 cdef class WriteSource:
-    """Something that writes to a transport at the last moment."""
+    """Makes bytes when the transport is about to send: TLS encrypts a turn's writes together."""
 
     cdef bytes give(self):
-        """Return what is to be sent next, and have no more; None if there is nothing."""
+        """Return all bytes that are to be sent next; None if there are none."""
         raise NotImplementedError
 
 
@@ -85,14 +91,14 @@ cdef class WriteTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.send_op, writer_on_send, <PyObject*>self)
-        # Only the kernel knows how much of an unfinished send has gone.
+        # Only its completion says how many bytes an unfinished send has written.
         self.send_op.policy = ENDS_WITH_RUN
         self.queue = WriteQueue()
 
     # ── what the protocol calls ──────────────────────────────────────────────────────────────
 
     cdef int put(self, object data) except -1:
-        """What `write` does. Each class has its own: an inherited method is slower to call."""
+        """Queue *data*. Each subclass defines `write`: an inherited one is slower to call."""
         cdef bytes owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
@@ -120,12 +126,12 @@ cdef class WriteTransport(FlowControl):
         self.put_all(items)
 
     cdef int put_all(self, list items) except -1:
-        """What `writelines` does with bytes, of which None stands for what can not be sent."""
+        """Queue the *items* of writelines(); None is an item that is not contiguous."""
         cdef bytes owned
         cdef Py_ssize_t size = 0
         self.check_eof()
         if self.life >= ENDING:
-            # Of nothing nothing is lost.
+            # Empty data is not a lost write.
             return self.warn_lost() if items.count(b"") < len(items) else 0
         for owned in items:
             if owned is None:
@@ -136,13 +142,18 @@ cdef class WriteTransport(FlowControl):
         return self.queued(size)
 
     def write_eof(self):
-        if self.life >= CLOSING or self.eof_written:
+        if self.life >= CLOSING or self.output != WRITABLE:
             return
         self.send_now()
-        self.eof_written = True
+        self.output = EOF_WRITTEN
         if not self.queue.count and self.life < CLOSING and self.broken is None:
-            self.eof_sent = True
-            self.end_output()
+            self.send_eof()
+
+    cdef int send_eof(self) except -1:
+        """Everything is sent: shut the output down. Raises OSError."""
+        assert self.output == EOF_WRITTEN and not self.queue.count
+        self.output = EOF_SENT
+        return self.end_output()
 
     def can_write_eof(self):
         return True
@@ -153,35 +164,28 @@ cdef class WriteTransport(FlowControl):
             self.begin_close()
 
     cdef int check_eof(self) except -1:
-        if self.eof_written:
+        if self.output != WRITABLE:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self.empty_waiter is not None:
             raise RuntimeError("unable to write; sendfile is in progress")
         return 0
 
     cdef int check_eof_of_lines(self) except -1:
-        if self.eof_written:
+        if self.output != WRITABLE:
             raise RuntimeError("Cannot call writelines() after write_eof()")
         if self.empty_waiter is not None:
             raise RuntimeError("unable to writelines; sendfile is in progress")
         return 0
 
-    cdef int warn_lost(self) except -1:
-        self.writes_lost += 1
-        # The end is counted, too, as in asyncio.
-        if self.writes_lost >= LOG_AFTER:
-            logger.warning("socket.send() raised exception.")
-        return 0
-
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     cdef int queued(self, Py_ssize_t size) except -1:
-        """The queue has grown: send at once what is too much to keep, the rest later."""
+        """The queue has grown by *size*: send at once if it is large, else at the turn's end."""
         self.loop.queued_bytes += size
         if self.queue.size >= AT_ONCE_MIN or self.queue.size > self.high_water:
             self.send_now()
             if self.queue.size > self.high_water:
-                # asyncio pauses the protocol only for what the socket did not take.
+                # asyncio pauses the protocol only for bytes that the socket had no room for.
                 self.pause_sending()
         if not self.send_op.in_flight and self.queue.count:
             self.loop.add_flush(self)
@@ -190,13 +194,13 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int pause_sending(self) except -1:
-        """Tell the protocol to pause. It may leave the run: what is queued is sent by the next."""
+        """Call pause_writing(), with the transport on the flush list."""
         if not self.send_op.in_flight:
             self.loop.add_flush(self)
         return self.pause_protocol()
 
     cdef int expect(self, WriteSource source, Py_ssize_t size) except -1:
-        """Ask *source* for its bytes, of which there are *size* more, before the next send."""
+        """Take the bytes of *source* before the next send; it has *size* more than before."""
         self.source = source
         self.loop.queued_bytes += size
         self.loop.add_flush(self)
@@ -205,7 +209,7 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int take_expected(self) except -1:
-        """Queue what is to go with the next send."""
+        """Queue the bytes of `source`."""
         cdef WriteSource source = self.source
         cdef bytes data
         self.source = None
@@ -235,22 +239,23 @@ cdef class WriteTransport(FlowControl):
         return self.flush()
 
     cdef int submit_send(self) except -1:
-        """Start `send_op` on what the queue has prepared."""
+        """Start `send_op` with the bytes that the queue has prepared."""
         raise NotImplementedError
 
     cdef Py_ssize_t send_directly(self) noexcept:
-        """Write what the queue has prepared without waiting; negative with errno."""
+        """Write the bytes that the queue has prepared without waiting; -1 and errno on failure."""
         return -1
 
     cdef int on_send(self, int res, unsigned int flags) except -1:
         if flags == CONFIRMED:
-            # All of a quiet send has gone; this is no place to call a protocol.
+            # A quiet send has written everything. The ring calls this within the enter, where no
+            # protocol may be called.
             self.consume(self.queue.data_size)
             if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
             return 0
         if self.life >= ENDING:
-            # Aborted meanwhile: the bytes were waiting for the kernel to let go of them.
+            # Aborted: the queue owned the bytes until the kernel had finished with them.
             self.queue.clear()
             return self.release_when_done()
         if res >= 0:
@@ -270,22 +275,21 @@ cdef class WriteTransport(FlowControl):
         if self.writing_paused and self.queue.size <= self.low_water:
             self.writing_paused = False
             if self.queue.count or self.is_awaited():
-                # First: a KeyboardInterrupt of the protocol leaves the run, and the next goes on.
                 self.loop.add_flush(self)
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
-        if self.life >= CLOSING or self.eof_written or self.empty_waiter is not None:
+        if self.life >= CLOSING or self.output != WRITABLE or self.empty_waiter is not None:
             return self.finish_writing()
         return 0
 
     cdef bint is_awaited(self) noexcept:
-        """Whether something is to happen when the queue has been sent."""
-        return (self.writing_paused or self.life >= CLOSING or self.eof_written
+        """Whether something waits for the queue to be sent."""
+        return (self.writing_paused or self.life >= CLOSING or self.output != WRITABLE
                 or self.empty_waiter is not None)
 
     cdef int finish_writing(self) except -1:
-        """Everything is sent: now what waited for that."""
+        """Everything is sent: resolve sendfile()'s waiter, close, or send the EOF."""
         if self.empty_waiter is not None and not self.empty_waiter.done():
             if self.life >= CLOSING:
                 self.empty_waiter.set_exception(closed_by_peer())
@@ -294,23 +298,22 @@ cdef class WriteTransport(FlowControl):
         if self.life >= CLOSING:
             if self.life < ENDING:
                 self.schedule_end(None)
-        elif self.eof_written and not self.eof_sent:
-            self.eof_sent = True
+        elif self.output == EOF_WRITTEN:
             try:
-                self.end_output()
+                self.send_eof()
             except OSError as exc:
-                # The peer has reset the connection: that must not leave the run.
+                # The peer has reset the connection: an error of the connection, not of the run.
                 return self.send_failed(exc)
         return 0
 
     cdef int send_now(self) except -1:
-        """Try to send without the ring, for bytes that must not wait for the end of the turn."""
+        """Send by system calls what the socket has room for, without waiting for the turn's end."""
         cdef Py_ssize_t res
         cdef int error
         if self.source is not None and self.life < ENDING:
             self.take_expected()
         if self.send_op.quiet:
-            # Prepared but not submitted yet: it goes first.
+            # A send that is prepared and not submitted goes first.
             self.loop.ring.submit_only()
         while self.queue.count and not self.send_op.in_flight and not self.full:
             self.queue.prepare()
@@ -325,14 +328,14 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1:
-        """Return how many of *size* bytes the socket takes at once, behind all that is queued.
+        """Send *data* at once, behind all queued bytes; return how many bytes the socket took.
 
-        The others are for the caller to keep, and to write.
+        The caller keeps the rest and writes it.
         """
         cdef Py_ssize_t res
         self.send_now()
         if (self.queue.count or self.send_op.in_flight or self.full or self.life >= ENDING
-                or self.eof_written or self.empty_waiter is not None):
+                or self.output != WRITABLE or self.empty_waiter is not None):
             return 0
         self.queue.show(data, size)
         res = self.send_directly()
@@ -343,18 +346,18 @@ cdef class WriteTransport(FlowControl):
             self.full = True
         elif errno != EINTR:
             self.send_failed(os_error(-errno, ""))
-            # Nobody is to write them any more.
+            # The connection is at its end: the caller need not write the rest.
             return size
         return 0
 
     cdef int end_output(self) except -1:
-        """Tell the peer that no more bytes come."""
+        """Shut the output down. Raises OSError."""
         raise NotImplementedError
 
     # ── a send that fails ────────────────────────────────────────────────────────────────────
 
     cdef int send_failed(self, object exc) except -1:
-        """End the connection, behind the bytes that the peer had sent before it broke."""
+        """End the connection, after the bytes that the peer sent before it broke are delivered."""
         self.queue.clear()
         if self.broken is not None:
             return 0
@@ -365,7 +368,7 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     def _end_broken(self, turns):
-        """End the connection once nothing has been there to receive for so many *turns*."""
+        """End the connection when nothing has been received for *turns* turns."""
         if self.life >= ENDING:
             return
         if self.is_receiving():
@@ -378,10 +381,7 @@ cdef class WriteTransport(FlowControl):
             self.write_failed(self.kept_error(self.broken))
 
     cdef object kept_error(self, object exc):
-        """Return why the connection broke: that may be known by a receive, and *exc* be EPIPE.
-
-        While reading is paused such an error waits in the stash.
-        """
+        """Return the receive's error if the stash has one, else *exc*, which is often EPIPE."""
         cdef object last
         if self.stash:
             last = self.stash[len(self.stash) - 1]
@@ -393,11 +393,11 @@ cdef class WriteTransport(FlowControl):
         return self.life >= CLOSING or self.broken is not None
 
     cdef bint is_receiving(self) noexcept:
-        """Whether there may be bytes for the protocol, or an error that is told by a receive."""
+        """Whether a receive may still bring bytes or an error."""
         return False
 
     cdef bint receive_rest(self) except -1:
-        """Receive what waits, unless a receive is armed that will; whether there was anything."""
+        """Receive what the socket holds, unless an armed receive does; return False if empty."""
         return False
 
     cdef int write_failed(self, object exc) except -1:
@@ -406,7 +406,7 @@ cdef class WriteTransport(FlowControl):
     # ── sendfile ─────────────────────────────────────────────────────────────────────────────
 
     def _wait_empty(self):
-        """Refuse writes, and return a future that ends when all that is queued has been sent."""
+        """Refuse writes; return a future that is resolved when the queue has been sent."""
         if self.empty_waiter is not None:
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
@@ -421,7 +421,7 @@ cdef class WriteTransport(FlowControl):
         if self.life >= CLOSING:
             raise closed_by_peer()
         waiter = poll_once(self.loop, self.fd, POLLOUT)
-        # So that the end of the connection ends this wait, and with it the poll.
+        # connection_lost() sets an exception on `empty_waiter`, which ends this wait and the poll.
         self.empty_waiter = waiter.future
         try:
             await waiter.future
@@ -443,15 +443,15 @@ cdef class WriteTransport(FlowControl):
         return self.queue.size
 
     def get_write_buffer_size(self):
-        """Return the bytes that the socket has not taken; those of this turn are tried first."""
+        """Send what the socket has room for, and return the number of bytes that are left."""
         self.send_now()
-        # What an aborted send still holds is not the protocol's any more.
+        # An aborted send may still hold bytes; they are not the protocol's any more.
         return 0 if self.life >= ENDING else self.queue.size
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef int begin_close(self) except -1:
-        """Stop reading; the end comes when everything written has been sent."""
+        """Stop reading; connection_lost() is scheduled when the queue has been sent."""
         if self.life >= CLOSING:
             return 0
         self.send_now()
@@ -463,7 +463,7 @@ cdef class WriteTransport(FlowControl):
             self.schedule_end(self.broken)
         return 0
 
-    cdef bint busy(self) noexcept:
+    cdef bint is_sending(self) noexcept:
         return self.send_op.in_flight
 
     cdef int stop_operations(self) except -1:
@@ -478,7 +478,7 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int send_last(self) except -1:
-        """Send what was written in this turn, before an abort: in asyncio it would have gone."""
+        """Send this turn's writes before an abort: asyncio's write() has sent them already."""
         cdef Py_ssize_t res = 0
         while self.queue.count and not self.full and res >= 0:
             self.queue.prepare()
@@ -489,7 +489,7 @@ cdef class WriteTransport(FlowControl):
 
 
 cdef object closed_by_peer():
-    # asyncio's words, whoever has closed it.
+    # asyncio's message, whichever side has closed.
     return ConnectionError("Connection is closed by peer")
 
 

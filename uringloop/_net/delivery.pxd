@@ -1,0 +1,12 @@
+"""Delivery: how received bytes reach a protocol, by its kind."""
+
+from uringloop._transport.pausing cimport ProtocolKind, ReadTransport
+
+
+cdef ProtocolKind kind_of(object protocol) except *
+
+
+cdef bytes absorb(ReadTransport transport, const char *memory, int size)
+
+
+cdef int deliver(ReadTransport transport, bytes data) except -1

@@ -1,0 +1,1 @@
+"""Delivery: how received bytes reach a protocol, by its kind."""

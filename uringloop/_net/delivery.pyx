@@ -1,0 +1,150 @@
+"""Delivery: how received bytes reach a protocol, by its kind.
+
+`absorb` delivers from the receive buffer where no bytes object is needed: for TLS, for buffered
+protocols and for asyncio's streams. `deliver` passes a bytes object. Both stash the bytes that a
+protocol has not taken because it paused or raised KeyboardInterrupt.
+"""
+
+import asyncio
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.string cimport memcpy
+
+from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
+from uringloop._tls.ssl_protocol cimport is_secure, receive_records
+from uringloop._transport.freelist cimport bytes_of
+from uringloop._transport.pausing cimport BUFFERED, PLAIN, STREAM_READER, TLS, ReadTransport
+from uringloop._transport.stream_reader cimport feed, is_fed
+from uringloop._transport.transport cimport CLOSING, own
+
+
+cdef object NAME_DATA_RECEIVED = "data_received"
+cdef object NAME_GET_BUFFER = "get_buffer"
+cdef object NAME_BUFFER_UPDATED = "buffer_updated"
+cdef object ANY_SIZE = -1
+cdef str DATA_RECEIVED_FAILED = "Fatal error: protocol.data_received() call failed."
+cdef str BUFFER_UPDATED_FAILED = "Fatal error: protocol.buffer_updated() call failed."
+cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
+
+
+cdef ProtocolKind kind_of(object protocol) except *:
+    if is_secure(protocol):
+        return TLS
+    if is_fed(protocol):
+        return STREAM_READER
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return BUFFERED
+    # A protocol of another class that has get_buffer() and no data_received(): as uvloop does.
+    if not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"):
+        return BUFFERED
+    return PLAIN
+
+
+cdef bytes absorb(ReadTransport transport, const char *memory, int size):
+    """Deliver *size* bytes from *memory*, or return them as an object for `deliver`.
+
+    In a nested run *memory* is needed before the protocol returns: then they are an object.
+    """
+    if transport.kind >= BUFFERED and not transport.loop.nestable:
+        if transport.kind == TLS and not transport.loop.debug:
+            deliver_records(transport, memory, size)
+        else:
+            deliver_buffered(transport, memory, size)
+        return None
+    if transport.kind == STREAM_READER and feed_reader(transport, memory, size):
+        return None
+    return bytes_of(memory, size)
+
+
+cdef int deliver(ReadTransport transport, bytes data) except -1:
+    """Pass *data* to the protocol."""
+    cdef PyObject *result
+    if transport.kind >= BUFFERED:
+        if transport.kind == TLS and not transport.loop.debug:
+            return deliver_records(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return deliver_buffered(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    result = transport.call(NAME_DATA_RECEIVED, <PyObject*>data)
+    if result == NULL:
+        return transport.call_failed_fatally(DATA_RECEIVED_FAILED)
+    Py_DECREF_owned(result)
+    return 0
+
+
+cdef bint feed_reader(ReadTransport transport, const char *memory, int size) except -1:
+    """Do what StreamReaderProtocol.data_received() does; return False if it must be called."""
+    if transport.loop.debug:
+        # Debug mode measures and reports slow calls.
+        return False
+    try:
+        return feed(transport.protocol, memory, size)
+    except BaseException as exc:
+        transport.fatal_error(exc, DATA_RECEIVED_FAILED)
+        return True
+
+
+cdef int deliver_records(ReadTransport transport, const char *data, Py_ssize_t size) except -1:
+    """Pass TLS records to the SSLProtocol, without get_buffer() and buffer_updated()."""
+    cdef PyObject *entered = NULL
+    try:
+        entered = enter(transport.context)
+        receive_records(transport.protocol, data, size)
+    except BaseException as exc:
+        transport.fatal_error(exc, BUFFER_UPDATED_FAILED)
+    finally:
+        if entered != NULL:
+            leave(transport.context, entered)
+    return 0
+
+
+cdef int deliver_buffered(ReadTransport transport, const char *data, Py_ssize_t size) except -1:
+    """Copy *data* into the protocol's buffers until it pauses, closes or is replaced."""
+    cdef Py_ssize_t taken = 0
+    try:
+        while (taken < size and transport.kind >= BUFFERED and not transport.paused
+                and transport.life < CLOSING):
+            fill_protocol_buffer(transport, data, size, &taken)
+    finally:
+        if taken < size and transport.life < CLOSING:
+            transport.keep_first(PyBytes_FromStringAndSize(data + taken, size - taken))
+    return 0
+
+
+cdef int fill_protocol_buffer(
+        ReadTransport transport, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1:
+    """Copy the bytes behind *taken* into one buffer of the protocol, and count them there.
+
+    An exception of the protocol, other than KeyboardInterrupt and SystemExit, closes the transport.
+    """
+    cdef Py_buffer view
+    cdef Py_ssize_t count
+    cdef object buffer, filled
+    cdef PyObject *result = transport.call(NAME_GET_BUFFER, <PyObject*>ANY_SIZE)
+    if result == NULL:
+        return transport.call_failed_fatally(GET_BUFFER_FAILED)
+    buffer = own(result)
+    try:
+        if not len(buffer):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+    except BaseException as exc:
+        return transport.fatal_error(exc, GET_BUFFER_FAILED)
+    try:
+        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+    except BaseException as exc:
+        exc = transport.refusal(buffer) or exc
+        return transport.fatal_error(exc, "Fatal read error on socket transport")
+    count = min(view.len, size - taken[0])
+    memcpy(view.buf, data + taken[0], count)
+    taken[0] += count
+    if transport.loop.nestable and taken[0] < size:
+        taken[0] += transport.keep_rest(data + taken[0], size - taken[0])
+    PyBuffer_Release(&view)
+    # Released, so that the protocol may resize it in buffer_updated().
+    del buffer
+    filled = count
+    result = transport.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
+    if result == NULL:
+        return transport.call_failed_fatally(BUFFER_UPDATED_FAILED)
+    Py_DECREF_owned(result)
+    return 0

@@ -1,0 +1,45 @@
+"""Listening sockets that other processes accept from, too."""
+
+from libc.stdint cimport int64_t
+
+from uringloop._ring.ring cimport Operation
+from uringloop._turn.turn cimport Flushable, LoopCore
+
+
+cdef int ACCEPTS            # ACCEPTS_MAX
+
+
+cdef class ListeningSocket(Flushable):
+    cdef LoopCore loop
+    cdef int fd
+    cdef object inode           # of the socket: the same in all processes that have it
+    cdef Operation poll_op      # multishot
+    cdef bint shared            # SharedListeners have it
+    cdef unsigned int forks     # of this process, when the newest check of `is_shared_by_now` was
+    cdef int64_t checked_ns     # when the newest look for other processes was
+
+    cdef int submit_poll(self) except -1
+    cdef int accept_waiting(self, int most) except -1
+    cdef bint is_shared_by_now(self) except -1
+
+
+cdef class SharedListeners(Flushable):
+    cdef LoopCore loop
+    cdef dict listeners         # ListeningSocket by descriptor
+    cdef int full               # looks in a row that found as many connections as they may accept
+    cdef bint company           # others accept from one of the sockets: as of `checked_ns`
+    cdef int64_t checked_ns
+    cdef int64_t yielded_ns     # when this process last gave up the processor
+    cdef int64_t looked_ns      # when the newest look without an event of the epoll instance was
+    cdef int64_t searched_ns    # when the newest search for other processes' lost wake-ups was
+
+    cdef int add(self, ListeningSocket listener) except -2
+    cdef int open_doors(self) except -2
+    cdef int remove(self, ListeningSocket listener) except -1
+    cdef int close_if_empty(self) except -1
+    cdef int search(self) except -1
+    cdef int accept_knocked(self) except -1
+    cdef bint has_company(self) except -1
+    cdef int go_away(self) except -1
+    cdef int come_back(self) except -1
+    cdef int dissolve(self) except -1

@@ -1,0 +1,23 @@
+"""Listening sockets that other processes accept from, too."""
+
+from typing import Self
+
+from typing_extensions import disjoint_base
+
+from uringloop._turn.turn import Flushable, LoopCore
+
+ACCEPTS_MAX: int
+COMPANY_EVERY_NS: int
+LOOK_EVERY_NS: int
+SEARCH_EVERY_NS: int
+NAPS_MAX: int
+SINGLES_MAX: int
+YIELD_EVERY_NS: int
+
+@disjoint_base
+class ListeningSocket(Flushable):
+    def start(self) -> None: ...
+
+@disjoint_base
+class SharedListeners(Flushable):
+    def __new__(cls, loop: LoopCore) -> Self: ...

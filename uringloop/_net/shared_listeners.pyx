@@ -1,0 +1,275 @@
+"""Listening sockets that other processes accept from, too.
+
+A loop that has such sockets (one was passed in, the process has forked since, or another process
+has marked it) sleeps at an epoll instance (shared_sockets.h), where a connection wakes one sleeping
+process, and the processes take turns. Polls on the ring would wake all processes for each
+connection, and the fastest would accept most of them.
+
+A process whose sockets no other process accepts from sleeps in its ring, and so does a process that
+is busy with the connections that it has: a sleep in the ring costs less.
+"""
+
+import os
+
+from libc.stdint cimport int64_t
+
+from uringloop._kernel.clock cimport uring_clock_ns
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport POLLIN
+from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot
+from uringloop._ring.features cimport SHARED_ACCEPT, uses
+from uringloop._ring.shared_sockets cimport (
+    URING_SEARCH_NS,
+    sched_yield,
+    uring_add_door,
+    uring_add_waker,
+    uring_close_doors,
+    uring_has_company,
+    uring_is_crowded,
+    uring_leave_doors,
+    uring_listen_at_doors,
+    uring_open_doors,
+    uring_remove_door,
+    uring_reserve,
+    uring_search,
+    uring_sign,
+)
+from uringloop._ring.uring cimport uring
+from uringloop._turn.fd_watch cimport Watchers
+from uringloop._turn.turn cimport Flushable, LoopCore
+
+
+# Connections accepted in a row before other work runs.
+ACCEPTS_MAX = 32
+
+# How often a loop that does not sleep looks for connections of shared sockets. A look takes 0.2 us.
+LOOK_EVERY_NS = 100_000
+
+# After a sleep so many turns accept one connection each, and call sched_yield(2) before: the
+# processes that the next connections have woken need time to run. Without that, one of four idle
+# processes on two processors often got all of a burst of 40 connections.
+SINGLES_MAX = 8
+
+# A process that does not sleep calls sched_yield(2) so often. Otherwise it accepted for as long as
+# the scheduler let it run: of 480 connections, which four processes answer in 25 ms, one process
+# got less than half of its share in 15 of 100 runs, and now in 3. A call for each connection cost a
+# busy server 8 %.
+YIELD_EVERY_NS = 300_000
+
+# After so many short sleeps in a row that no new connection has ended, a process counts as busy
+# with the connections that it has.
+NAPS_MAX = 16
+
+# How often a process looks for connections that another process was woken for and has not accepted.
+SEARCH_EVERY_NS = URING_SEARCH_NS
+
+# How often a process looks whether others accept from its sockets. A look takes 0.6 us.
+COMPANY_EVERY_NS = 1_000_000
+
+cdef int ACCEPTS = ACCEPTS_MAX
+cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
+cdef int64_t SEARCH_EVERY = SEARCH_EVERY_NS
+cdef int64_t COMPANY_EVERY = COMPANY_EVERY_NS
+cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
+cdef unsigned int NAPS = NAPS_MAX
+cdef int SINGLES = SINGLES_MAX
+# After so many full turns one turn accepts ACCEPTS_MAX.
+cdef int FULL = SINGLES_MAX + 5
+# The number of this process's loops that accept from a shared socket, by its inode. Under the GIL.
+cdef dict LOOPS = {}
+os.register_at_fork(after_in_child=LOOPS.clear)
+
+cdef class ListeningSocket(Flushable):
+    """A listening socket, as SharedListeners use it."""
+
+    def start(self):
+        """Begin to accept."""
+        raise NotImplementedError
+
+    cdef int submit_poll(self) except -1:
+        cdef io_uring_sqe *sqe = self.loop.ring.submission()
+        io_uring_prep_poll_multishot(sqe, self.fd, POLLIN)
+        return self.loop.ring.start(sqe, &self.poll_op)
+
+    cdef int accept_waiting(self, int most) except -1:
+        """Accept up to *most* of the waiting connections, and return how many it were."""
+        raise NotImplementedError
+
+    cdef bint is_shared_by_now(self) except -1:
+        """Whether a child, or a process that has the socket, may have begun to accept from it."""
+        cdef int64_t now
+        if self.forks != self.loop.ring.forks():
+            self.forks = self.loop.ring.forks()
+            return True
+        now = uring_clock_ns()
+        if now - self.checked_ns < COMPANY_EVERY:
+            return False
+        self.checked_ns = now
+        return self.inode in LOOPS or uring_has_company(self.fd)
+
+
+cdef class SharedListeners(Flushable):
+
+    def __cinit__(self, LoopCore loop not None):
+        self.loop = loop
+        self.listeners = {}
+
+    cdef int add(self, ListeningSocket listener) except -2:
+        """Wait for connections of *listener*; return -1 if the kernel refuses."""
+        cdef uring *u = &self.loop.ring.u
+        self.loop.ring.check_inherited()
+        if listener.fd in self.listeners:
+            return 0
+        # While the process sleeps in its ring, the other listeners poll; this one would not.
+        self.come_back()
+        if not uses(SHARED_ACCEPT, u.soft != NULL):
+            return -1
+        if u.doors_fd < 0 and self.open_doors() < 0:
+            return -1
+        self.listeners[listener.fd] = listener
+        LOOPS[listener.inode] = LOOPS.get(listener.inode, 0) + 1
+        uring_sign(listener.fd)
+        if uring_add_door(u, listener.fd) < 0:
+            self.remove(listener)
+            return -1
+        return 0
+
+    cdef int open_doors(self) except -2:
+        cdef uring *u = &self.loop.ring.u
+        cdef Watchers watchers = self.loop._watchers
+        cdef int res = uring_open_doors(u)
+        if res >= 0:
+            res = uring_add_waker(u, self.loop.waker.fd)
+        if res >= 0:
+            res = uring_add_waker(u, watchers.epoll_fd)
+        if res >= 0:
+            res = uring_reserve(u)
+        if res < 0:
+            uring_close_doors(u)
+        return res
+
+    cdef int remove(self, ListeningSocket listener) except -1:
+        if self.listeners.pop(listener.fd, None) is not None:
+            sign_off(listener)
+            uring_remove_door(&self.loop.ring.u, listener.fd)
+        return 0
+
+    cdef int close_if_empty(self) except -1:
+        """Sleep in the ring again when the last shared listening socket is closed."""
+        if not self.listeners:
+            uring_close_doors(&self.loop.ring.u)
+        return 0
+
+    cdef int flush(self) except -1:
+        """Accept if a connection ended the sleep; without a sleep, look for connections."""
+        cdef uring *u = &self.loop.ring.u
+        cdef int64_t now
+        if u.doors_fd < 0:
+            return self.dissolve()
+        if u.away:
+            return 0
+        if u.naps >= NAPS:
+            return self.go_away()
+        if u.knocked_fd < 0:
+            now = uring_clock_ns()
+            if now - self.looked_ns < LOOK_EVERY:
+                return 0
+            self.looked_ns = now
+            uring_listen_at_doors(u, 0)
+            if u.knocked_fd < 0 and now - self.searched_ns >= SEARCH_EVERY:
+                self.searched_ns = now
+                self.search()
+        return self.accept_knocked()
+
+    cdef int search(self) except -1:
+        """Look for connections whose wake-up went to a process that has not accepted them."""
+        cdef uring *u = &self.loop.ring.u
+        if not self.has_company():
+            return self.go_away()
+        uring_search(u)
+        uring_listen_at_doors(u, 0)
+        return 0
+
+    cdef int accept_knocked(self) except -1:
+        """Accept one connection, and more if no other process accepts those that wait."""
+        cdef uring *u = &self.loop.ring.u
+        cdef ListeningSocket listener = self.listeners.get(u.knocked_fd)
+        cdef int most
+        cdef int64_t now
+        u.knocked_fd = -1
+        if listener is None:
+            return 0
+        if not self.has_company():
+            # The polls report this connection, too.
+            return self.go_away()
+        if u.rested:
+            u.rested = False
+            self.full = 0
+        now = uring_clock_ns()
+        if self.full and uring_is_crowded(listener.fd):
+            self.full = FULL
+        elif self.full and (self.full < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
+            self.yielded_ns = now
+            with nogil:
+                sched_yield()
+        most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
+        if listener.accept_waiting(most) == most:
+            self.full = min(self.full + 1, FULL)
+        else:
+            self.full = min(self.full, SINGLES)
+        return 0
+
+    cdef bint has_company(self) except -1:
+        """Whether other processes, or other loops of this one, accept from one of the sockets."""
+        cdef ListeningSocket listener
+        cdef int64_t now = uring_clock_ns()
+        if now - self.checked_ns >= COMPANY_EVERY:
+            self.checked_ns = now
+            self.company = False
+            for listener in self.listeners.values():
+                # Marked again: closing any descriptor of the socket drops the lock.
+                uring_sign(listener.fd)
+                if LOOPS[listener.inode] > 1 or uring_has_company(listener.fd):
+                    self.company = True
+        return self.company
+
+    cdef int go_away(self) except -1:
+        """Sleep in the ring, with polls, because this process is busy or alone."""
+        cdef ListeningSocket listener
+        uring_leave_doors(&self.loop.ring.u, True)
+        for listener in list(self.listeners.values()):
+            if not listener.poll_op.in_flight:
+                listener.submit_poll()
+        return 0
+
+    cdef int come_back(self) except -1:
+        """Sleep at the epoll instance again."""
+        cdef ListeningSocket listener
+        if self.loop.ring.u.away:
+            self.full = 0
+            uring_leave_doors(&self.loop.ring.u, False)
+            for listener in list(self.listeners.values()):
+                if listener.poll_op.in_flight:
+                    self.loop.ring.cancel(&listener.poll_op)
+        return 0
+
+    cdef int dissolve(self) except -1:
+        """Let each listener poll: the ring lost its epoll instance in a change of thread."""
+        cdef ListeningSocket listener
+        cdef dict listeners = self.listeners
+        self.listeners = {}
+        for listener in listeners.values():
+            sign_off(listener)
+            listener.shared = False
+            listener.start()
+        return 0
+
+
+cdef int sign_off(ListeningSocket listener) except -1:
+    """Remove *listener* from LOOPS, which is empty in a forked child."""
+    cdef object others = LOOPS.get(listener.inode, 1) - 1
+    if others:
+        LOOPS[listener.inode] = others
+    else:
+        LOOPS.pop(listener.inode, None)
+    return 0
