@@ -24,8 +24,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from conftest import LoopFactory, drain_executor, lasting, open_fds, run_turns, tcp_pair
+from support.leaks import lasting, open_fds
+from support.loops import LoopFactory, drain_executor, run_turns
 from support.roles import in_thread
+from support.sockets import tcp_pair
 
 # Nothing here waits on purpose for longer.
 TIME_LIMIT = 20.0

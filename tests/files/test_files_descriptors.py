@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LoopFactory
 from support.file_pairs import opened
+from support.loops import LoopFactory
 from support.processes import thread_names
 from support.roles import wait_until
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import open_fds
 from support.file_pairs import opened
+from support.leaks import open_fds
 
 import uringloop
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LoopFactory
 from programs import Address, Certificate, needs, program, quiet
+from support.loops import LoopFactory
 from support.roles import Loop, until, unused_port
 
 smtp = needs("aiosmtpd.smtp")

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from application import LARGE
-from conftest import LoopFactory, lasting, open_fds
 from programs import Certificate, needs, program, quiet, serving_with_uvicorn
+from support.leaks import lasting, open_fds
+from support.loops import LoopFactory
 from support.roles import TIME_LIMIT, Loop
 
 anyio = needs("anyio")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import backend
 from programs import needs_elsewhere
+from support.loops import backend
 
 SERVERS = Path(__file__).resolve().parents[2] / "benchmarks" / "servers.py"
 # granian accepts by itself.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from application import LARGE, app
-from conftest import LoopFactory
 from programs import (
     HERE,
     Address,
@@ -24,6 +23,7 @@ from programs import (
     serving_with_uvicorn,
     speak_http,
 )
+from support.loops import LoopFactory
 from support.roles import Loop, in_thread
 
 import uringloop

@@ -9,8 +9,11 @@ import weakref
 from asyncio import AbstractEventLoop, DatagramProtocol
 
 import pytest
-from conftest import Collector, Echo, LoopFactory, open_fds, run_turns, tcp_pair
+from support.leaks import open_fds
+from support.loops import LoopFactory, run_turns
+from support.protocols import Collector, Echo
 from support.roles import Token, run_script
+from support.sockets import tcp_pair
 
 import uringloop
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from bad_input import connections, later, names, scheduling, sockets, transports, watching
 from bad_input.stage import Case, observe
-from conftest import FACTORIES
+from support.loops import FACTORIES
 
 import uringloop
 

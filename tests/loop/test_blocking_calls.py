@@ -7,7 +7,7 @@ thread of a running loop: after the package has been imported, or before.
 from __future__ import annotations
 
 import pytest
-from conftest import each_ring
+from support.loops import each_ring
 from support.roles import run_script
 
 PROGRAM = """

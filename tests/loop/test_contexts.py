@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
-from conftest import Collector
 from support.pipes import a_pipe
+from support.protocols import Collector
 from support.roles import (
     Loop,
     narrow_pair,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import LoopFactory, run_turns
+from support.loops import LoopFactory, run_turns
 
 import uringloop
 

@@ -12,7 +12,7 @@ import traceback
 from asyncio import AbstractEventLoop
 
 import pytest
-from conftest import LoopFactory, run_turns
+from support.loops import LoopFactory, run_turns
 from support.roles import complaints
 
 Report = dict[str, object]

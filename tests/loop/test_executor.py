@@ -12,7 +12,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
 
 import pytest
-from conftest import LoopFactory, lasting, run_turns
+from support.leaks import lasting
+from support.loops import LoopFactory, run_turns
 
 import uringloop
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from conftest import Collector
 from support.datagrams import Mailbox, drained, endpoint, stuff, unix_pair
 from support.pipes import Reader, Writer, a_pipe, drain, writing
 from support.processes import Recorder
+from support.protocols import Collector
 from support.roles import PATIENCE, Loop, link, noise, until
 from support.tls_contexts import Contexts
 from support.tls_peers import Filler, tls_link

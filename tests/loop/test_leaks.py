@@ -11,7 +11,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
-from conftest import Collector, Echo, LoopFactory, open_fds, tcp_pair
+from support.leaks import open_fds
+from support.loops import LoopFactory
+from support.protocols import Collector, Echo
 from support.roles import (
     Guests,
     Loop,
@@ -31,6 +33,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 
 import uringloop
 

@@ -15,7 +15,9 @@ from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
-from conftest import Collector, Echo, LoopFactory, open_fds, run_turns
+from support.leaks import open_fds
+from support.loops import LoopFactory, run_turns
+from support.protocols import Collector, Echo
 from support.roles import Token, in_thread, resident_bytes, run_script, wait_until
 
 import uringloop

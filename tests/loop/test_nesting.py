@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from conftest import _guarded, run_turns
+from support.leaks import leak_checked
+from support.loops import run_turns
 from support.roles import until
 
 import uringloop
@@ -26,7 +27,7 @@ DEPTH = 50
 @pytest.fixture
 def loop() -> Iterator[uringloop.Loop]:
     """A new nestable loop, checked for leaks afterwards."""
-    for created in _guarded(lambda: uringloop.Loop(nestable=True)):
+    for created in leak_checked(lambda: uringloop.Loop(nestable=True)):
         assert isinstance(created, uringloop.Loop)
         yield created
         assert asyncio._get_running_loop() is None

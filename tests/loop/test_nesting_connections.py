@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import _guarded, tcp_pair
+from support.leaks import leak_checked
 from support.roles import narrow_pair, until
+from support.sockets import tcp_pair
 from support.tls_contexts import client_context, server_context
 
 import uringloop
@@ -22,7 +23,7 @@ LARGE = bytes(range(256)) * 16 * 1024
 @pytest.fixture
 def loop() -> Iterator[uringloop.Loop]:
     """A new nestable loop, checked for leaks afterwards."""
-    for created in _guarded(lambda: uringloop.Loop(nestable=True)):
+    for created in leak_checked(lambda: uringloop.Loop(nestable=True)):
         assert isinstance(created, uringloop.Loop)
         created.set_exception_handler(fail)
         yield created

@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal
 
 import pytest
-from conftest import _guarded, each_ring
+from support.leaks import leak_checked
+from support.loops import each_ring
 
 import uringloop
 from uringloop._loop import nesting
@@ -24,7 +25,7 @@ DEPTH = 50
 @pytest.fixture
 def loop() -> Iterator[uringloop.Loop]:
     """A new nestable loop, checked for leaks afterwards."""
-    for created in _guarded(lambda: uringloop.Loop(nestable=True)):
+    for created in leak_checked(lambda: uringloop.Loop(nestable=True)):
         assert isinstance(created, uringloop.Loop)
         yield created
         assert asyncio._get_running_loop() is None

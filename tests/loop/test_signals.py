@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
-from conftest import LoopFactory, run_turns
+from support.loops import LoopFactory, run_turns
 
 import uringloop
 

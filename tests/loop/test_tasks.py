@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from typing import Any
 
 import pytest
-from conftest import run_turns
+from support.loops import run_turns
 
 import uringloop
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
-from conftest import Echo, LoopFactory, run_turns
+from support.loops import LoopFactory, run_turns
+from support.protocols import Echo
 from support.roles import in_thread
 
 T = TypeVar("T")

@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import FACTORIES, Collector, Echo
+from support.loops import FACTORIES
+from support.protocols import Collector, Echo
 from support.roles import (
     Guests,
     Loop,

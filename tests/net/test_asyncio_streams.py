@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
-from conftest import tcp_pair
 from support.roles import (
     Loop,
     complaints,
@@ -22,6 +21,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 
 LOCALHOST = "127.0.0.1"
 LOW_WATER = 16 * 1024

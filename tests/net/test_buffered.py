@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from conftest import Collector, tcp_pair
+from support.protocols import Collector
 from support.roles import (
     Loop,
     complaints,
@@ -21,6 +21,7 @@ from support.roles import (
     stream,
     turns,
 )
+from support.sockets import tcp_pair
 
 
 class Filling(asyncio.BufferedProtocol):

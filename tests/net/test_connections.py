@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, open_fds, tcp_pair
+from support.leaks import open_fds
+from support.protocols import Collector, Echo
 from support.roles import (
     Loop,
     connected,
@@ -25,6 +26,7 @@ from support.roles import (
     until,
     unused_port,
 )
+from support.sockets import tcp_pair
 
 import uringloop
 

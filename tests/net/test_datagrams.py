@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_turns
 from support.datagrams import Mailbox, drained, ended, endpoint, udp, unix_pair
+from support.loops import run_turns
 from support.roles import (
     Loop,
     complaints,

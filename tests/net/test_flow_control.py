@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import Collector, tcp_pair
+from support.protocols import Collector
 from support.roles import (
     Loop,
     complaints,
@@ -23,6 +23,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 
 import uringloop
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Echo
 from support.large_messages import (
     KIB,
     MESSAGE,
@@ -32,6 +31,7 @@ from support.large_messages import (
     pair_of,
     protocols,
 )
+from support.protocols import Echo
 from support.roles import (
     Loop,
     ended,

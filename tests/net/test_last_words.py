@@ -14,8 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from conftest import Collector, tcp_pair
+from support.protocols import Collector
 from support.roles import narrow_pair, on_loop, reset, stream, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
 ANSWER = b"HTTP/1.1 413 Content Too Large\r\n\r\n"

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Collector, open_fds, tcp_pair
 from support.datagrams import Mailbox, drained, endpoint, stuff, unix_pair
+from support.leaks import open_fds
+from support.protocols import Collector
 from support.roles import complaints, on_loop, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
 import uringloop

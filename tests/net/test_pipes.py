@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LoopFactory, open_fds
+from support.leaks import open_fds
+from support.loops import LoopFactory
 from support.pipes import (
     CAPACITY,
     KINDS,

@@ -9,8 +9,9 @@ import struct
 import threading
 
 import pytest
-from conftest import Collector, tcp_pair
+from support.protocols import Collector
 from support.roles import on_loop
+from support.sockets import tcp_pair
 
 import uringloop
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from conftest import Collector, Echo, tcp_pair
+from support.protocols import Collector, Echo
 from support.roles import (
     Loop,
     link,
@@ -25,6 +25,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 from support.tls_peers import tls_stream
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Collector
+from support.protocols import Collector
 from support.roles import (
     Loop,
     noise,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 import pytest
-from conftest import Echo
+from support.protocols import Echo
 from support.roles import (
     Guests,
     Loop,

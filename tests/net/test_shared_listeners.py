@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import each_ring
+from support.loops import each_ring
 from support.roles import (
     BUSY_ROUNDS,
     PATIENCE,

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Echo, each_ring
+from support.loops import each_ring
+from support.protocols import Echo
 from support.roles import (
     BUSY_ROUNDS,
     PATIENCE,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import open_fds, tcp_pair
+from support.leaks import open_fds
 from support.roles import (
     Loop,
     connected,
@@ -24,6 +24,7 @@ from support.roles import (
     turns,
     unused_port,
 )
+from support.sockets import tcp_pair
 
 import uringloop
 

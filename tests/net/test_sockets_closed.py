@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from conftest import tcp_pair
 from support.roles import connected, narrow_pair, noise, on_loop, read_exactly, turns, until
+from support.sockets import tcp_pair
 
 import uringloop
 

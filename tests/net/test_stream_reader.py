@@ -9,8 +9,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from conftest import tcp_pair
 from support.roles import Loop, complaints, noise, on_loop, turns, until
+from support.sockets import tcp_pair
 
 from uringloop._transport import stream_reader
 

@@ -9,7 +9,8 @@ import socket
 import warnings
 
 import pytest
-from conftest import Collector, Echo, LoopFactory, tcp_pair
+from support.loops import LoopFactory
+from support.protocols import Collector, Echo
 from support.roles import (
     HalfOpen,
     Loop,
@@ -26,6 +27,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 
 # Small kernel buffers, so that a write of PLENTY stays queued in the transport.
 NARROW = 16 * 1024

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Collector, Echo
+from support.protocols import Collector, Echo
 from support.roles import PATIENCE, on_loop
 
 import uringloop

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 import pytest
-from conftest import Collector
+from support.protocols import Collector
 from support.roles import (
     HalfOpen,
     Loop,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import open_fds
+from support.leaks import open_fds
 from support.processes import (  # noqa: F401  (fixtures)
     DEVNULL,
     FOREVER,

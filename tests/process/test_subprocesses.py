@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from conftest import open_fds
+from support.leaks import open_fds
 from support.processes import (  # noqa: F401  (fixtures)
     DEVNULL,
     FOREVER,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import on_io_uring, open_fds
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -21,6 +20,8 @@ from simulation import faults
 from simulation.ends import End
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 from simulation.mutants import MUTANTS, Mutant
+from support.leaks import open_fds
+from support.loops import on_io_uring
 from support.sources import PACKAGE
 
 from uringloop._ring.backends import Backend

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TypedDict
 
 import pytest
-from conftest import each_ring, on_io_uring, open_fds
 from support import seccomp
+from support.leaks import open_fds
+from support.loops import each_ring, on_io_uring
 from support.roles import in_thread
 
 import uringloop

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import backend
+from support.loops import backend
 from support.roles import PATIENCE, kernel_version
 
 import uringloop

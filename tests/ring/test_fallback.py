@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from conftest import each_ring, on_io_uring
 from support import seccomp
+from support.loops import each_ring, on_io_uring
 
 import uringloop
 from uringloop._ring.backends import Backend

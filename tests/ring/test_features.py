@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import each_ring, on_io_uring, open_fds
 from support import seccomp
+from support.leaks import open_fds
+from support.loops import each_ring, on_io_uring
 
 import uringloop
 from uringloop._ring import backends, features

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import backend
+from support.loops import backend
 
 import uringloop
 

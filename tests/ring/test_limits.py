@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
-from conftest import on_io_uring
+from support.loops import on_io_uring
 from support.roles import run_script
 
 from uringloop._ring import backends, limits

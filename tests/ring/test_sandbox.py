@@ -11,8 +11,8 @@ import errno
 import os
 
 import pytest
-from conftest import on_io_uring
 from support import seccomp
+from support.loops import on_io_uring
 
 pytestmark = on_io_uring
 

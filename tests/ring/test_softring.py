@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from conftest import Collector, Echo, tcp_pair
 from support.datagrams import Mailbox, endpoint, udp
+from support.protocols import Collector, Echo
 from support.roles import (
     HalfOpen,
     Loop,
@@ -42,6 +42,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 from support.software_ring import output, room_for
 
 import uringloop

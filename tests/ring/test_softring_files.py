@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import open_fds
+from support.leaks import open_fds
 from support.processes import thread_names
 from support.roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
 from support.software_ring import output, room_for

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, drain_executor, on_io_uring, open_fds, tcp_pair
+from support.leaks import open_fds
+from support.loops import drain_executor, on_io_uring
 from support.processes import thread_names
+from support.protocols import Collector, Echo
 from support.roles import (
     in_thread,
     narrow_pair,
@@ -32,6 +34,7 @@ from support.roles import (
     until,
     wait_until,
 )
+from support.sockets import tcp_pair
 
 import uringloop
 

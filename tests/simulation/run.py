@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conftest import open_fds
+from support.leaks import open_fds
 
 from simulation import faults
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model

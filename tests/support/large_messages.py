@@ -16,10 +16,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from conftest import Collector, run_turns, tcp_pair
 
 import uringloop
+from support.loops import run_turns
+from support.protocols import Collector
 from support.roles import PATIENCE, Loop, ended, noise, reset
+from support.sockets import tcp_pair
 
 KIB = 1024
 MESSAGE = noise(16 * KIB, 99)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from conftest import Collector
 
+from support.protocols import Collector
 from support.roles import Loop, until
 
 Ends = tuple[IO[bytes], IO[bytes]]

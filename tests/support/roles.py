@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import IO, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import pytest
-from conftest import Collector, open_fds, tcp_pair
 
 import uringloop
+from support.leaks import open_fds
+from support.protocols import Collector
+from support.sockets import tcp_pair
 
 Loop = asyncio.AbstractEventLoop
 Complaint = dict[str, object]

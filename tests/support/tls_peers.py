@@ -14,9 +14,9 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
-from conftest import Collector, tcp_pair
-
+from support.protocols import Collector
 from support.roles import Loop, narrow_pair, read_exactly, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, tcp_pair
+from support.protocols import Collector, Echo
 from support.roles import (
     Loop,
     link,
@@ -22,6 +22,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, stranger_context
 from support.tls_peers import Peer, ending, everybody_gone, tls_link, tls_stream
 

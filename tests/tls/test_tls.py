@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, open_fds, tcp_pair
+from support.leaks import open_fds
+from support.protocols import Collector, Echo
 from support.roles import Complaint, Guests, Loop, complaints, needs_ipv6, on_loop, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import (
     Contexts,
     client_context,

@@ -9,8 +9,9 @@ import ssl
 import struct
 
 import pytest
-from conftest import Collector, Echo, tcp_pair
+from support.protocols import Collector, Echo
 from support.roles import Guests, Loop, noise, on_loop, read_to_end, reset, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import (
     Filler,

@@ -7,7 +7,7 @@ import ssl
 from unittest import mock
 
 import pytest
-from conftest import Collector
+from support.protocols import Collector
 from support.roles import Loop, complaints, noise, on_loop, until
 from support.tls_contexts import Contexts
 from support.tls_peers import tls_stream

@@ -8,8 +8,9 @@ import ssl
 from typing import Any
 
 import pytest
-from conftest import Collector, tcp_pair
+from support.protocols import Collector
 from support.roles import Loop, complaints, noise, on_loop, turns
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 from support.tls_peers import Filler, Peer, ending, tls_stream
 

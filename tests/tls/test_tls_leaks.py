@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Collector, Echo, LoopFactory
+from support.loops import LoopFactory
+from support.protocols import Collector, Echo
 from support.roles import Loop, noise, nothing_left, on_loop, reset, stream, turns, until
 from support.tls_contexts import Contexts, client_context, server_context, stranger_context
 from support.tls_peers import accepting, tls_client, tls_link, tls_serving, tls_stream

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from conftest import Collector, Echo, tcp_pair
+from support.protocols import Collector, Echo
 from support.roles import Loop, noise, on_loop, reset, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import Peer, ending, tls_link, tls_stream
 

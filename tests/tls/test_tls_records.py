@@ -8,7 +8,7 @@ import ssl
 import sys
 
 import pytest
-from conftest import Collector, Echo
+from support.protocols import Collector, Echo
 from support.roles import Loop, connected, noise, on_loop, turns, until
 from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream

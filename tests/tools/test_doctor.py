@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypedDict
 
 import pytest
-from conftest import on_io_uring
 from support import seccomp
+from support.loops import on_io_uring
 
 import uringloop
 from uringloop import doctor

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import backend
+from support.loops import backend
 from support.roles import wait_until
 from support.watched import BLOCKED, connected, monitored, place, program, reply_of, told_by
 

@@ -11,7 +11,7 @@ import time
 from typing import NamedTuple
 
 import pytest
-from conftest import Collector, Echo
+from support.protocols import Collector, Echo
 from support.roles import link, wait_until
 
 import uringloop

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import backend
+from support.loops import backend
 from support.roles import PATIENCE, run_script
 from support.watched import (
     NOBODY,

@@ -10,7 +10,7 @@ from asyncio import AbstractEventLoop
 from typing import Any
 
 import pytest
-from conftest import run_turns
+from support.loops import run_turns
 
 import uringloop
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from conftest import run_turns
+from support.loops import run_turns
 
 import uringloop
 

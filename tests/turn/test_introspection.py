@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from conftest import run_turns
+from support.loops import run_turns
 from support.tls_contexts import Contexts
 
 import uringloop

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Collector, tcp_pair
 from support.datagrams import endpoint, udp, unix_pair
+from support.protocols import Collector
 from support.roles import Loop, complaints, on_loop, turns, until
+from support.sockets import tcp_pair
 
 import uringloop
 

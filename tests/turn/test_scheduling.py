@@ -13,7 +13,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
 
 import pytest
-from conftest import LoopFactory, on_io_uring, run_turns
+from support.loops import LoopFactory, on_io_uring, run_turns
 from support.roles import complaints
 
 import uringloop

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Collector, Echo, run_turns, tcp_pair
 from support.datagrams import endpoint, unix_pair
+from support.loops import run_turns
 from support.pipes import a_pipe, reading, writing
+from support.protocols import Collector, Echo
 from support.roles import complaints, link, noise, nothing_left, on_loop, stream, turns, until
+from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
 import uringloop

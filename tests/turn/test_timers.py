@@ -14,7 +14,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 import pytest
-from conftest import run_turns, run_until
+from support.loops import run_turns, run_until
 
 import uringloop
 

@@ -11,7 +11,7 @@ import weakref
 from asyncio import AbstractEventLoop
 
 import pytest
-from conftest import run_turns, run_until
+from support.loops import run_turns, run_until
 
 import uringloop
 

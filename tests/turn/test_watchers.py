@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import run_turns, tcp_pair
+from support.loops import run_turns
 from support.roles import (
     Loop,
     complaints,
@@ -23,6 +23,7 @@ from support.roles import (
     turns,
     until,
 )
+from support.sockets import tcp_pair
 
 Pair = tuple[socket.socket, socket.socket]
 

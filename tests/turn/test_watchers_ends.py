@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import tcp_pair
 from support.roles import Loop, complaints, narrow_pair, on_loop, read_exactly, turns, until
+from support.sockets import tcp_pair
 
 import uringloop
 

@@ -1,0 +1,15 @@
+"""Pairs of connected sockets."""
+
+from __future__ import annotations
+
+import socket
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected, non-blocking TCP sockets on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = socket.create_connection(listener.getsockname())
+        right, _ = listener.accept()
+    left.setblocking(False)
+    right.setblocking(False)
+    return left, right
