@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from support.protocols import Collector
 from support.roles import (
+    Failing,
     Loop,
     complaints,
     link,
+    loses_connection,
     noise,
     on_loop,
     read_exactly,
@@ -234,7 +236,7 @@ async def test_a_buffered_echo_answers_from_its_own_buffer(each_loop: Loop) -> N
 # ── errors ────────────────────────────────────────────────────────────────────────────────
 
 
-class Faulty(Filling):
+class Faulty(Filling, Failing):
     """Raises in the callback that it was told."""
 
     def __init__(self, loop: Loop, callback: str) -> None:
@@ -261,17 +263,7 @@ class Faulty(Filling):
 @pytest.mark.parametrize("callback", ["get_buffer", "buffer_updated", "eof_received"])
 @on_loop
 async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, callback: str) -> None:
-    seen = complaints(each_loop)
-    faulty = Faulty(each_loop, callback)
-    async with stream(each_loop, faulty) as (transport, peer):
-        peer.send(b"x")
-        peer.shutdown(socket.SHUT_WR)
-        assert await faulty.lost is faulty.error
-        (complaint,) = seen
-        assert complaint["message"] == f"Fatal error: protocol.{callback}() call failed."
-        assert complaint["exception"] is faulty.error
-        assert complaint["transport"] is transport
-        assert complaint["protocol"] is faulty
+    await loses_connection(each_loop, Faulty(each_loop, callback))
 
 
 @on_loop

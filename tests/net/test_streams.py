@@ -12,10 +12,12 @@ import pytest
 from support.loops import LoopFactory
 from support.protocols import Collector, Echo
 from support.roles import (
+    Failing,
     HalfOpen,
     Loop,
     complaints,
     ended,
+    loses_connection,
     noise,
     on_loop,
     read_exactly,
@@ -349,7 +351,7 @@ async def test_the_last_words_of_data_received_are_sent(each_loop: Loop) -> None
 # ── errors of protocols ───────────────────────────────────────────────────────────────────
 
 
-class Faulty(Collector):
+class Faulty(Collector, Failing):
     """Raises in the callback that it was told."""
 
     def __init__(self, loop: Loop, callback: str) -> None:
@@ -382,17 +384,7 @@ class Faulty(Collector):
 @pytest.mark.parametrize("callback", ["data_received", "eof_received"])
 @on_loop
 async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, callback: str) -> None:
-    seen = complaints(each_loop)
-    faulty = Faulty(each_loop, callback)
-    async with stream(each_loop, faulty) as (transport, peer):
-        peer.send(b"x")
-        peer.shutdown(socket.SHUT_WR)
-        assert await faulty.lost is faulty.error
-        (complaint,) = seen
-        assert complaint["message"] == f"Fatal error: protocol.{callback}() call failed."
-        assert complaint["exception"] is faulty.error
-        assert complaint["transport"] is transport
-        assert complaint["protocol"] is faulty
+    await loses_connection(each_loop, Faulty(each_loop, callback))
 
 
 @on_loop

@@ -298,6 +298,31 @@ async def link(
         await ended(right_transport)
 
 
+class Failing(asyncio.BaseProtocol):
+    """A protocol that raises *error* in the method named by *callback*."""
+
+    callback: str
+    error: Exception
+    lost: asyncio.Future[Exception | None]
+
+
+async def loses_connection(loop: Loop, protocol: Failing) -> None:
+    """Send a byte and EOF to *protocol*; check that its error is reported and closes the transport.
+
+    The report is asyncio's: one call of the exception handler, with the same message.
+    """
+    seen = complaints(loop)
+    async with stream(loop, protocol) as (transport, peer):
+        peer.send(b"x")
+        peer.shutdown(socket.SHUT_WR)
+        assert await protocol.lost is protocol.error
+        (complaint,) = seen
+        assert complaint["message"] == f"Fatal error: protocol.{protocol.callback}() call failed."
+        assert complaint["exception"] is protocol.error
+        assert complaint["transport"] is transport
+        assert complaint["protocol"] is protocol
+
+
 @runtime_checkable
 class Connected(Protocol):
     """A protocol that remembers its transport, as Echo and Collector do."""
