@@ -1,4 +1,4 @@
-"""Accepting connections: failing factories, contexts, crowds, and too few file descriptors."""
+"""Accepting connections: failing factories, contexts, many clients, EMFILE, extra info."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import uringloop
 LOCALHOST = "127.0.0.1"
 
 
-# Asyncio leaves the accepted socket to the garbage collector, which warns.
+# asyncio does not close the accepted socket; the garbage collector does, with a ResourceWarning.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @on_loop
 async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: Loop) -> None:
@@ -49,7 +49,7 @@ async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: L
         return guests()
 
     seen = complaints(each_loop)
-    each_loop.set_debug(True)  # Without it asyncio says nothing.
+    each_loop.set_debug(True)  # asyncio reports this error in debug mode only.
     server = await each_loop.create_server(factory, LOCALHOST, 0)
     address = server.sockets[0].getsockname()
     with connected(address) as client:
@@ -57,7 +57,7 @@ async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: L
         assert seen[0]["message"] == "Error on transport creation for incoming connection"
         assert seen[0]["exception"] is error
         seen.clear()
-        error.__traceback__ = None  # It would keep asyncio's socket open.
+        error.__traceback__ = None  # Its frames hold a reference to asyncio's open socket.
         client.setblocking(False)
         assert await each_loop.sock_recv(client, 1) == b""
     connected(address).close()
@@ -114,7 +114,7 @@ async def test_an_accepted_socket_can_be_handed_to_the_loop(each_loop: Loop) -> 
 
 @pytest.mark.slow
 @on_loop
-async def test_two_thousand_clients_one_after_the_other(each_loop: Loop) -> None:
+async def test_two_thousand_clients_are_served_in_sequence(each_loop: Loop) -> None:
     server = await each_loop.create_server(Echo, LOCALHOST, 0)
     address = server.sockets[0].getsockname()
     for _ in range(2000):
@@ -124,7 +124,7 @@ async def test_two_thousand_clients_one_after_the_other(each_loop: Loop) -> None
 
 @pytest.mark.slow
 @on_loop
-async def test_two_thousand_clients_at_once(each_loop: Loop) -> None:
+async def test_two_thousand_clients_are_served_at_once(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     server = await each_loop.create_server(guests, LOCALHOST, 0, backlog=4096)
     address = server.sockets[0].getsockname()
@@ -141,7 +141,7 @@ async def test_two_thousand_clients_at_once(each_loop: Loop) -> None:
 
 # ── too few file descriptors ──────────────────────────────────────────────────────────────
 
-# Fills the descriptor table, lets a client connect, frees the table, and prints what it saw.
+# Fills the descriptor table, lets a client connect, frees the table, and prints the results.
 STARVED = """
 import asyncio, errno, json, os, resource, socket, sys, time
 
@@ -160,9 +160,9 @@ async def main():
         reported.set()
 
     loop.set_exception_handler(complain)
-    # First of all: the kernel keeps to the limit that was there when an accept was submitted.
+    # Before create_server(): an accept in flight keeps the limit that it was submitted under.
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-    # A backlog of 1: asyncio reports once for each place in the backlog.
+    # A backlog of 1, because asyncio reports EMFILE once for each place in the backlog.
     if sys.argv[2] == "own":
         server = await loop.create_server(Greeter, "127.0.0.1", 0, backlog=1)
     else:
@@ -221,7 +221,7 @@ with asyncio.Runner(loop_factory=factory) as runner:
 @pytest.mark.slow
 @pytest.mark.parametrize("sock", ["own", "shared"])
 @pytest.mark.parametrize("kind", list(FACTORIES))
-def test_a_server_survives_the_lack_of_file_descriptors(kind: str, sock: str) -> None:
+def test_a_server_survives_emfile(kind: str, sock: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", STARVED, kind, sock], capture_output=True, text=True, timeout=30
     )
@@ -229,30 +229,30 @@ def test_a_server_survives_the_lack_of_file_descriptors(kind: str, sock: str) ->
     seen = json.loads(result.stdout)
     assert seen["greetings"] == ["welcome"] * 7
     message = "socket.accept() out of system resource"
-    # asyncio complains once for each place in the backlog, in 3.14 and 3.15 for one more.
+    # asyncio reports once for each place in the backlog; 3.14 and 3.15 report once more.
     first, *others = seen["complaints"]
     assert first == [message, errno.EMFILE]
     one_more = kind == "asyncio" and (3, 14) <= sys.version_info < (3, 16)
     assert others == ([first] if one_more else [])
-    # asyncio's ACCEPT_RETRY_DELAY is one second, spent asleep.
+    # The loop sleeps for asyncio's ACCEPT_RETRY_DELAY, one second, before it accepts again.
     assert 0.9 < seen["waited"] < 5
     assert seen["cpu"] < 0.3
     assert seen["cpu_after"] < 0.1
 
 
-# ── what a server's transport tells about itself ─────────────────────────────────────────────
+# ── extra info of accepted connections ───────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_the_names_of_both_ends(each_loop: Loop) -> None:
+async def test_accepted_transports_know_both_addresses(each_loop: Loop) -> None:
     guests = Guests(each_loop)
-    # A server on every address: the near end has another name with each of them.
+    # The server listens on every address, so sockname differs between the clients' addresses.
     server = await each_loop.create_server(guests, "0.0.0.0", 0)
     port = server.sockets[0].getsockname()[1]
     clients = [connected((f"127.0.0.{last}", port)) for last in (1, 2, 2, 1)]
     try:
         await guests.arrived(4)
-        # Pairs: clients of two addresses may have the same one.
+        # Compared as pairs, because clients of two addresses may have the same port.
         tell = [guest.transport.get_extra_info for guest in guests.seen]
         ends = sorted((told("peername"), told("sockname")) for told in tell)
         assert ends == sorted((each.getsockname(), each.getpeername()) for each in clients)
@@ -266,7 +266,7 @@ async def test_the_names_of_both_ends(each_loop: Loop) -> None:
 
 @needs_ipv6
 @on_loop
-async def test_the_names_of_both_ends_on_ipv6(each_loop: Loop) -> None:
+async def test_accepted_transports_know_both_addresses_on_ipv6(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     server = await each_loop.create_server(guests, "::1", 0)
     with socket.create_connection(server.sockets[0].getsockname()[:2]) as client:
@@ -279,7 +279,7 @@ async def test_the_names_of_both_ends_on_ipv6(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_an_accepted_socket_is_like_the_listening_one(each_loop: Loop) -> None:
+async def test_an_accepted_socket_has_its_listeners_family_and_type(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     server = await each_loop.create_server(guests, LOCALHOST, 0)
     listening = server.sockets[0]
@@ -291,7 +291,7 @@ async def test_an_accepted_socket_is_like_the_listening_one(each_loop: Loop) -> 
         assert sock.getpeername() == client.getsockname()
         kinds = [(each.family, each.type, each.proto) for each in (sock, listening)]
         assert kinds[0] == kinds[1]
-        # The transport's own file, not a copy of it.
+        # The extra info is the transport's own file description, not a copy.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with socket.fromfd(sock.fileno(), sock.family, sock.type) as copy:
             assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -307,7 +307,7 @@ async def test_an_accepted_socket_is_like_the_listening_one(each_loop: Loop) -> 
 
 @pytest.mark.parametrize("asked_before", [True, False])
 @on_loop
-async def test_the_names_are_known_after_a_reset_and_after_the_end(
+async def test_addresses_are_known_after_a_reset_and_after_connection_lost(
     each_loop: Loop, asked_before: bool
 ) -> None:
     guests = Guests(each_loop)
@@ -329,11 +329,11 @@ async def test_the_names_are_known_after_a_reset_and_after_the_end(
 
 @pytest.mark.parametrize("listening_before", [True, False])
 @on_loop
-async def test_accepted_connections_do_not_wait_for_more_bytes(
+async def test_accepted_connections_have_tcp_nodelay(
     each_loop: Loop, listening_before: bool
 ) -> None:
     guests = Guests(each_loop)
-    # A protocol of 0 is TCP, too, but asyncio sets the option where it is named only.
+    # A socket with proto 0 is TCP, too, but asyncio sets TCP_NODELAY for IPPROTO_TCP only.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.bind((LOCALHOST, 0))
     if listening_before:
@@ -353,7 +353,7 @@ async def test_accepted_connections_do_not_wait_for_more_bytes(
 
 @on_loop
 async def test_a_protocol_without_connection_made_ends_the_connection(loop: uringloop.Loop) -> None:
-    # asyncio leaves the socket to the garbage collector.
+    # uringloop only: asyncio leaves the socket to the garbage collector.
     loop.set_debug(True)
     seen = complaints(loop)
     factory: Any = object
@@ -369,7 +369,7 @@ async def test_a_protocol_without_connection_made_ends_the_connection(loop: urin
 
 
 @on_loop
-async def test_a_server_ends_the_transports_that_others_have_attached(loop: uringloop.Loop) -> None:
+async def test_close_clients_and_abort_clients_end_foreign_transports(loop: uringloop.Loop) -> None:
     class Foreign:
         def __init__(self) -> None:
             self.calls: list[str] = []

@@ -26,8 +26,8 @@ from support.sockets import tcp_pair
 LOCALHOST = "127.0.0.1"
 LOW_WATER = 16 * 1024
 
-# asyncio looks at how a handler ended (gh-110894), and does not trip over a cancelled one
-# (gh-113538). Both came with patch releases: Debian 12's 3.11.2 has neither.
+# asyncio reports a handler's exception since gh-110894, and no longer fails on a cancelled handler
+# since gh-113538. Both came with patch releases; Debian 12's 3.11.2 has neither.
 WATCHES_HANDLERS = (3, 11, 7) <= sys.version_info < (3, 12) or sys.version_info >= (3, 12, 1)
 ALLOWS_CANCELLED = (3, 11, 8) <= sys.version_info < (3, 12) or sys.version_info >= (3, 12, 2)
 
@@ -36,7 +36,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Write back what comes until the end of stream, then close."""
+    """Write received data back until EOF, then close."""
     while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
@@ -51,13 +51,13 @@ async def leave(writer: asyncio.StreamWriter) -> None:
 
 
 async def listen(handler: Handler) -> tuple[asyncio.Server, tuple[str, int]]:
-    """Start a server of *handler* on a free port."""
+    """Start a server that runs *handler* for each client, on a free port."""
     server = await asyncio.start_server(handler, LOCALHOST, 0, backlog=1000)
     return server, server.sockets[0].getsockname()
 
 
 async def opened(limit: int = 65_536) -> Opened:
-    """Return a reader and a writer, and their raw peer."""
+    """Return a reader, a writer, and the raw socket of their peer."""
     ours, peer = tcp_pair()
     reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
     return reader, writer, peer
@@ -67,7 +67,7 @@ async def opened(limit: int = 65_536) -> Opened:
 
 
 @on_loop
-async def test_readline_returns_lines_and_the_rest(each_loop: Loop) -> None:
+async def test_readline_returns_lines_and_at_eof_the_rest(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     with peer:
         peer.send(b"first\nsec")
@@ -115,7 +115,7 @@ async def test_readexactly_waits_for_every_byte(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_readuntil_stops_behind_its_separator(each_loop: Loop) -> None:
+async def test_readuntil_stops_after_the_separator(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     with peer:
         peer.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r")
@@ -134,7 +134,7 @@ async def test_readuntil_stops_behind_its_separator(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_line_beyond_the_limit_is_an_error_that_can_be_survived(each_loop: Loop) -> None:
+async def test_the_stream_is_usable_after_a_line_beyond_the_limit(each_loop: Loop) -> None:
     reader, writer, peer = await opened(limit=16)
     with peer:
         peer.send(b"x" * 40 + b"\nnext\n")
@@ -164,7 +164,7 @@ async def test_read_without_a_size_reads_to_the_end(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_reader_that_is_behind_blocks_its_sender(each_loop: Loop) -> None:
+async def test_a_slow_reader_blocks_its_sender(each_loop: Loop) -> None:
     reader, writer, peer = await opened(limit=4096)
     data = noise(16 << 20)
     with peer:
@@ -303,7 +303,7 @@ async def test_wait_closed_waits_for_pending_data(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_an_echo_goes_round(each_loop: Loop) -> None:
+async def test_a_server_echoes_growing_messages(each_loop: Loop) -> None:
     server, address = await listen(echo)
     reader, writer = await asyncio.open_connection(*address)
     for turn in range(100):
@@ -415,12 +415,12 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
         assert await reader.read() == b""
         assert seen == []
     elif WATCHES_HANDLERS:
-        # 3.11.7 and 3.12.1: asyncio's own callback trips over the cancelled task.
+        # 3.11.7 and 3.12.1: asyncio's own callback raises CancelledError for the cancelled task.
         await until(lambda: len(seen) == 1)
         assert isinstance(seen[0]["exception"], asyncio.CancelledError)
         handler_writer.close()
     else:
-        # Older ones do not look at the task: the connection stays open.
+        # Older versions do not check the task: the connection stays open.
         await until(task.cancelled)
         await turns(3)
         assert seen == []

@@ -1,4 +1,4 @@
-"""BufferedProtocol: the protocol's own buffer is filled, exactly, whatever its size."""
+"""BufferedProtocol: filling the protocol's buffer, its errors, closing and set_protocol()."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.sockets import tcp_pair
 
 
 class Filling(asyncio.BufferedProtocol):
-    """Offers a buffer of a fixed size and keeps what arrives in it."""
+    """Return a buffer of a fixed size from get_buffer(), and record all received bytes."""
 
     transport: asyncio.Transport
 
@@ -72,7 +72,7 @@ class Filling(asyncio.BufferedProtocol):
             self.calls.append(call)
 
     async def received(self, count: int) -> bytes:
-        """Wait until at least *count* bytes have come, and return all of them."""
+        """Wait until *count* bytes or more are received, and return all of them."""
         if len(self.data) < count:
             future = self._loop.create_future()
             self._wanted.append((count, future))
@@ -84,7 +84,7 @@ class Filling(asyncio.BufferedProtocol):
 
 
 @on_loop
-async def test_each_update_follows_a_request_for_a_buffer(each_loop: Loop) -> None:
+async def test_get_buffer_precedes_each_buffer_updated(each_loop: Loop) -> None:
     filling = Filling(each_loop, 1024)
     async with stream(each_loop, filling) as (_, peer):
         for count in (1, 2, 3):
@@ -100,7 +100,7 @@ async def test_each_update_follows_a_request_for_a_buffer(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_the_size_hint_is_an_integer_and_may_be_unknown(each_loop: Loop) -> None:
+async def test_the_size_hint_is_positive_or_minus_one(each_loop: Loop) -> None:
     filling = Filling(each_loop, 1024)
     async with stream(each_loop, filling) as (_, peer):
         peer.send(b"x")
@@ -147,7 +147,7 @@ async def test_data_before_a_reset_reaches_the_buffer(each_loop: Loop) -> None:
 @on_loop
 async def test_the_buffer_may_be_a_view_into_something_larger(each_loop: Loop) -> None:
     class Parser(Filling):
-        """Appends behind what it has, as a parser of messages does."""
+        """Append to the bytes already in the buffer, as a parser of messages does."""
 
         filled = 0
 
@@ -161,7 +161,7 @@ async def test_the_buffer_may_be_a_view_into_something_larger(each_loop: Loop) -
                 self.lost.set_result(None)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """The test ends before the connection does."""
+            """Do nothing: `lost` is resolved already, by buffer_updated()."""
 
     parser = Parser(each_loop, 50_000)
     data = noise(50_000)
@@ -187,7 +187,7 @@ async def test_the_buffer_may_be_resized_between_updates(each_loop: Loop) -> Non
     async with stream(each_loop, elastic) as (_, peer):
         peer.send(data)
         assert await elastic.received(5000) == data
-        # Nothing holds on to the buffer while the connection is idle.
+        # The loop exports no view of the buffer while the connection is idle.
         elastic.buffer += b"grown"
         elastic.buffer.clear()
 
@@ -237,7 +237,7 @@ async def test_a_buffered_echo_answers_from_its_own_buffer(each_loop: Loop) -> N
 
 
 class Faulty(Filling, Failing):
-    """Raises in the callback that it was told."""
+    """Raise in the given callback."""
 
     def __init__(self, loop: Loop, callback: str) -> None:
         super().__init__(loop, 100)
@@ -282,7 +282,7 @@ async def test_an_empty_buffer_is_an_error_of_the_protocol(each_loop: Loop) -> N
     "buffer", [b"bytes", memoryview(b"read-only"), memoryview(bytearray(9))[::2], [1, 2], "text"]
 )
 @on_loop
-async def test_memory_that_takes_no_bytes_is_a_fatal_read_error(
+async def test_a_buffer_of_the_wrong_type_is_a_fatal_read_error(
     each_loop: Loop, buffer: object
 ) -> None:
     class Unfit(Filling):
@@ -295,7 +295,7 @@ async def test_memory_that_takes_no_bytes_is_a_fatal_read_error(
         peer.send(b"x")
         error = await protocol.lost
         assert type(error) is TypeError
-        # From 3.16 on the argument has its name.
+        # Since 3.16 the message gives the argument's name.
         assert str(error) in (
             f"recv_into() argument {name} must be read-write bytes-like object, "
             f"not {type(buffer).__name__}"
@@ -398,7 +398,7 @@ async def test_changing_to_a_plain_protocol_inside_buffer_updated_loses_nothing(
 
 
 @on_loop
-async def test_closing_inside_connection_made_asks_for_no_buffer(each_loop: Loop) -> None:
+async def test_get_buffer_is_not_called_after_closing_in_connection_made(each_loop: Loop) -> None:
     class Brief(Filling):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -415,7 +415,7 @@ async def test_closing_inside_connection_made_asks_for_no_buffer(each_loop: Loop
 
 
 @on_loop
-async def test_reading_the_end_flushes_what_was_written(each_loop: Loop) -> None:
+async def test_data_written_in_eof_received_is_flushed(each_loop: Loop) -> None:
     data = noise(4 << 20)
 
     class Answer(Filling):
@@ -431,7 +431,7 @@ async def test_reading_the_end_flushes_what_was_written(each_loop: Loop) -> None
 
 
 class Like(asyncio.BaseProtocol):
-    """A buffered protocol by its methods alone."""
+    """A buffered protocol by its methods, not by its base class."""
 
     def __init__(self, loop: Loop) -> None:
         self.buffer = bytearray(4)
@@ -448,8 +448,8 @@ class Like(asyncio.BaseProtocol):
         self.eof.set_result(None)
 
 
-def test_a_protocol_is_known_by_its_methods_too(loop: Loop) -> None:
-    """Here asyncio looks at the class alone and can do nothing with it; uvloop does this."""
+def test_a_class_with_the_methods_of_a_buffered_protocol_is_one(loop: Loop) -> None:
+    """uvloop does the same; asyncio checks isinstance() only and cannot use such a protocol."""
 
     async def receive() -> None:
         ours, peer = tcp_pair()

@@ -1,4 +1,4 @@
-"""create_connection: every argument, its errors, racing addresses, and what a failure leaves."""
+"""create_connection: every argument, errors, happy eyeballs, cancelling, leaks after failures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_nothing_is_received_before_the_connection_is_handed_out(each_loop
 
 
 @on_loop
-async def test_host_and_port_are_enough(each_loop: Loop) -> None:
+async def test_connects_to_host_and_port(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (host, port):
         transport = await check_echo(connect(lambda: Collector(each_loop), host, port))
@@ -86,7 +86,7 @@ async def test_host_and_port_are_enough(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_name_and_a_port_as_text_are_resolved(each_loop: Loop) -> None:
+async def test_a_host_name_and_a_port_as_text_are_resolved(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (_, port):
         for spelling in (port, str(port)):
@@ -138,7 +138,7 @@ async def test_a_local_address_is_bound(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_local_address_in_use_is_named(each_loop: Loop) -> None:
+async def test_the_error_of_a_failed_bind_names_the_local_address(each_loop: Loop) -> None:
     before = open_fds()
     with socket.create_server((LOCALHOST, 0)) as holder:
         local = holder.getsockname()
@@ -187,14 +187,14 @@ async def test_a_name_that_does_not_exist_is_a_resolver_error(each_loop: Loop) -
 
 
 @on_loop
-async def test_ssl_none_means_plain(each_loop: Loop) -> None:
+async def test_ssl_none_means_no_tls(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (host, port):
         await check_echo(connect(lambda: Collector(each_loop), host, port, ssl=None))
 
 
 @on_loop
-async def test_contradictory_arguments_are_refused(each_loop: Loop) -> None:
+async def test_contradictory_arguments_raise_value_error(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     both = r"^host/port and sock can not be specified at the same time$"
     with socket.socket() as sock:
@@ -233,7 +233,7 @@ async def test_a_refused_connection_names_its_address(each_loop: Loop) -> None:
 @needs_ipv6
 @pytest.mark.parametrize("options", [{}, {"interleave": 1}, {"happy_eyeballs_delay": 0.1}])
 @on_loop
-async def test_refusals_of_several_addresses_are_told_together(
+async def test_refusals_of_several_addresses_are_raised_as_one_error(
     each_loop: Loop, options: dict[str, float]
 ) -> None:
     connect: Connect = each_loop.create_connection
@@ -264,13 +264,13 @@ async def test_all_errors_raises_a_group(each_loop: Loop) -> None:
 
 @needs_ipv6
 @on_loop
-async def test_all_errors_is_there_on_every_python(loop: uringloop.Loop) -> None:
+async def test_all_errors_works_on_every_python_version(loop: uringloop.Loop) -> None:
     await check_all_errors(loop.create_connection)
 
 
 @needs_ipv6
 @on_loop
-async def test_a_refused_address_is_followed_by_the_next(each_loop: Loop) -> None:
+async def test_the_next_address_is_tried_after_a_refusal(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (_, port):
         for interleave in (None, 1, 2):
@@ -285,7 +285,7 @@ async def test_a_refused_address_is_followed_by_the_next(each_loop: Loop) -> Non
 
 @needs_ipv6
 @on_loop
-async def test_a_silent_address_is_overtaken_by_the_next(each_loop: Loop) -> None:
+async def test_the_next_address_is_tried_after_the_delay(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (_, port):
         before = open_fds()
@@ -303,7 +303,7 @@ async def test_a_silent_address_is_overtaken_by_the_next(each_loop: Loop) -> Non
 
 @needs_ipv6
 @on_loop
-async def test_a_refused_address_is_overtaken_without_the_delay(each_loop: Loop) -> None:
+async def test_the_next_address_is_tried_without_delay_after_a_refusal(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (_, port):
         started = each_loop.time()
@@ -313,7 +313,7 @@ async def test_a_refused_address_is_overtaken_without_the_delay(each_loop: Loop)
 
 @needs_ipv6
 @on_loop
-async def test_the_first_address_wins_when_it_answers(each_loop: Loop) -> None:
+async def test_the_first_address_is_used_if_it_accepts(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (_, port):
         infos = await each_loop.getaddrinfo(None, port, type=socket.SOCK_STREAM)
@@ -371,7 +371,7 @@ async def test_cancelling_a_race_of_connects_leaves_no_descriptor(each_loop: Loo
 
 @on_loop
 async def test_a_failing_factory_leaves_no_descriptor(loop: uringloop.Loop) -> None:
-    # Asyncio leaves the socket to the garbage collector, which warns.
+    # uringloop only: asyncio leaves the socket to the garbage collector, with a ResourceWarning.
     def factory() -> asyncio.Protocol:
         raise error
 
@@ -403,7 +403,7 @@ async def test_connection_made_runs_before_the_connection_is_returned(each_loop:
 
 
 @on_loop
-async def test_many_connects_at_once_reach_their_server(each_loop: Loop) -> None:
+async def test_a_hundred_concurrent_connects_succeed(each_loop: Loop) -> None:
     connect: Connect = each_loop.create_connection
     async with serving(each_loop, Echo) as (host, port):
         await asyncio.gather(
@@ -412,7 +412,7 @@ async def test_many_connects_at_once_reach_their_server(each_loop: Loop) -> None
 
 
 @on_loop
-async def test_private_names_that_programs_look_at(each_loop: Loop) -> None:
+async def test_private_attributes_that_programs_read_exist(each_loop: Loop) -> None:
     async with stream(each_loop, collector := Collector(each_loop)) as (transport, _):
         private: Any = transport
         assert private._protocol is collector

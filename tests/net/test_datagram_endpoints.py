@@ -1,4 +1,4 @@
-"""Making datagram endpoints: every argument of create_datagram_endpoint, and its refusals."""
+"""create_datagram_endpoint: every argument, its errors, and the first callbacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_USE = rf"\[Errno {errno.EADDRINUSE}\]"
 
 
 @on_loop
-async def test_local_address_is_bound_and_says_who_sent(each_loop: Loop) -> None:
+async def test_local_address_is_bound_and_senders_are_known(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         sockname = transport.get_extra_info("sockname")
         assert sockname[0] == "127.0.0.1"
@@ -51,7 +51,7 @@ async def test_remote_address_connects(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_both_addresses_together(each_loop: Loop) -> None:
+async def test_local_and_remote_address_can_be_combined(each_loop: Loop) -> None:
     with udp() as peer, udp() as free:
         local = free.getsockname()
         free.close()
@@ -62,7 +62,7 @@ async def test_both_addresses_together(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_family_alone_makes_an_endpoint_that_may_send_anywhere(each_loop: Loop) -> None:
+async def test_endpoint_with_a_family_only_can_send_to_any_address(each_loop: Loop) -> None:
     with udp() as peer:
         async with endpoint(each_loop, family=socket.AF_INET) as (transport, mailbox):
             transport.sendto(b"question", peer.getsockname())
@@ -74,7 +74,7 @@ async def test_family_alone_makes_an_endpoint_that_may_send_anywhere(each_loop: 
 
 @needs_ipv6
 @on_loop
-async def test_addresses_of_ipv6_have_four_parts(each_loop: Loop) -> None:
+async def test_ipv6_addresses_have_four_parts(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=("::1", 0)) as (transport, mailbox):
         with udp("::1") as peer:
             peer.sendto(b"six", transport.get_extra_info("sockname"))
@@ -89,7 +89,7 @@ async def test_addresses_of_ipv6_have_four_parts(each_loop: Loop) -> None:
 
 @needs_ipv6
 @on_loop
-async def test_dual_stack_socket_sees_mapped_addresses(each_loop: Loop) -> None:
+async def test_dual_stack_socket_reports_mapped_addresses(each_loop: Loop) -> None:
     sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     sock.bind(("::", 0))
@@ -108,7 +108,7 @@ async def test_names_are_resolved(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_protocol_and_flags_reach_the_resolver_and_the_socket(each_loop: Loop) -> None:
+async def test_proto_and_flags_reach_the_resolver_and_the_socket(each_loop: Loop) -> None:
     options: dict[str, Any] = {"proto": socket.IPPROTO_UDP, "flags": socket.AI_NUMERICHOST}
     async with endpoint(each_loop, local_addr=LOCAL, **options) as (transport, _):
         assert transport.get_extra_info("socket").proto == socket.IPPROTO_UDP
@@ -144,7 +144,7 @@ async def test_reuse_port_lets_two_endpoints_share_a_port(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_broadcast_endpoint_is_not_connected_and_hears_answers(each_loop: Loop) -> None:
+async def test_broadcast_endpoint_is_not_connected_and_receives_answers(each_loop: Loop) -> None:
     with udp("0.0.0.0") as listener:
         target = ("127.255.255.255", listener.getsockname()[1])
         options: dict[str, Any] = {"remote_addr": target, "allow_broadcast": True}
@@ -189,7 +189,7 @@ async def test_connected_socket_that_is_given_sends_to_its_peer(each_loop: Loop)
         sock.connect(peer.getsockname())
         async with endpoint(each_loop, sock=sock) as (transport, _):
             transport.sendto(b"one")
-            # No remote_addr was given, so that none is compared.
+            # Without remote_addr, sendto() does not check its address argument.
             transport.sendto(b"two", ("127.0.0.1", 9))
             assert await each_loop.sock_recv(peer, 100) == b"one"
             assert await each_loop.sock_recv(peer, 100) == b"two"
@@ -218,7 +218,7 @@ async def test_unix_paths_name_both_ends(each_loop: Loop, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("named", [True, False])
 @on_loop
-async def test_abstract_and_missing_names_are_told_as_recvfrom_does(
+async def test_abstract_and_missing_names_are_reported_as_by_recvfrom(
     each_loop: Loop, named: bool
 ) -> None:
     name = f"\x00uringloop-{os.getpid()}"
@@ -253,7 +253,7 @@ async def test_file_that_is_no_socket_is_kept(each_loop: Loop, tmp_path: Path) -
 
 
 @on_loop
-async def test_stale_file_that_can_not_be_looked_at_is_logged(
+async def test_failed_stat_of_a_stale_socket_file_is_logged(
     each_loop: Loop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -263,7 +263,7 @@ async def test_stale_file_that_can_not_be_looked_at_is_logged(
     assert f"Unable to check or remove stale UNIX socket {path!r}: " in caplog.text
 
 
-# ── refusals ──────────────────────────────────────────────────────────────────────────────
+# ── errors ────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ async def test_stale_file_that_can_not_be_looked_at_is_logged(
     ],
 )
 @on_loop
-async def test_arguments_that_make_no_sense_are_refused(
+async def test_invalid_arguments_are_refused(
     each_loop: Loop, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -294,13 +294,13 @@ async def test_arguments_that_make_no_sense_are_refused(
 
 @on_loop
 async def test_reuse_address_is_refused_with_a_reason(loop: uringloop.Loop) -> None:
-    # asyncio has not had it since 3.11; uvloop has.
+    # asyncio removed the parameter in 3.11; uvloop still has it.
     with pytest.raises(ValueError, match=r"`reuse_address=True` is no longer supported"):
         await loop.create_datagram_endpoint(Mailbox, local_addr=LOCAL, reuse_address=True)
 
 
 @on_loop
-async def test_reuse_address_that_is_false_has_no_effect(loop: uringloop.Loop) -> None:
+async def test_false_reuse_address_warns_and_has_no_effect(loop: uringloop.Loop) -> None:
     with pytest.warns(DeprecationWarning, match="has no effect") as warned:
         transport, _ = await loop.create_datagram_endpoint(
             Mailbox, local_addr=LOCAL, reuse_address=False
@@ -336,7 +336,7 @@ async def test_options_beside_a_socket_are_refused_by_name(each_loop: Loop) -> N
                 await each_loop.create_datagram_endpoint(Mailbox, sock=sock, **{name: value})
         with pytest.raises(ValueError, match=r"\(local_addr=.*, remote_addr=.*, family=1, pro"):
             await each_loop.create_datagram_endpoint(Mailbox, sock=sock, **options)
-        # What is false counts as not given.
+        # A false value counts as not given.
         transport, _ = await each_loop.create_datagram_endpoint(
             Mailbox, sock=sock.dup(), reuse_port=False
         )
@@ -352,14 +352,14 @@ async def test_stream_socket_is_refused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_refused_bind_closes_the_socket_and_is_the_first_error(each_loop: Loop) -> None:
+async def test_failed_bind_is_raised_and_closes_the_socket(each_loop: Loop) -> None:
     with udp() as taken, pytest.raises(OSError, match=IN_USE):
-        # conftest counts the descriptors.
+        # The each_loop fixture fails the test if a descriptor is left open.
         await each_loop.create_datagram_endpoint(Mailbox, local_addr=taken.getsockname())
 
 
 @on_loop
-async def test_factory_that_fails_closes_our_socket(loop: Loop) -> None:
+async def test_failing_factory_closes_the_sockets_of_the_loop_only(loop: Loop) -> None:
     def fail() -> Mailbox:
         raise LookupError("no protocol")
 
@@ -371,7 +371,7 @@ async def test_factory_that_fails_closes_our_socket(loop: Loop) -> None:
         assert sock.fileno() != -1
 
 
-# ── the beginning ─────────────────────────────────────────────────────────────────────────
+# ── creation and the first callbacks ──────────────────────────────────────────────────────
 
 
 @on_loop
@@ -387,7 +387,7 @@ async def test_cancelled_creation_closes_the_transport(each_loop: Loop) -> None:
     await until(lambda: mailbox.lost == [None])
 
 
-def test_endpoint_without_memory_for_its_buffers_is_an_error_not_a_hang() -> None:
+def test_missing_memory_for_receive_buffers_is_an_oserror() -> None:
     done = run_script(
         """
         import asyncio, resource, uringloop
@@ -395,7 +395,7 @@ def test_endpoint_without_memory_for_its_buffers_is_an_error_not_a_hang() -> Non
         async def main():
             with open("/proc/self/statm") as statm:
                 used = int(statm.read().split()[0]) * resource.getpagesize()
-            # The buffers are 17 MiB of addresses.
+            # The buffers take 17 MiB of address space.
             resource.setrlimit(resource.RLIMIT_AS, (used + 8 * 1024 * 1024,) * 2)
             loop = asyncio.get_running_loop()
             try:
@@ -412,7 +412,7 @@ def test_endpoint_without_memory_for_its_buffers_is_an_error_not_a_hang() -> Non
 
 
 @on_loop
-async def test_connection_made_that_fails_is_reported_and_receiving_begins(each_loop: Loop) -> None:
+async def test_error_in_connection_made_is_reported_and_receiving_starts(each_loop: Loop) -> None:
     class Failing(Mailbox):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             raise LookupError("not made")
@@ -438,7 +438,7 @@ async def test_sendto_works_in_connection_made(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_callbacks_run_in_the_context_of_the_maker(each_loop: Loop) -> None:
+async def test_callbacks_run_in_the_context_of_the_creator(each_loop: Loop) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
     class Reader(Mailbox):

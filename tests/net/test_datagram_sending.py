@@ -1,4 +1,4 @@
-"""Datagram transports: sending, flow control, and the end."""
+"""Datagram transports: sending, UDP_SEGMENT, flow control, closing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
 SENDS_EMPTY = sys.version_info >= (3, 13)
-# The socket module does not know them.
+# Options that the socket module has no constants for.
 UDP_SEGMENT, UDP_GRO = 103, 104
 
 
@@ -43,7 +43,7 @@ UDP_SEGMENT, UDP_GRO = 103, 104
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @on_loop
-async def test_sendto_takes_every_bytes_like(each_loop: Loop, kind: Any) -> None:
+async def test_sendto_accepts_every_bytes_like_type(each_loop: Loop, kind: Any) -> None:
     with udp() as peer:
         async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, _):
             transport.sendto(kind(b"hello"))
@@ -70,7 +70,7 @@ async def test_empty_datagrams_are_sent_since_python_3_13(each_loop: Loop) -> No
 
 @pytest.mark.parametrize("wrong", ["text", None, 5, [b"list"]])
 @on_loop
-async def test_sendto_refuses_what_is_not_bytes_like(each_loop: Loop, wrong: Any) -> None:
+async def test_sendto_refuses_objects_that_are_not_bytes_like(each_loop: Loop, wrong: Any) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
         with pytest.raises(TypeError) as caught:
             transport.sendto(wrong, ("127.0.0.1", 9))
@@ -81,7 +81,7 @@ async def test_sendto_refuses_what_is_not_bytes_like(each_loop: Loop, wrong: Any
 
 
 @on_loop
-async def test_endpoint_with_a_remote_address_takes_no_other(each_loop: Loop) -> None:
+async def test_endpoint_with_a_remote_address_refuses_any_other(each_loop: Loop) -> None:
     with udp() as peer:
         address = peer.getsockname()
         async with endpoint(each_loop, remote_addr=address) as (transport, _):
@@ -94,7 +94,7 @@ async def test_endpoint_with_a_remote_address_takes_no_other(each_loop: Loop) ->
 
 
 @on_loop
-async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
+async def test_sendto_sends_to_the_given_address(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         with udp() as left, udp() as right:
             for peer in (left, right, left):
@@ -109,8 +109,8 @@ async def test_answers_go_to_whom_they_are_addressed(each_loop: Loop) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 @on_loop
-async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) -> None:
-    # So many that some of them share a place in the table, and each of them twice.
+async def test_datagrams_of_400_senders_carry_their_addresses(each_loop: Loop, host: str) -> None:
+    # Some of 400 senders share a slot of the address cache; each sends twice, uncached and cached.
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(udp(host)) for _ in range(400)]
         async with endpoint(each_loop, local_addr=(host, 0)) as (transport, mailbox):
@@ -118,7 +118,7 @@ async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) ->
                 for number, peer in enumerate(peers):
                     peer.sendto(b"%d" % number, transport.get_extra_info("sockname"))
                     if number % 50 == 49:
-                        # So that the socket has room for all of them.
+                        # Keep the socket's receive buffer from overflowing.
                         await mailbox.received((count - 1) * len(peers) + number + 1)
             senders = [(b"%d" % number, peer.getsockname()) for number, peer in enumerate(peers)]
             assert mailbox.mail == senders * 2
@@ -130,7 +130,7 @@ async def test_hundreds_of_senders_are_told_apart(each_loop: Loop, host: str) ->
 
 @needs_ipv6
 @on_loop
-async def test_the_address_of_another_family_is_refused(each_loop: Loop) -> None:
+async def test_an_address_of_another_family_is_refused(each_loop: Loop) -> None:
     seen = complaints(each_loop)
     async with (
         endpoint(each_loop, local_addr=LOCAL) as (four, four_mailbox),
@@ -153,9 +153,7 @@ async def test_the_address_of_another_family_is_refused(each_loop: Loop) -> None
 
 @pytest.mark.parametrize("wrong", [None, ("127.0.0.1",), "text"])
 @on_loop
-async def test_address_that_is_none_ends_an_unconnected_endpoint(
-    each_loop: Loop, wrong: Any
-) -> None:
+async def test_invalid_address_closes_an_unconnected_endpoint(each_loop: Loop, wrong: Any) -> None:
     seen = complaints(each_loop)
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         transport.sendto(b"data", wrong)
@@ -175,14 +173,12 @@ async def test_strided_view_is_a_fatal_error(each_loop: Loop) -> None:
     assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
 
 
-# ── what the kernel cuts ──────────────────────────────────────────────────────────────────
+# ── UDP_SEGMENT ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("connected", [True, False])
 @on_loop
-async def test_the_kernel_cuts_what_is_sent_into_datagrams(
-    each_loop: Loop, connected: bool
-) -> None:
+async def test_udp_segment_splits_a_send_into_datagrams(each_loop: Loop, connected: bool) -> None:
     with udp() as peer:
         where = peer.getsockname()
         options: Any = {"remote_addr": where} if connected else {"local_addr": LOCAL}
@@ -196,7 +192,7 @@ async def test_the_kernel_cuts_what_is_sent_into_datagrams(
 
 
 @on_loop
-async def test_what_one_endpoint_has_cut_another_has_merged(loop: uringloop.Loop) -> None:
+async def test_udp_gro_delivers_segmented_datagrams_one_by_one(loop: uringloop.Loop) -> None:
     async with endpoint(loop, local_addr=LOCAL) as (receiving, mailbox):
         where = receiving.get_extra_info("sockname")
         receiving.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
@@ -209,11 +205,11 @@ async def test_what_one_endpoint_has_cut_another_has_merged(loop: uringloop.Loop
 
 
 @on_loop
-async def test_what_is_cut_into_too_many_datagrams_is_an_error(each_loop: Loop) -> None:
+async def test_too_many_segments_are_an_error(each_loop: Loop) -> None:
     with udp() as peer:
         async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, mailbox):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 10)
-            # The kernel cuts into 64 at most, or 128 in newer ones.
+            # The kernel allows 64 segments at most, newer kernels 128.
             transport.sendto(noise(2000))
             assert [error.errno for error in mailbox.errors] == [errno.EINVAL]
             assert drained(peer) == []
@@ -240,7 +236,7 @@ async def test_full_socket_queues_and_pauses_the_protocol(each_loop: Loop, tmp_p
                 await turns()
             assert got == [b"%8d" % number * 200 for number in range(sent)]
             await until(lambda: mailbox.calls[-1] == "resume_writing")
-            # Asyncio of some versions never gives back what it counts for headers.
+            # Some versions of asyncio never subtract what they add for headers.
             if isinstance(each_loop, uringloop.Loop):
                 assert unsent(transport) == 0
             assert mailbox.calls == ["connection_made", "pause_writing", "resume_writing"]
@@ -260,7 +256,7 @@ async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
 
 
 @on_loop
-async def test_limits_are_asyncios(each_loop: Loop, tmp_path: Path) -> None:
+async def test_write_buffer_limits_are_those_of_asyncio(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
     stuff(ours)
     async with endpoint(each_loop, sock=ours) as (transport, mailbox):
@@ -298,7 +294,7 @@ async def test_queued_data_is_a_copy(each_loop: Loop, tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_full_receiver_of_an_unconnected_endpoint_gets_everything(
+async def test_full_receiver_of_an_unconnected_endpoint_loses_nothing(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "peer")
@@ -317,10 +313,10 @@ async def test_full_receiver_of_an_unconnected_endpoint_gets_everything(
 
 
 @on_loop
-async def test_queued_datagrams_to_a_peer_that_goes_are_errors(
+async def test_queued_datagrams_to_a_closed_peer_are_errors(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
-    # Asyncio keeps watching for room after such an error, beyond the end of the transport.
+    # uringloop only: after such an error asyncio's add_writer() outlives the transport.
     ours, peer = unix_pair(tmp_path)
     stuff(ours)
     async with endpoint(loop, sock=ours) as (transport, mailbox):
@@ -330,17 +326,17 @@ async def test_queued_datagrams_to_a_peer_that_goes_are_errors(
         await mailbox.failed(3)
         assert unsent(transport) == 0
         assert isinstance(mailbox.errors[0], ConnectionError)
-        # Then the kernel has taken the connection away.
+        # ENOTCONN: the kernel has disconnected the socket after the first error.
         numbers = {getattr(exc, "errno", None) for exc in mailbox.errors}
         assert numbers <= {errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN}
         assert not transport.is_closing()
 
 
-# ── the end ───────────────────────────────────────────────────────────────────────────────
+# ── closing ───────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_close_ends_once_and_in_a_later_turn(each_loop: Loop) -> None:
+async def test_connection_lost_runs_once_and_in_a_later_turn(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         assert not transport.is_closing()
         transport.close()
@@ -357,7 +353,7 @@ async def test_close_ends_once_and_in_a_later_turn(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_close_sends_what_is_queued_first(each_loop: Loop, tmp_path: Path) -> None:
+async def test_close_sends_queued_datagrams_first(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
     stuffed = stuff(ours)
     async with endpoint(each_loop, sock=ours) as (transport, mailbox):
@@ -378,7 +374,7 @@ async def test_close_sends_what_is_queued_first(each_loop: Loop, tmp_path: Path)
 
 @pytest.mark.parametrize("closed_first", [False, True])
 @on_loop
-async def test_abort_drops_what_is_queued(
+async def test_abort_drops_queued_datagrams(
     each_loop: Loop, tmp_path: Path, closed_first: bool
 ) -> None:
     ours, peer = unix_pair(tmp_path)
@@ -409,7 +405,7 @@ async def test_nothing_is_received_after_close(each_loop: Loop) -> None:
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
 @pytest.mark.parametrize("end", ["close", "abort"])
 @on_loop
-async def test_ending_in_a_callback_drops_the_rest(
+async def test_closing_in_datagram_received_drops_the_rest(
     each_loop: Loop, tmp_path: Path, family: int, end: str
 ) -> None:
     class Once(Mailbox):
@@ -430,7 +426,7 @@ async def test_ending_in_a_callback_drops_the_rest(
 
 
 @on_loop
-async def test_sends_after_the_end_are_dropped_and_logged(
+async def test_sends_after_closing_are_dropped_and_logged(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     with udp() as peer:
@@ -448,8 +444,8 @@ async def test_sends_after_the_end_are_dropped_and_logged(
 
 
 @on_loop
-async def test_unconnected_endpoint_takes_sends_after_its_end(loop: Loop) -> None:
-    # Asyncio reports an AttributeError of its own there.
+async def test_unconnected_endpoint_ignores_sendto_after_closing(loop: Loop) -> None:
+    # uringloop only: asyncio reports an AttributeError of its own.
     with udp() as peer:
         async with endpoint(loop, local_addr=LOCAL) as (transport, _):
             transport.close()
@@ -459,7 +455,7 @@ async def test_unconnected_endpoint_takes_sends_after_its_end(loop: Loop) -> Non
 
 
 @on_loop
-async def test_nothing_is_left_in_flight(loop: uringloop.Loop, tmp_path: Path) -> None:
+async def test_no_operation_is_left_after_closing(loop: uringloop.Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
     stuff(ours)
     before = loop._operations_in_flight
@@ -477,7 +473,7 @@ async def test_nothing_is_left_in_flight(loop: uringloop.Loop, tmp_path: Path) -
     assert loop._buffers_out == 0
 
 
-def test_endpoint_that_nobody_closed_warns(each_loop: Loop) -> None:
+def test_unclosed_endpoint_warns(each_loop: Loop) -> None:
     each_loop.run_until_complete(each_loop.create_datagram_endpoint(Mailbox, local_addr=LOCAL))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

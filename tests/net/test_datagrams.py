@@ -1,4 +1,4 @@
-"""Datagram transports: receiving, errors, threads, and what a transport tells."""
+"""Datagram transports: receiving, pausing, errors, threads, extra info."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
 SENDS_EMPTY = sys.version_info >= (3, 13)
-# asyncio's own could not be paused before (gh-103607); Debian 12 has 3.11.2.
+# asyncio's datagram transports cannot be paused before 3.11.4 (gh-103607); Debian 12 has 3.11.2.
 PAUSES = sys.version_info >= (3, 11, 4)
 
 
@@ -82,7 +82,7 @@ async def test_datagrams_keep_their_boundaries_order_and_senders(each_loop: Loop
 
 
 @on_loop
-async def test_empty_datagram_is_one_and_not_the_end(each_loop: Loop) -> None:
+async def test_empty_datagram_is_delivered_and_is_not_eof(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         with udp() as peer:
             for data in (b"", b"full", b"", b"", b"full"):
@@ -127,7 +127,7 @@ async def test_more_datagrams_than_buffers_all_arrive_in_order(each_loop: Loop) 
 
 
 @on_loop
-async def test_burst_that_does_not_fit_loses_only_what_the_kernel_drops(each_loop: Loop) -> None:
+async def test_burst_loses_only_datagrams_that_the_kernel_drops(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         with udp() as peer:
@@ -142,7 +142,7 @@ async def test_burst_that_does_not_fit_loses_only_what_the_kernel_drops(each_loo
             await until(lambda: mailbox.data[-1] == b"5000")
             numbers = [int(data) for data in mailbox.data]
             assert numbers == sorted(set(numbers))
-            # One at least for each turn: the receive was armed again every time.
+            # At least one for each of the 50 turns: the receive is re-armed every time.
             assert len(numbers) >= 50
 
 
@@ -160,7 +160,7 @@ async def test_large_unix_datagram_arrives_whole(each_loop: Loop, tmp_path: Path
 
 
 @on_loop
-async def test_datagram_larger_than_what_asyncio_reads_arrives_whole(
+async def test_datagram_larger_than_asyncios_max_size_arrives_whole(
     loop: Loop, tmp_path: Path
 ) -> None:
     ours, peer = unix_pair(tmp_path, send_buffer=1 << 20)
@@ -184,23 +184,23 @@ async def test_unix_datagrams_of_many_senders_keep_their_order(
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
             peer.setblocking(False)
             for number in range(100):
-                # The kernel queues about ten.
+                # The kernel queues about ten datagrams for a UNIX socket.
                 await each_loop.sock_sendto(peer, b"%d" % number, path)
             await mailbox.received(100)
             assert mailbox.data == [b"%d" % number for number in range(100)]
 
 
-# ── datagrams that the kernel has merged ─────────────────────────────────────────────────────
-# asyncio delivers them as one, and nobody can tell where each of them ends.
+# ── datagrams that the kernel has merged (UDP_GRO) ───────────────────────────────────────────
+# uringloop only: asyncio delivers them as one, without their boundaries.
 
 
-# The socket module does not know them.
+# Options that the socket module has no constants for.
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_TIMESTAMP = 29
 
 
 def merging(sock: Any) -> None:
-    """Have the kernel merge what it can of what *sock* receives."""
+    """Let the kernel merge datagrams that *sock* receives."""
     sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
 
 
@@ -214,11 +214,11 @@ def send_merged(peer: socket.socket, size: int, count: int, address: Any) -> lis
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 @on_loop
-async def test_merged_datagrams_are_told_apart(loop: uringloop.Loop, host: str) -> None:
+async def test_merged_datagrams_are_delivered_one_by_one(loop: uringloop.Loop, host: str) -> None:
     async with endpoint(loop, local_addr=(host, 0)) as (transport, mailbox):
         sock = transport.get_extra_info("socket")
         merging(sock)
-        # Its own messages lie beside the size.
+        # SO_TIMESTAMP adds a control message beside that of the segment size.
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
         with udp(host) as peer:
             sent = send_merged(peer, 100, 10, sock.getsockname())
@@ -250,7 +250,7 @@ async def test_pausing_stops_between_merged_datagrams(loop: uringloop.Loop) -> N
 
 
 @pytest.mark.parametrize("method", ["close", "abort"])
-def test_what_ends_the_endpoint_ends_merged_datagrams(loop: uringloop.Loop, method: str) -> None:
+def test_close_and_abort_drop_remaining_merged_datagrams(loop: uringloop.Loop, method: str) -> None:
     class Ends(Mailbox):
         def datagram_received(self, data: bytes, addr: Any) -> None:
             super().datagram_received(data, addr)
@@ -297,7 +297,7 @@ def test_an_interrupt_loses_no_merged_datagram(loop: uringloop.Loop) -> None:
 
 @needs_pausing
 @on_loop
-async def test_nothing_comes_while_paused_and_everything_after(each_loop: Loop) -> None:
+async def test_datagrams_wait_while_paused(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         address = transport.get_extra_info("sockname")
         with udp() as peer:
@@ -372,7 +372,7 @@ async def test_an_error_waits_while_paused(each_loop: Loop) -> None:
 
 @needs_pausing
 @on_loop
-async def test_closing_while_paused_drops_what_came(each_loop: Loop) -> None:
+async def test_closing_while_paused_drops_received_datagrams(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         transport.pause_reading()
         with udp() as peer:
@@ -386,7 +386,7 @@ async def test_closing_while_paused_drops_what_came(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_methods_of_a_stream_are_refused(each_loop: Loop) -> None:
+async def test_stream_methods_raise_not_implemented_error(each_loop: Loop) -> None:
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
         calls: list[Callable[[], object]] = [
             lambda: transport.write(b"data"),
@@ -403,7 +403,7 @@ async def test_methods_of_a_stream_are_refused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_refusal_is_an_error_and_receiving_goes_on(each_loop: Loop) -> None:
+async def test_econnrefused_goes_to_error_received_and_reading_goes_on(each_loop: Loop) -> None:
     port = unused_port()
     async with endpoint(each_loop, remote_addr=("127.0.0.1", port)) as (transport, mailbox):
         for count in (1, 2, 3):
@@ -421,7 +421,7 @@ async def test_refusal_is_an_error_and_receiving_goes_on(each_loop: Loop) -> Non
 
 
 @on_loop
-async def test_datagram_that_is_too_large_is_an_error_of_the_protocol(each_loop: Loop) -> None:
+async def test_emsgsize_goes_to_error_received(each_loop: Loop) -> None:
     with udp() as peer:
         async with endpoint(each_loop, remote_addr=peer.getsockname()) as (transport, mailbox):
             transport.sendto(bytes(LARGEST + 1))
@@ -431,7 +431,7 @@ async def test_datagram_that_is_too_large_is_an_error_of_the_protocol(each_loop:
 
 
 @on_loop
-async def test_error_received_that_fails_fails_sendto(each_loop: Loop) -> None:
+async def test_sendto_raises_the_exception_of_error_received(each_loop: Loop) -> None:
     class Failing(Mailbox):
         def error_received(self, exc: Exception) -> None:
             raise LookupError("no idea")
@@ -446,7 +446,7 @@ async def test_error_received_that_fails_fails_sendto(each_loop: Loop) -> None:
 
 @pytest.mark.parametrize("kind", ["udp", "unix"])
 @on_loop
-async def test_callbacks_that_fail_are_reported_and_receiving_goes_on(
+async def test_errors_in_callbacks_are_reported_and_receiving_goes_on(
     each_loop: Loop, tmp_path: Path, kind: str
 ) -> None:
     class Failing(Mailbox):
@@ -481,7 +481,7 @@ async def test_callbacks_that_fail_are_reported_and_receiving_goes_on(
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("kind", ["udp", "unix"])
-def test_interrupt_leaves_the_run_and_the_next_run_receives_on(
+def test_the_next_run_receives_on_after_an_interrupt(
     each_loop: Loop, tmp_path: Path, leaving: type[BaseException], kind: str
 ) -> None:
     class Interrupted(Mailbox):
@@ -538,24 +538,24 @@ def test_datagrams_sent_between_runs_in_different_threads_arrive(
             for _ in range(burst):
                 expected.append(b"%d" % len(expected))
                 peer.send(expected[-1])
-            # Every other time in the main thread, which lives on between its runs.
+            # Every other run is in the main thread, which stays alive between its runs.
             if turn % 2:
                 receive_all()
             elif turn % 4:
                 in_thread(receive_all)
             else:
-                # A run that ends before it has looked.
+                # One turn, which may end before the datagrams are received.
                 in_thread(lambda: run_turns(each_loop))
         receive_all()
     assert mailbox.data == expected
     each_loop.run_until_complete(ended(transport))
 
 
-# ── what a transport tells ────────────────────────────────────────────────────────────────
+# ── set_protocol(), extra info, repr() ────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_protocol_may_be_exchanged(each_loop: Loop) -> None:
+async def test_set_protocol_replaces_the_protocol(each_loop: Loop) -> None:
     mailbox, other = Mailbox(), Mailbox()
     async with endpoint(each_loop, mailbox, local_addr=LOCAL) as (transport, _):
         assert transport.get_protocol() is mailbox
@@ -568,10 +568,10 @@ async def test_protocol_may_be_exchanged(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_transport_tells_what_it_is(loop: Loop) -> None:
+async def test_extra_info_and_repr_describe_the_transport(loop: Loop) -> None:
     async with endpoint(loop, local_addr=LOCAL) as (transport, _):
         assert isinstance(transport, asyncio.DatagramTransport)
-        # asyncio's own is both.
+        # asyncio's datagram transport is an instance of both classes, too.
         assert isinstance(transport, asyncio.Transport)
         sock = transport.get_extra_info("socket")
         assert sock.family == socket.AF_INET

@@ -1,4 +1,4 @@
-"""Flow control: pausing and resuming both directions, watermarks, back-pressure."""
+"""Flow control: pausing and resuming both directions, watermarks, backpressure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOW_WATER = 16 * 1024
 
 
 @on_loop
-async def test_no_data_comes_while_paused(each_loop: Loop) -> None:
+async def test_no_data_is_delivered_while_paused(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         transport.pause_reading()
@@ -150,7 +150,7 @@ async def test_the_end_of_stream_waits_while_paused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_an_end_of_stream_that_arrives_alone_waits_while_paused(each_loop: Loop) -> None:
+async def test_an_end_of_stream_without_data_waits_while_paused(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         transport.pause_reading()
@@ -179,7 +179,7 @@ async def test_a_reset_waits_while_paused(each_loop: Loop) -> None:
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @on_loop
-async def test_a_paused_transport_can_be_ended(each_loop: Loop, end: str) -> None:
+async def test_a_paused_transport_can_be_closed_or_aborted(each_loop: Loop, end: str) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         transport.pause_reading()
@@ -218,7 +218,7 @@ async def test_a_paused_reader_can_still_write(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_storm_of_pauses_changes_no_byte(each_loop: Loop) -> None:
+async def test_random_pauses_and_resumes_lose_no_byte(each_loop: Loop) -> None:
     rng = random.Random(7)
     paused_calls: list[bytes] = []
 
@@ -270,7 +270,7 @@ async def test_toggling_between_small_messages_keeps_their_order(each_loop: Loop
 
 @on_loop
 async def test_a_paused_reader_blocks_its_sender(each_loop: Loop) -> None:
-    # What both kernels' buffers and a bounded stash may hold; a loop that reads on would pass it.
+    # More than both sockets' buffers and the stash hold; a loop that kept reading would exceed it.
     bound = 16 << 20
     collector = Collector(each_loop)
     data = noise(1 << 20)
@@ -327,10 +327,10 @@ async def test_watermarks_derive_from_each_other(
 
 
 @on_loop
-async def test_a_lower_mark_pauses_for_what_the_socket_has_not_taken(each_loop: Loop) -> None:
+async def test_lowering_the_mark_counts_only_bytes_the_socket_refused(each_loop: Loop) -> None:
     protocol = Collector(each_loop)
     async with stream(each_loop, protocol, buffer_size=20_000) as (transport, _):
-        # Those of this turn could go, and have not been tried.
+        # The byte written in this turn is sent first, so that it does not count.
         transport.write(b"x")
         transport.set_write_buffer_limits(0)
         assert "pause_writing" not in protocol.calls
@@ -343,7 +343,7 @@ async def test_a_lower_mark_pauses_for_what_the_socket_has_not_taken(each_loop: 
 
 @pytest.mark.parametrize(("high", "low"), [(10, 11), (10, -1), (-1, None)])
 @on_loop
-async def test_impossible_watermarks_are_refused(
+async def test_invalid_watermarks_raise_value_error(
     each_loop: Loop, high: int, low: int | None
 ) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, _):
@@ -355,7 +355,7 @@ async def test_impossible_watermarks_are_refused(
 
 
 class Valve(Collector):
-    """Notes the size of the write buffer whenever it is told to pause or to resume."""
+    """Record the size of the write buffer in pause_writing() and resume_writing()."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__(loop)
@@ -402,7 +402,7 @@ async def test_small_writes_below_high_never_pause(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_write_that_the_kernel_takes_at_once_does_not_pause(each_loop: Loop) -> None:
+async def test_a_write_that_the_socket_takes_at_once_does_not_pause(each_loop: Loop) -> None:
     valve = Valve(each_loop)
     async with stream(each_loop, valve) as (transport, peer):
         for _ in range(10):
@@ -453,7 +453,7 @@ async def test_lowering_the_high_watermark_pauses_at_once(each_loop: Loop) -> No
 
 @on_loop
 async def test_writelines_pauses_above_high(loop: uringloop.Loop) -> None:
-    # Asyncio 3.12 and 3.13.0 forget to look at the watermark in writelines().
+    # uringloop only: writelines() of asyncio 3.12 and 3.13.0 does not check the high-water mark.
     valve = Valve(loop)
     async with stream(loop, valve, buffer_size=NARROW) as (transport, peer):
         transport.writelines([bytes(PLENTY // 2)] * 2)
@@ -473,7 +473,7 @@ async def test_a_paused_writer_is_not_resumed_by_an_abort(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_closing_resumes_the_writer_when_the_data_has_gone(each_loop: Loop) -> None:
+async def test_closing_resumes_the_writer_when_the_data_is_sent(each_loop: Loop) -> None:
     valve = Valve(each_loop)
     async with stream(each_loop, valve, buffer_size=NARROW) as (transport, peer):
         transport.write(bytes(PLENTY))
@@ -521,9 +521,9 @@ async def test_an_error_in_a_flow_callback_is_reported_and_survived(
 
 
 @on_loop
-async def test_a_slow_reader_bounds_a_writer_that_obeys(each_loop: Loop) -> None:
+async def test_backpressure_bounds_the_write_buffer(each_loop: Loop) -> None:
     class Source(Valve):
-        """Writes as long as it may."""
+        """Write until pause_writing() is called."""
 
         largest = 0
         written = 0
@@ -557,9 +557,9 @@ async def test_a_slow_reader_bounds_a_writer_that_obeys(each_loop: Loop) -> None
 
 
 @on_loop
-async def test_a_relay_with_back_pressure_is_exact(each_loop: Loop) -> None:
+async def test_a_relay_with_backpressure_forwards_every_byte(each_loop: Loop) -> None:
     class Relay(Collector):
-        """Passes on what it reads, and reads no faster than the other side takes it."""
+        """Forward received data to the other relay; pause its reading while our writes pause."""
 
         other: Callable[[], asyncio.Transport]
 
@@ -590,9 +590,9 @@ async def test_a_relay_with_back_pressure_is_exact(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_two_echoing_sides_with_pauses_stay_exact(each_loop: Loop) -> None:
+async def test_an_echo_that_pauses_reading_returns_every_byte(each_loop: Loop) -> None:
     class Careful(Collector):
-        """Echoes, and stops reading while its own writes are held up."""
+        """Write received data back, and pause reading while writing is paused."""
 
         def data_received(self, data: bytes) -> None:
             self.transport.write(data)

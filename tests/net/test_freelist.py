@@ -1,4 +1,4 @@
-"""Received objects: nobody who keeps one sees it change, however they are made."""
+"""Received bytes objects never change while referenced, although the free list reuses others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from asyncio import AbstractEventLoop
 
 import pytest
 
-# Sizes on both sides of what Python's allocator serves, and of what is kept for the next message.
+# Sizes below and above the limit of Python's own allocator and the free list's minimum, 480 bytes.
 SIZES = [100, 479, 480, 1000, 1016, 4096, 10_000]
 MESSAGES = 200
 
 
 class Collector(asyncio.Protocol):
-    """Keeps some of what it receives, and answers some of it with the same object."""
+    """Keep some received objects; with *echo*, write each of them back."""
 
     transport: asyncio.Transport
 
@@ -32,7 +32,7 @@ class Collector(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        # A hash is kept with the object; that of the next message is another one.
+        # hash() is cached in the object: a reused object must not return its former hash.
         self.hashes.append(hash(data))
         if self.keep.random() < 0.3:
             self.kept[self.received] = data
@@ -44,9 +44,7 @@ class Collector(asyncio.Protocol):
 
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_kept_messages_stay_what_they_were(
-    each_loop: AbstractEventLoop, size: int, echo: bool
-) -> None:
+def test_kept_messages_do_not_change(each_loop: AbstractEventLoop, size: int, echo: bool) -> None:
     chance = random.Random(size)
     sent = [chance.randbytes(size) for _ in range(MESSAGES)]
     back = bytearray()
@@ -77,9 +75,7 @@ def test_kept_messages_stay_what_they_were(
 
 
 @pytest.mark.parametrize("size", [1000, 4096, 10_000])
-def test_objects_that_the_program_writes_stay_what_they_are(
-    each_loop: AbstractEventLoop, size: int
-) -> None:
+def test_written_objects_do_not_change(each_loop: AbstractEventLoop, size: int) -> None:
     async def main(transport: asyncio.Transport, protocol: Collector, peer: socket.socket) -> None:
         for number in range(MESSAGES):
             mine = bytes([number % 256]) * size

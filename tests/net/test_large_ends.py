@@ -1,4 +1,4 @@
-"""Connections whose messages are large: how they end, and what else happens to them."""
+"""Connections with large messages: EOF, resets, urgent data, callbacks, sendfile, TLS."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def nothing_in_flight(each_loop: Loop) -> Iterator[None]:
     assert in_flight(each_loop) == (0, 0)
 
 
-# ── the peer's end ────────────────────────────────────────────────────────────────────────────
+# ── EOF and reset ─────────────────────────────────────────────────────────────────────────────
 
 
 @both_kinds
 @all_readers
 @on_loop
-async def test_the_end_comes_with_the_last_bytes(
+async def test_eof_follows_the_last_bytes(
     each_loop: Loop, make: Callable[[Loop], Sink], kind: str
 ) -> None:
     for number in range(15):
@@ -73,7 +73,7 @@ async def test_the_end_comes_with_the_last_bytes(
 @both_kinds
 @all_readers
 @on_loop
-async def test_the_end_of_many_comes_with_the_last_bytes(
+async def test_eof_of_many_connections_follows_the_last_bytes(
     each_loop: Loop, make: Callable[[Loop], Sink], kind: str
 ) -> None:
     sinks = [make(each_loop) for _ in range(20)]
@@ -93,7 +93,7 @@ async def test_the_end_of_many_comes_with_the_last_bytes(
 @both_kinds
 @protocols
 @on_loop
-async def test_the_end_waits_for_the_resume(each_loop: Loop, make: type[Plain], kind: str) -> None:
+async def test_eof_waits_for_resume_reading(each_loop: Loop, make: type[Plain], kind: str) -> None:
     for size in (0, 1, 50_000):
         sink = make(each_loop)
         async with large(each_loop, sink, kind) as (transport, peer):
@@ -110,7 +110,7 @@ async def test_the_end_waits_for_the_resume(each_loop: Loop, make: type[Plain], 
 
 @both_kinds
 @on_loop
-async def test_each_side_may_end_before_the_other(each_loop: Loop, kind: str) -> None:
+async def test_either_side_may_half_close_first(each_loop: Loop, kind: str) -> None:
     class HalfOpen(Plain):
         def eof_received(self) -> bool:
             super().eof_received()
@@ -138,13 +138,13 @@ async def test_each_side_may_end_before_the_other(each_loop: Loop, kind: str) ->
 @both_kinds
 @protocols
 @on_loop
-async def test_an_end_of_our_own_making_comes_after_the_bytes_before_it(
+async def test_eof_of_our_own_shutdown_follows_the_bytes_before_it(
     each_loop: Loop, make: type[Plain], kind: str
 ) -> None:
     for size in (0, 1, 10_000, len(MESSAGE)):
         sink = make(each_loop)
         async with large(each_loop, sink, kind) as (transport, peer):
-            # No turn passes in between.
+            # No turn of the loop passes between the two calls.
             peer.send(PLENTY[:size])
             transport.get_extra_info("socket").shutdown(socket.SHUT_RD)
             assert await sink.rest() == PLENTY[:size]
@@ -154,7 +154,7 @@ async def test_an_end_of_our_own_making_comes_after_the_bytes_before_it(
 @pytest.mark.parametrize("paused", [False, True])
 @protocols
 @on_loop
-async def test_a_reset_comes_after_the_bytes_before_it(
+async def test_a_reset_follows_the_bytes_before_it(
     each_loop: Loop, make: type[Plain], paused: bool, kind: str
 ) -> None:
     sink = make(each_loop)
@@ -173,14 +173,14 @@ async def test_a_reset_comes_after_the_bytes_before_it(
         assert "eof_received" not in sink.calls
 
 
-# ── what is no plain data ─────────────────────────────────────────────────────────────────────
+# ── urgent data and descriptors ───────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("after", [0, 1, 200_000])
 @pytest.mark.parametrize("end", ["close", "go on"])
 @all_readers
 @on_loop
-async def test_urgent_data_is_left_out_and_holds_nothing_up(
+async def test_urgent_data_is_skipped_and_blocks_nothing(
     each_loop: Loop, make: Callable[[Loop], Sink], end: str, after: int
 ) -> None:
     sink = make(each_loop)
@@ -207,7 +207,7 @@ async def test_urgent_data_is_left_out_and_holds_nothing_up(
 async def test_a_descriptor_in_the_stream_is_dropped(
     each_loop: Loop, make: Callable[[Loop], Sink]
 ) -> None:
-    # The fixture sees one that is left open.
+    # The each_loop fixture fails the test if a passed descriptor stays open.
     sink = make(each_loop)
     async with large(each_loop, sink, "unix") as (_, peer):
         for _ in range(3):
@@ -219,14 +219,14 @@ async def test_a_descriptor_in_the_stream_is_dropped(
             assert await sink.take(len(expected)) == expected
 
 
-# ── what a callback does ──────────────────────────────────────────────────────────────────────
+# ── actions of callbacks ──────────────────────────────────────────────────────────────────────
 
 
 @both_kinds
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same thread", "other threads"])
 @pytest.mark.parametrize("size", [500, 300_000], ids=["small", "large"])
 @protocols
-def test_a_run_that_was_left_goes_on_with_the_next_byte(
+def test_after_an_interrupt_the_next_run_delivers_the_next_byte(
     each_loop: Loop, make: type[Plain], size: int, elsewhere: bool, kind: str
 ) -> None:
     class Leaving(make):  # type: ignore[misc, valid-type]
@@ -257,7 +257,7 @@ def test_a_run_that_was_left_goes_on_with_the_next_byte(
     each_loop.run_until_complete(enlarge(each_loop, sink, peer))
     sink.armed = True
     left = 0
-    # So that a byte that is lost does not hang the test.
+    # A lost byte must not hang the test.
     limit = each_loop.call_later(PATIENCE, each_loop.stop)
 
     def say() -> None:
@@ -280,7 +280,7 @@ def test_a_run_that_was_left_goes_on_with_the_next_byte(
 @pytest.mark.parametrize("method", ["close", "abort"])
 @protocols
 @on_loop
-async def test_nothing_comes_after_an_end_in_a_callback(
+async def test_no_data_is_delivered_after_closing_in_a_callback(
     each_loop: Loop, make: type[Plain], method: str, kind: str
 ) -> None:
     class Ending(make):  # type: ignore[misc, valid-type]
@@ -306,7 +306,7 @@ async def test_nothing_comes_after_an_end_in_a_callback(
 @pytest.mark.parametrize("method", ["close", "abort"])
 @pytest.mark.parametrize("unread", [0, 100_000])
 @on_loop
-async def test_a_paused_connection_may_be_ended(
+async def test_a_paused_connection_can_be_closed_or_aborted(
     each_loop: Loop, unread: int, method: str, kind: str
 ) -> None:
     sink = Plain(each_loop)
@@ -356,7 +356,7 @@ async def test_a_protocol_may_be_replaced_in_its_callback(each_loop: Loop, kind:
 
 @both_kinds
 @protocols
-def test_an_exception_is_reported_and_ends_the_connection(
+def test_an_exception_is_reported_and_closes_the_connection(
     each_loop: Loop, make: type[Plain], kind: str
 ) -> None:
     seen = complaints(each_loop)
@@ -381,15 +381,15 @@ def test_an_exception_is_reported_and_ends_the_connection(
     ]
 
 
-# ── what may follow ───────────────────────────────────────────────────────────────────────────
+# ── sendfile and TLS ──────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_a_file_is_sent_in_between(each_loop: Loop, tmp_path: Path) -> None:
+async def test_a_file_can_be_sent_between_large_messages(each_loop: Loop, tmp_path: Path) -> None:
     sink = Plain(each_loop)
     async with large(each_loop, sink) as (transport, peer):
         with on_disk(tmp_path, PLENTY) as file:
-            # Comes while reading is paused for the file.
+            # Arrives while sendfile() pauses reading.
             await each_loop.sock_sendall(peer, PLENTY[:100_000])
             got, sent = await asyncio.gather(
                 read_exactly(each_loop, peer, len(PLENTY)), each_loop.sendfile(transport, file)
@@ -402,7 +402,7 @@ async def test_a_file_is_sent_in_between(each_loop: Loop, tmp_path: Path) -> Non
 @both_kinds
 @protocols
 @on_loop
-async def test_tls_begins_in_between(
+async def test_tls_can_start_between_large_messages(
     each_loop: Loop, contexts: Contexts, make: type[Plain], kind: str
 ) -> None:
     sink = make(each_loop)

@@ -1,4 +1,4 @@
-"""Connections whose messages are large: whole, in order, and in fair turns."""
+"""Connections with large messages: no byte lost, order, pausing, fairness, writing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def echo_of(kind: str, loop: Loop) -> asyncio.BaseProtocol:
 
 
 def phases(seed: int) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield messages that are large for a while, small for a while; and whether to await each."""
+    """Yield phases of large and of small messages, each with whether to await every message."""
     chosen = random.Random(seed)
     for phase in range(12):
         if phase % 2:
@@ -116,7 +116,7 @@ async def test_messages_that_grow_and_shrink_come_back_whole(
 @both_kinds
 @all_readers
 @on_loop
-async def test_a_message_as_long_as_was_asked_for_and_its_neighbours(
+async def test_messages_around_the_sizes_of_a_receive_arrive_whole(
     each_loop: Loop, make: Callable[[Loop], Sink], kind: str
 ) -> None:
     sink = make(each_loop)
@@ -124,7 +124,7 @@ async def test_a_message_as_long_as_was_asked_for_and_its_neighbours(
         for exact in (16, 32, 64, 128, 256, 512):
             for size in (exact * KIB - 1, exact * KIB, exact * KIB + 1, exact * KIB):
                 message = PLENTY[:size]
-                # More than a StreamReader takes unasked.
+                # Sent by a task: a StreamReader pauses the transport above twice its limit.
                 sending = asyncio.ensure_future(each_loop.sock_sendall(peer, message))
                 assert await sink.take(size) == message
                 await sending
@@ -136,7 +136,7 @@ async def test_a_message_as_long_as_was_asked_for_and_its_neighbours(
 @both_kinds
 @protocols
 @on_loop
-async def test_nothing_comes_between_a_pause_and_its_resume(
+async def test_no_data_is_delivered_between_pause_and_resume(
     each_loop: Loop, make: type[Plain], kind: str
 ) -> None:
     chosen = random.Random(7)
@@ -169,13 +169,13 @@ async def test_nothing_comes_between_a_pause_and_its_resume(
     async with large(each_loop, sink, kind) as (_, peer):
         with beside(peer, lambda: peer.sendall(PLENTY)):
             assert await sink.take(len(PLENTY)) == PLENTY
-        # And when it is alone: the end of the pause finds what came while it lasted.
+        # With single messages, too: after resume_reading() no further bytes trigger a receive.
         await enlarge(each_loop, sink, peer)
     assert unwanted == 0
 
 
 def waiting(sock: socket.socket) -> int:
-    """Return the bytes that are in the socket, unread."""
+    """Return the number of unread bytes in the socket."""
     count = array.array("i", [0])
     fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
     return count[0]
@@ -184,7 +184,7 @@ def waiting(sock: socket.socket) -> int:
 @both_kinds
 @protocols
 @on_loop
-async def test_what_comes_during_a_pause_stays_in_the_socket(
+async def test_data_that_arrives_during_a_pause_stays_in_the_socket(
     each_loop: Loop, make: type[Plain], kind: str
 ) -> None:
     sink = make(each_loop)
@@ -204,7 +204,7 @@ async def test_what_comes_during_a_pause_stays_in_the_socket(
         for _ in range(20):
             fill(write)
             await turns(2)
-        # The kernel's buffers and no more.
+        # No more than the kernel's buffers.
         assert len(sent) < 16 * len(PLENTY)
         assert sink.data == b""
         transport.resume_reading()
@@ -215,7 +215,7 @@ async def test_what_comes_during_a_pause_stays_in_the_socket(
 @both_kinds
 @all_readers
 @on_loop
-async def test_a_resume_delivers_what_nothing_follows(
+async def test_resume_delivers_data_that_arrived_during_the_pause(
     each_loop: Loop, make: Callable[[Loop], Sink], kind: str
 ) -> None:
     sink = make(each_loop)
@@ -230,24 +230,24 @@ async def test_a_resume_delivers_what_nothing_follows(
 
 @both_kinds
 @on_loop
-async def test_a_reader_that_is_behind_is_not_run_over(each_loop: Loop, kind: str) -> None:
+async def test_a_slow_stream_reader_pauses_the_transport(each_loop: Loop, kind: str) -> None:
     sink = Streamed(each_loop)
     async with large(each_loop, sink, kind) as (transport, peer):
         with beside(peer, lambda: peer.sendall(PLENTY)):
             await until(lambda: not transport.is_reading())
             await turns(5)
-            # Twice the limit, and one arrival.
+            # At most twice the limit plus one receive.
             assert len(sink.reader._buffer) <= 2 * 64 * KIB + 256 * KIB  # type: ignore[attr-defined]
             assert await sink.take(len(PLENTY)) == PLENTY
 
 
-# ── fair turns ────────────────────────────────────────────────────────────────────────────────
+# ── fairness ──────────────────────────────────────────────────────────────────────────────────
 
 
 @both_kinds
 @protocols
 @on_loop
-async def test_a_flood_keeps_nobody_waiting(each_loop: Loop, make: type[Plain], kind: str) -> None:
+async def test_a_flood_does_not_delay_others(each_loop: Loop, make: type[Plain], kind: str) -> None:
     class Flooded(make):  # type: ignore[misc, valid-type]
         size = 256 * KIB
         total = 0
@@ -280,7 +280,7 @@ async def test_a_flood_keeps_nobody_waiting(each_loop: Loop, make: type[Plain], 
                 near.write(b"question")
                 assert await asyncio.wait_for(asker.take(8), 0.5) == b"question"
             stopped.set()
-            # What the thread is at has to be read.
+            # The thread's last sendall() returns only when its bytes are read.
             await until(finished.is_set)
         assert flooded.total > len(PLENTY)
 
@@ -316,7 +316,7 @@ async def test_large_and_small_writes_keep_their_order(each_loop: Loop, kind: st
 @both_kinds
 @pytest.mark.parametrize("size", [8 * KIB, 100_000])
 @on_loop
-async def test_a_write_to_a_peer_that_is_gone_ends_the_connection(
+async def test_a_write_to_a_closed_peer_closes_the_connection(
     each_loop: Loop, size: int, kind: str
 ) -> None:
     sink = Plain(each_loop)

@@ -1,7 +1,7 @@
-"""What the peer sent before it reset the connection arrives, and the reset is told behind it.
+"""Data that the peer sent before a reset is delivered before the reset is reported.
 
-The peer of these tests answers while there are bytes of ours that it has not read, and closes: so a
-server refuses an upload ("413"), and its kernel sends a RST.
+The peer of most tests answers while bytes of ours are unread in its socket, and closes; its kernel
+sends a RST. A server that refuses an upload ("413") does the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.tls_contexts import Contexts
 
 ANSWER = b"HTTP/1.1 413 Content Too Large\r\n\r\n"
 UPLOAD = bytes(10_000_000)
-# After receives of this size a connection is polled.
+# Large receives switch a connection to polling.
 LARGE = bytes(1_000_000)
 
 Loop = asyncio.AbstractEventLoop
@@ -29,7 +29,7 @@ Kinds = pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
 
 
 class Refusing(threading.Thread):
-    """A server that sends *first*, waits, answers, and closes with the upload unread."""
+    """A server that sends *first*, waits, answers, and closes with most of the upload unread."""
 
     def __init__(self, sock: socket.socket, contexts: Contexts | None, first: bytes) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class Refusing(threading.Thread):
 
 
 def block_until_closed(server: Refusing) -> None:
-    """Hold the loop up until the answer and the reset are there: it notices both at once."""
+    """Block the loop until the answer and the reset have arrived, so that it sees both at once."""
     server.join()
     time.sleep(0.005)
 
@@ -60,7 +60,7 @@ def block_until_closed(server: Refusing) -> None:
 async def refused(
     kind: str, contexts: Contexts, first: bytes
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Refusing]]:
-    """Connect streams to such a server, and begin the upload."""
+    """Connect asyncio's streams to a `Refusing` server, and start the upload."""
     ours, theirs = socket.socketpair() if kind == "unix" else tcp_pair()
     secure = kind == "tls"
     server = Refusing(theirs, contexts if secure else None, first)
@@ -83,7 +83,7 @@ async def refused(
 
 
 async def all_of(reader: asyncio.StreamReader) -> tuple[bytes, str]:
-    """Return what *reader* gives, and how it ends."""
+    """Return all bytes of *reader*, and "end" for EOF or "error" for a ConnectionError."""
     received = b""
     try:
         while data := await reader.read(100_000):
@@ -112,14 +112,14 @@ async def test_the_answer_to_an_unread_upload_arrives_before_the_reset(
 
 
 @on_loop
-async def test_a_reset_amid_a_backlog_is_no_end_for_a_reader(each_loop: Loop) -> None:
+async def test_a_reset_while_writes_are_buffered_is_not_eof(each_loop: Loop) -> None:
     ours, theirs = narrow_pair(20_000)
     reader, writer = await asyncio.open_connection(sock=ours)
     theirs.send(ANSWER)
     writer.write(UPLOAD)
     reading = asyncio.create_task(all_of(reader))
     draining = asyncio.create_task(writer.drain())
-    # The socket has room again and again: a send that waits goes on within the kernel.
+    # The socket gets room repeatedly: the kernel continues the send that is in flight.
     for _ in range(30):
         with contextlib.suppress(BlockingIOError):
             theirs.recv(1 << 20)
@@ -134,7 +134,7 @@ async def test_a_reset_amid_a_backlog_is_no_end_for_a_reader(each_loop: Loop) ->
 
 
 @on_loop
-async def test_an_end_before_the_reset_stays_an_end(each_loop: Loop) -> None:
+async def test_eof_before_a_reset_stays_eof(each_loop: Loop) -> None:
     ours, theirs = narrow_pair(20_000)
     reader, writer = await asyncio.open_connection(sock=ours)
     theirs.send(ANSWER)
@@ -152,10 +152,10 @@ async def test_an_end_before_the_reset_stays_an_end(each_loop: Loop) -> None:
 @pytest.mark.parametrize("size", [10, len(UPLOAD)])
 @pytest.mark.parametrize("between", [0, 1, 20])
 @on_loop
-async def test_a_reset_while_reading_is_paused_is_told_to_a_write(
+async def test_a_reset_while_reading_is_paused_fails_the_next_write(
     each_loop: Loop, between: int, size: int
 ) -> None:
-    # The receive, still armed, takes the reset for itself; of the send nothing is left but EPIPE.
+    # The receive that is still armed consumes ECONNRESET; the send gets EPIPE only.
     async with stream(each_loop, Collector(each_loop)) as (transport, theirs):
         protocol = transport.get_protocol()
         assert isinstance(protocol, Collector)
@@ -170,15 +170,15 @@ async def test_a_reset_while_reading_is_paused_is_told_to_a_write(
 
 
 @on_loop
-async def test_a_reset_behind_a_full_reader_is_told_to_its_handler(each_loop: Loop) -> None:
+async def test_a_reset_after_a_full_stream_reader_fails_drain_and_read(each_loop: Loop) -> None:
     ours, theirs = tcp_pair()
-    # It pauses by itself above twice its limit.
+    # The StreamReader pauses the transport above twice its limit.
     reader, writer = await asyncio.open_connection(sock=ours, limit=100)
     theirs.send(bytes(1000))
     await asyncio.sleep(0.01)
     reset(theirs)
     await asyncio.sleep(0.01)
-    with pytest.raises(ConnectionResetError):  # noqa: PT012 # Which of them, depends on the turn.
+    with pytest.raises(ConnectionResetError):  # noqa: PT012 # Which drain() raises is timing.
         for _ in range(3):
             writer.write(b"x")
             await writer.drain()
@@ -191,7 +191,7 @@ async def test_a_reset_behind_a_full_reader_is_told_to_its_handler(each_loop: Lo
 
 
 @on_loop
-async def test_a_peer_that_reads_no_more_ends_the_connection_at_a_write(each_loop: Loop) -> None:
+async def test_a_write_after_the_peers_shut_rd_closes_the_connection(each_loop: Loop) -> None:
     ours, theirs = socket.socketpair()
     protocol = Collector(each_loop)
     with theirs:
@@ -227,7 +227,7 @@ def pause(transport: asyncio.Transport) -> None:
 
 
 class Answering(Collector):
-    """Does something with its connection in the middle of the last words."""
+    """Call *act* with the transport in data_received()."""
 
     def __init__(self, loop: Loop, act: Leave) -> None:
         super().__init__(loop)
@@ -240,7 +240,7 @@ class Answering(Collector):
 
 @pytest.mark.parametrize("act", [write, write_eof, close, abort, pause], ids=lambda f: f.__name__)
 @on_loop
-async def test_a_protocol_may_do_anything_behind_a_send_that_failed(
+async def test_data_after_a_failed_send_reaches_a_protocol_that_acts(
     each_loop: Loop, act: Leave
 ) -> None:
     protocol = Answering(each_loop, act)

@@ -1,7 +1,7 @@
-"""Faults that asyncio and uvloop have had of late, each tried on this loop.
+"""Recent faults of asyncio and uvloop, each tested on uringloop.
 
-The number in the first comment of a test is the fault's: gh- is CPython's. An asyncio that is older
-than the remedy has the fault, so the tests run on uringloop only.
+The first comment of a test has the issue's number; gh- is CPython's. The tests run on uringloop
+only, because versions of asyncio before the fix have the fault.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ RESUMED = ["connection_made", "pause_writing", "resume_writing", "connection_los
 Leave = Callable[[asyncio.Transport], None]
 
 
-# ── the end ──────────────────────────────────────────────────────────────────────────────────
+# ── closing ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Leaving(Collector):
-    """Ends its connection when it is told to resume writing."""
+    """Call *leave* with the transport in resume_writing()."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, leave: Leave) -> None:
         super().__init__(loop)
@@ -49,7 +49,7 @@ class Leaving(Collector):
 
 
 class LeavingPipe(Leaving):
-    """The same on a pipe, whose transport is none for reading."""
+    """The same for a pipe, whose transport is an asyncio.WriteTransport."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def end_and_close(transport: asyncio.Transport) -> None:
 @pytest.mark.parametrize("leave", [close, abort, write_and_close, end_and_close])
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 @on_loop
-async def test_connection_lost_comes_once_when_resume_writing_ends_a_stream(
+async def test_connection_lost_runs_once_if_resume_writing_ends_a_stream(
     loop: uringloop.Loop, kind: str, leave: Leave
 ) -> None:
     # gh-156512
@@ -94,12 +94,12 @@ async def test_connection_lost_comes_once_when_resume_writing_ends_a_stream(
         assert received == BIG + (4 if leave is write_and_close else 0)
         assert await protocol.lost is None
         await turns(5)
-    # A second call would have been an error of the future that the first one has resolved.
+    # A second connection_lost() would raise InvalidStateError from `lost`.
     assert protocol.calls == RESUMED
 
 
 @on_loop
-async def test_connection_lost_comes_once_when_resume_writing_closes_a_pipe(
+async def test_connection_lost_runs_once_if_resume_writing_closes_a_pipe(
     loop: uringloop.Loop,
 ) -> None:
     # gh-156512
@@ -120,7 +120,7 @@ async def test_connection_lost_comes_once_when_resume_writing_closes_a_pipe(
 
 
 class LeavingMailbox(Mailbox):
-    """Closes its endpoint when it is told to resume writing."""
+    """Close the endpoint in resume_writing()."""
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -128,7 +128,7 @@ class LeavingMailbox(Mailbox):
 
 
 @on_loop
-async def test_connection_lost_comes_once_when_resume_writing_closes_an_endpoint(
+async def test_connection_lost_runs_once_if_resume_writing_ends_an_endpoint(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     # gh-156512
@@ -150,7 +150,7 @@ async def test_connection_lost_comes_once_when_resume_writing_closes_an_endpoint
 )
 @pytest.mark.parametrize("first", [b"", b"some", bytes(BIG)], ids=["empty", "small", "big"])
 @on_loop
-async def test_writelines_whose_last_piece_is_empty_sends_and_ends(
+async def test_writelines_with_an_empty_last_piece_sends_and_closes(
     loop: uringloop.Loop, first: bytes, last: bytes | bytearray | memoryview
 ) -> None:
     # gh-155888
@@ -168,7 +168,7 @@ async def test_writelines_whose_last_piece_is_empty_sends_and_ends(
         assert await collector.lost is None
 
 
-# ── descriptors that leak, or are closed twice ───────────────────────────────────────────────
+# ── descriptors: leaks and double closes ─────────────────────────────────────────────────────
 
 
 def fail(*_args: object) -> None:
@@ -181,7 +181,7 @@ def fail(*_args: object) -> None:
     ids=["protocol", "protocol-tls", "transport"],
 )
 @on_loop
-async def test_a_connection_that_fails_behind_connect_leaves_no_socket(
+async def test_a_failure_after_connect_leaves_no_socket(
     loop: uringloop.Loop,
     monkeypatch: pytest.MonkeyPatch,
     contexts: Contexts,
@@ -205,7 +205,7 @@ async def test_a_connection_that_fails_behind_connect_leaves_no_socket(
                 server_hostname="localhost" if tls else None,
             )
         except ZeroDivisionError as exc:
-            # Its frames would keep a socket that is open.
+            # Keep the traceback: its frames would keep an unclosed socket alive.
             kept = exc
         assert open_fds() == fds
         del kept
@@ -213,7 +213,7 @@ async def test_a_connection_that_fails_behind_connect_leaves_no_socket(
 
 
 @on_loop
-async def test_a_server_whose_factory_fails_leaves_no_socket(loop: uringloop.Loop) -> None:
+async def test_a_failing_factory_of_a_server_leaves_no_socket(loop: uringloop.Loop) -> None:
     # gh-155934
     complaints(loop)
     server = await loop.create_server(fail, LOCALHOST, 0)  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ async def test_a_server_whose_factory_fails_leaves_no_socket(loop: uringloop.Loo
 
 
 class Counting(io.FileIO):
-    """A file that notes whether its descriptor is still its own when it is closed."""
+    """A file that records at each close whether its descriptor is still open."""
 
     def __init__(self, fd: int, mode: str, notes: list[bool]) -> None:
         super().__init__(fd, mode)
@@ -246,7 +246,7 @@ class Counting(io.FileIO):
 @pytest.mark.parametrize("end", ["both", "reader", "writer"])
 @on_loop
 async def test_the_descriptor_of_a_pipe_is_closed_once(loop: uringloop.Loop, end: str) -> None:
-    # uvloop 763, 764: the number may be another file's at the second time.
+    # uvloop 763, 764: at a second close the number may belong to another file.
     notes: list[bool] = []
     reading, writing = os.pipe()
     left = await loop.connect_read_pipe(asyncio.Protocol, Counting(reading, "rb", notes))
@@ -255,12 +255,12 @@ async def test_the_descriptor_of_a_pipe_is_closed_once(loop: uringloop.Loop, end
     if end != "writer":
         left[0].close()
     if end != "reader":
-        # The other one sees its end, and closes itself.
+        # The reader gets EOF, and closes itself.
         right[0].close()
     del left, right
     gc.collect()
     await until(lambda: len(notes) == 2)
-    # The numbers are free, and stay whose they are from now on.
+    # os.pipe() reuses the free numbers; a second close would close these descriptors.
     taken = os.pipe()
     await turns(5)
     gc.collect()
@@ -293,7 +293,7 @@ async def test_the_socket_of_a_cancelled_connection_is_closed_once(
             os.close(fd)
 
 
-# ── what is lost ─────────────────────────────────────────────────────────────────────────────
+# ── lost connections and lost bytes ──────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("turns_before_cancel", range(5))
@@ -318,7 +318,7 @@ async def test_a_cancelled_sock_accept_drops_no_connection(
 
 
 class Into(asyncio.BufferedProtocol):
-    """Has one bytearray for what comes."""
+    """Return the same bytearray from every get_buffer()."""
 
     def __init__(self) -> None:
         self.buffer = bytearray(100)
@@ -332,10 +332,10 @@ class Into(asyncio.BufferedProtocol):
 
 
 @on_loop
-async def test_tls_into_a_bytearray_loses_nothing_when_records_meet(
+async def test_tls_records_that_arrive_together_do_not_overwrite_each_other(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
-    # gh-156275: records that arrive together overwrote each other.
+    # gh-156275: records that arrived together overwrote each other in the protocol's bytearray.
     into = Into()
     server = await loop.create_server(lambda: into, LOCALHOST, 0, ssl=contexts.server)
     collector = Collector(loop)

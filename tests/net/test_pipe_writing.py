@@ -1,4 +1,4 @@
-"""connect_write_pipe: bytes out, back-pressure, the end of the reader."""
+"""connect_write_pipe: writing, backpressure, errors, a reader that closes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.roles import Loop, complaints, noise, on_loop, turns, until
 
 import uringloop
 
-# asyncio's threshold: this many lost writes are not worth a warning.
+# asyncio's threshold: it logs a warning after this many lost writes.
 SILENT_WRITES = 5
 
 
@@ -35,7 +35,7 @@ SILENT_WRITES = 5
 
 @KINDS
 @on_loop
-async def test_a_write_leaves_at_once(each_loop: Loop, make: Callable[[], Ends]) -> None:
+async def test_writes_are_sent_at_once(each_loop: Loop, make: Callable[[], Ends]) -> None:
     source, sink = make()
     async with writing(each_loop, sink) as writer:
         writer.pipe.write(b"one ")
@@ -54,7 +54,7 @@ async def test_a_write_leaves_at_once(each_loop: Loop, make: Callable[[], Ends])
 
 @KINDS
 @on_loop
-async def test_large_writes_arrive_byte_by_byte_with_back_pressure(
+async def test_large_writes_arrive_whole_with_backpressure(
     each_loop: Loop, make: Callable[[], Ends]
 ) -> None:
     source, sink = make()
@@ -66,7 +66,7 @@ async def test_large_writes_arrive_byte_by_byte_with_back_pressure(
         for size in sizes:
             piece = bytearray(data[begin : begin + size])
             writer.pipe.write(piece)
-            # The transport has copied it: this is ours again.
+            # The transport has copied the data, so the bytearray may change.
             piece[:] = bytes(len(piece))
             begin += size
         assert writer.calls == ["connection_made", "pause_writing"]
@@ -101,7 +101,7 @@ async def test_the_protocol_is_paused_above_the_high_water_mark(each_loop: Loop)
 
 @pytest.mark.parametrize("end", ["close", "write_eof"])
 @on_loop
-async def test_what_is_queued_leaves_before_the_end(each_loop: Loop, end: str) -> None:
+async def test_queued_bytes_are_sent_before_the_pipe_closes(each_loop: Loop, end: str) -> None:
     source, sink = a_pipe()
     data = noise(PLENTY)
     async with writing(each_loop, sink) as writer:
@@ -119,7 +119,7 @@ async def test_what_is_queued_leaves_before_the_end(each_loop: Loop, end: str) -
 
 
 @on_loop
-async def test_abort_drops_what_is_queued(each_loop: Loop) -> None:
+async def test_abort_drops_queued_bytes(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with writing(each_loop, sink) as writer:
         writer.pipe.write(bytes(PLENTY))
@@ -132,7 +132,7 @@ async def test_abort_drops_what_is_queued(each_loop: Loop) -> None:
 
 @KINDS
 @on_loop
-async def test_the_end_of_the_reader_is_noticed(each_loop: Loop, make: Callable[[], Ends]) -> None:
+async def test_closed_reader_closes_the_writer(each_loop: Loop, make: Callable[[], Ends]) -> None:
     source, sink = make()
     async with writing(each_loop, sink) as writer:
         await turns(3)
@@ -144,7 +144,7 @@ async def test_the_end_of_the_reader_is_noticed(each_loop: Loop, make: Callable[
 @KINDS
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
 @on_loop
-async def test_the_end_of_the_reader_is_an_error_if_bytes_are_queued(
+async def test_closed_reader_is_an_error_if_bytes_are_queued(
     each_loop: Loop, make: Callable[[], Ends], closing: bool
 ) -> None:
     source, sink = make()
@@ -159,7 +159,7 @@ async def test_the_end_of_the_reader_is_an_error_if_bytes_are_queued(
 
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
 @on_loop
-async def test_half_of_an_end_is_the_end_of_a_socket(each_loop: Loop, closing: bool) -> None:
+async def test_a_half_closed_socket_closes_the_writer(each_loop: Loop, closing: bool) -> None:
     source, sink = socket.socketpair()
     async with writing(each_loop, os.fdopen(sink.detach(), "wb", 0)) as writer:
         writer.pipe.write(bytes(PLENTY))
@@ -172,8 +172,8 @@ async def test_half_of_an_end_is_the_end_of_a_socket(each_loop: Loop, closing: b
 
 
 @on_loop
-async def test_what_a_socket_gets_in_ends_its_writer(each_loop: Loop) -> None:
-    # asyncio takes any readiness to read for the end of the reader.
+async def test_received_data_on_a_socket_closes_the_writer(each_loop: Loop) -> None:
+    # asyncio treats a readable descriptor as a closed reader.
     source, sink = socket.socketpair()
     async with writing(each_loop, os.fdopen(sink.detach(), "wb", 0)) as writer:
         source.send(b"x")
@@ -182,7 +182,7 @@ async def test_what_a_socket_gets_in_ends_its_writer(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_write_without_a_reader_ends_the_writer(each_loop: Loop) -> None:
+async def test_a_write_without_a_reader_closes_the_writer(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with writing(each_loop, sink) as writer:
         source.close()
@@ -194,7 +194,7 @@ async def test_a_write_without_a_reader_ends_the_writer(each_loop: Loop) -> None
 
 
 @on_loop
-async def test_lost_writes_are_warned_about_when_they_are_many(
+async def test_a_warning_is_logged_after_several_lost_writes(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, sink = a_pipe()
@@ -210,7 +210,7 @@ async def test_lost_writes_are_warned_about_when_they_are_many(
 
 
 @on_loop
-async def test_what_is_not_contiguous_is_reported_and_ends_the_writer(each_loop: Loop) -> None:
+async def test_a_non_contiguous_buffer_is_reported_and_closes_the_writer(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with writing(each_loop, sink) as writer:
         seen = complaints(each_loop)
@@ -223,8 +223,8 @@ async def test_what_is_not_contiguous_is_reported_and_ends_the_writer(each_loop:
 
 
 @on_loop
-async def test_what_is_not_bytes_is_refused(loop: uringloop.Loop) -> None:
-    # asyncio has an assertion there.
+async def test_writing_text_raises_type_error(loop: uringloop.Loop) -> None:
+    # uringloop only: asyncio has an assertion.
     source, sink = a_pipe()
     async with writing(loop, sink) as writer:
         with pytest.raises(TypeError, match="bytes"):
@@ -236,7 +236,7 @@ async def test_what_is_not_bytes_is_refused(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_character_device_is_written_to(each_loop: Loop) -> None:
+async def test_a_character_device_can_be_written_to(each_loop: Loop) -> None:
     async with writing(each_loop, device("/dev/null")) as writer:
         for _ in range(5):
             writer.pipe.write(bytes(PLENTY))
@@ -248,7 +248,7 @@ async def test_a_character_device_is_written_to(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_write_error_ends_the_writer(each_loop: Loop) -> None:
+async def test_a_write_error_closes_the_writer(each_loop: Loop) -> None:
     async with writing(each_loop, device("/dev/full")) as writer:
         writer.pipe.write(b"x")
         exc = await writer.lost
@@ -257,7 +257,7 @@ async def test_a_write_error_ends_the_writer(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_writing_is_resumed_in_the_context_of_the_pipe(loop: uringloop.Loop) -> None:
+async def test_resume_writing_may_fill_the_pipe_again(loop: uringloop.Loop) -> None:
     class Eager(Writer):
         def resume_writing(self) -> None:
             super().resume_writing()
@@ -279,7 +279,7 @@ async def test_writing_is_resumed_in_the_context_of_the_pipe(loop: uringloop.Loo
 
 
 @on_loop
-async def test_methods_of_a_reader_are_refused(each_loop: Loop) -> None:
+async def test_reading_methods_raise_not_implemented_error(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with writing(each_loop, sink) as writer:
         for name in ("pause_reading", "resume_reading", "is_reading"):

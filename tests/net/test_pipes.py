@@ -1,4 +1,4 @@
-"""connect_read_pipe, and both ends together."""
+"""connect_read_pipe, and pipes with a transport at both ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from uringloop._net.pipe import READ_MAX
 
 
 def tells_to_read(reader: Reader, *, otherwise: bool) -> bool:
-    """Return what the pipe's is_reading says; *otherwise* where asyncio's has none (3.11.2)."""
+    """Return is_reading() of the pipe, or *otherwise* if asyncio's transport has none (3.11.2)."""
     theirs = asyncio.unix_events._UnixReadPipeTransport  # type: ignore[attr-defined]
     if isinstance(reader.pipe, theirs) and "is_reading" not in vars(theirs):
         return otherwise
@@ -50,7 +50,7 @@ def tells_to_read(reader: Reader, *, otherwise: bool) -> bool:
 
 @KINDS
 @on_loop
-async def test_a_reader_gets_every_byte_and_then_the_end(
+async def test_a_reader_gets_every_byte_and_then_eof(
     each_loop: Loop, make: Callable[[], Ends]
 ) -> None:
     source, sink = make()
@@ -67,7 +67,7 @@ async def test_a_reader_gets_every_byte_and_then_the_end(
 
 
 @on_loop
-async def test_bytes_that_came_before_the_reader_are_read(each_loop: Loop) -> None:
+async def test_bytes_written_before_connect_read_pipe_are_read(each_loop: Loop) -> None:
     source, sink = a_pipe()
     sink.write(b"early")
     sink.close()
@@ -104,7 +104,7 @@ async def test_a_terminal_is_read_until_its_other_side_closes(each_loop: Loop) -
         slave.write(b"to the master")
         assert await reader.received(13) == b"to the master"
         slave.close()
-        # The kernel says EIO for that, which is no error worth a report.
+        # read() fails with EIO then; the loop reports nothing to the exception handler.
         exc = await reader.lost
         assert isinstance(exc, OSError)
         assert exc.errno == errno.EIO
@@ -128,12 +128,12 @@ async def test_a_terminal_carries_bytes_both_ways(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_character_device_is_read(loop: uringloop.Loop) -> None:
-    # Not on asyncio: epoll refuses such a device.
+async def test_a_character_device_can_be_read(loop: uringloop.Loop) -> None:
+    # uringloop only: epoll refuses such a device.
     async with reading(loop, device("/dev/zero")) as reader:
         data = await reader.received(READ_MAX)
         reader.pipe.close()
-        # Not whole reads: the kernel ends one early when there is other work for the process.
+        # A read may be short: the kernel ends it early when the process has other work to do.
         assert len(data) >= READ_MAX
         assert not any(data)
 
@@ -148,7 +148,7 @@ async def test_a_regular_file_is_refused(each_loop: Loop, tmp_path: Path) -> Non
             ValueError, match=r"^Pipe transport is only for pipes, sockets and character devices$"
         ):
             await each_loop.connect_write_pipe(lambda: Writer(each_loop), file)
-        # It stays the caller's, as it was.
+        # The file stays open and blocking.
         assert not file.closed
         assert os.get_blocking(file.fileno())
 
@@ -186,7 +186,7 @@ async def test_pausing_in_data_received_holds_the_rest_back(each_loop: Loop) -> 
             await turns(5)
             assert len(reader.data) == count
             peek(source)
-        # The second of each changes nothing.
+        # Repeated calls change nothing.
         transport.pause_reading()
         transport.resume_reading()
         transport.resume_reading()
@@ -197,7 +197,7 @@ async def test_pausing_in_data_received_holds_the_rest_back(each_loop: Loop) -> 
 
 
 @on_loop
-async def test_close_ends_a_reader_without_an_end_of_file(each_loop: Loop) -> None:
+async def test_close_ends_a_reader_without_eof_received(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with reading(each_loop, source) as reader:
         sink.write(b"unread")
@@ -213,7 +213,7 @@ async def test_close_ends_a_reader_without_an_end_of_file(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_a_reader_outlives_an_exception_of_its_protocol(each_loop: Loop) -> None:
+async def test_a_reader_goes_on_after_an_exception_of_its_protocol(each_loop: Loop) -> None:
     class Clumsy(Reader):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -235,8 +235,8 @@ async def test_a_reader_outlives_an_exception_of_its_protocol(each_loop: Loop) -
 
 
 @on_loop
-async def test_a_read_error_is_reported_and_ends_the_reader(each_loop: Loop) -> None:
-    # The wrong end: it becomes readable when the reader goes, and can not be read.
+async def test_a_read_error_is_reported_and_closes_the_reader(each_loop: Loop) -> None:
+    # The write end of a pipe becomes readable when the read end is closed, and read() fails.
     reading_end, wrong_end = a_pipe()
     async with reading(each_loop, wrong_end) as reader:
         seen = complaints(each_loop)
@@ -252,7 +252,7 @@ async def test_a_read_error_is_reported_and_ends_the_reader(each_loop: Loop) -> 
 
 
 @on_loop
-async def test_both_ends_tell_about_themselves(each_loop: Loop) -> None:
+async def test_extra_info_and_protocol_of_both_ends(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with reading(each_loop, source) as reader, writing(each_loop, sink) as writer:
         assert reader.pipe.get_extra_info("pipe") is source
@@ -274,7 +274,7 @@ async def test_both_ends_tell_about_themselves(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_reprs_tell_the_state(loop: uringloop.Loop) -> None:
+async def test_repr_shows_the_state(loop: uringloop.Loop) -> None:
     source, sink = a_pipe()
     fds = source.fileno(), sink.fileno()
     async with reading(loop, source) as reader, writing(loop, sink) as writer:
@@ -292,7 +292,7 @@ async def test_reprs_tell_the_state(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_pipe_of_a_transport_is_not_watched_besides(loop: uringloop.Loop) -> None:
+async def test_add_reader_refuses_a_pipe_of_a_transport(loop: uringloop.Loop) -> None:
     source, sink = a_pipe()
     async with reading(loop, source) as reader, writing(loop, sink):
         for fd in (source.fileno(), sink.fileno()):
@@ -319,7 +319,7 @@ async def test_a_cancelled_connect_closes_the_pipe(each_loop: Loop, method: str)
     other.close()
 
 
-# ── together ──────────────────────────────────────────────────────────────────────────────
+# ── both ends ─────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
@@ -381,7 +381,7 @@ def test_pipes_go_on_when_the_loop_changes_threads(each_loop: Loop) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning")
-def test_a_pipe_left_to_its_fate_warns_and_closes(loop_factory: LoopFactory) -> None:
+def test_an_unclosed_pipe_warns_and_is_closed(loop_factory: LoopFactory) -> None:
     fds = open_fds()
     source, sink = a_pipe()
 
@@ -406,7 +406,7 @@ def test_a_pipe_left_to_its_fate_warns_and_closes(loop_factory: LoopFactory) -> 
 
 
 @on_loop
-async def test_many_pipes_leave_nothing_behind(loop: uringloop.Loop) -> None:
+async def test_many_pipes_leave_no_descriptor_and_no_operation(loop: uringloop.Loop) -> None:
     fds = open_fds()
     for _ in range(200):
         source, sink = a_pipe()
@@ -418,7 +418,7 @@ async def test_many_pipes_leave_nothing_behind(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_debug_mode_tells_what_happens(
+async def test_debug_mode_logs_connecting_pausing_and_closing(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "asyncio")
@@ -437,7 +437,7 @@ async def test_debug_mode_tells_what_happens(
     each_loop.set_debug(False)
 
 
-def test_a_thread_may_sit_at_the_other_end(each_loop: Loop) -> None:
+def test_the_reader_of_a_pipe_may_be_a_thread(each_loop: Loop) -> None:
     source, sink = a_pipe()
     data = noise(PLENTY)
     got = bytearray()

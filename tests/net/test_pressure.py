@@ -1,4 +1,4 @@
-"""What must go on when a socket takes less than it is given, a peer resets, or a run is left."""
+"""Short sends, resets while many connections write, and runs that an exception ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import uringloop
 
 Loop = asyncio.AbstractEventLoop
 
-# More than the sockets below hold, less than the high-water mark: nothing is sent at once.
+# More than the narrow sockets hold, so that sends are short; less than the high-water mark, so that
+# they wait for the flush.
 PIECE = b"0123456789" * 6000
 
 
@@ -52,7 +53,7 @@ async def connect_all(
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 @pytest.mark.parametrize("connections", [1, 3])
 @on_loop
-async def test_a_short_send_is_finished_while_nothing_else_happens(
+async def test_a_short_send_is_completed_on_an_idle_loop(
     each_loop: Loop, kind: str, connections: int
 ) -> None:
     pairs = [narrow_pair(kind) for _ in range(connections)]
@@ -64,7 +65,7 @@ async def test_a_short_send_is_finished_while_nothing_else_happens(
         transport.write(PIECE)
 
     def drain(sock: socket.socket, received: list[bytes]) -> None:
-        # In another thread: this loop must not be woken by anything but its own send.
+        # Runs in a thread, so that only the completion of its own send wakes the loop.
         sock.setblocking(True)
         while sum(map(len, received)) < len(PIECE):
             received.append(sock.recv(65536))
@@ -92,10 +93,10 @@ async def test_a_short_send_is_finished_while_nothing_else_happens(
 
 @pytest.mark.parametrize("narrow", [True, False])
 @on_loop
-async def test_many_that_write_in_one_turn_lose_and_repeat_nothing(
+async def test_many_writers_in_one_turn_lose_and_repeat_no_byte(
     each_loop: Loop, narrow: bool
 ) -> None:
-    # Each turn sends for all of them together: some sends are short, some full, some refused.
+    # Each turn submits all sends together: some are complete, some are short, some send nothing.
     pairs = [narrow_pair("tcp") if narrow or not n % 3 else tcp_pair() for n in range(12)]
     expected = [bytes([65 + n]) * 9000 + b"%d|" % n for n in range(12)]
     transports, _ = await connect_all(each_loop, pairs)
@@ -117,9 +118,7 @@ async def test_many_that_write_in_one_turn_lose_and_repeat_nothing(
 
 @pytest.mark.parametrize("end", ["close", "abort", "write_eof"])
 @on_loop
-async def test_a_connection_may_end_in_the_turn_in_which_many_wrote(
-    each_loop: Loop, end: str
-) -> None:
+async def test_connections_may_close_in_the_turn_of_their_writes(each_loop: Loop, end: str) -> None:
     pairs = [tcp_pair() for _ in range(8)]
     transports, collectors = await connect_all(each_loop, pairs)
     for transport in transports:
@@ -140,7 +139,7 @@ async def test_a_connection_may_end_in_the_turn_in_which_many_wrote(
 
 
 @on_loop
-async def test_a_peer_that_resets_while_many_write_harms_nobody_else(each_loop: Loop) -> None:
+async def test_a_reset_while_many_write_affects_no_other_connection(each_loop: Loop) -> None:
     pairs = [tcp_pair() for _ in range(6)]
     transports, collectors = await connect_all(each_loop, pairs)
     for _, peer in pairs[::2]:
@@ -159,7 +158,7 @@ async def test_a_peer_that_resets_while_many_write_harms_nobody_else(each_loop: 
 
 
 @on_loop
-async def test_a_reset_before_the_eof_could_be_sent_ends_the_connection_only(
+async def test_a_reset_before_a_queued_eof_is_sent_closes_the_connection(
     each_loop: Loop,
 ) -> None:
     ours, peer = narrow_pair("tcp")
@@ -204,7 +203,7 @@ async def test_a_reader_is_called_only_when_there_is_something_to_read(each_loop
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_connection_goes_on_after_its_protocol_has_left_the_run(
+def test_a_connection_goes_on_after_an_interrupt_in_its_protocol(
     each_loop: Loop, kind: str, interrupt: type[BaseException]
 ) -> None:
     class Leaving(Collector):
@@ -229,10 +228,10 @@ def test_a_connection_goes_on_after_its_protocol_has_left_the_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_send_under_way_is_not_repeated_in_the_next_thread(
+def test_a_send_in_flight_is_not_repeated_in_the_next_thread(
     loop: uringloop.Loop, kind: str
 ) -> None:
-    # Each hand-over ends the send that waits for room: what has gone must not go again.
+    # Each change of thread ends the send that waits for room: sent bytes must not be sent again.
     ours, peer = narrow_pair(kind)
     transport, protocol = loop.run_until_complete(
         loop.connect_accepted_socket(lambda: Collector(loop), ours)

@@ -1,4 +1,4 @@
-"""Name resolution: what socket answers, without blocking the loop; nothing beyond loopback."""
+"""getaddrinfo and getnameinfo: the results and errors of the socket module, on loopback only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORTS = [None, 0, 80, 65535, "443", b"8080", "http"]
 
 
 def outcome(function: Callable[..., object], *args: object) -> object:
-    """Give what *function* returns, or the type and arguments of what it raises."""
+    """Return the result of *function*, or the type and arguments of its exception."""
     try:
         return function(*args)
     except Exception as error:
@@ -30,7 +30,7 @@ def outcome(function: Callable[..., object], *args: object) -> object:
 async def awaited_outcome(
     function: Callable[..., Coroutine[Any, Any, object]], *args: object, **options: object
 ) -> object:
-    """Give what *function* returns when awaited, or the type and arguments of what it raises."""
+    """Return the awaited result of *function*, or the type and arguments of its exception."""
     try:
         return await function(*args, **options)
     except Exception as error:
@@ -53,7 +53,7 @@ def test_getaddrinfo_answers_as_socket_does(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", None], ids=repr)
-def test_getaddrinfo_takes_every_combination_of_options(
+def test_getaddrinfo_accepts_every_combination_of_options(
     each_loop: AbstractEventLoop, host: str | None
 ) -> None:
     combinations = itertools.product(
@@ -74,7 +74,7 @@ def test_getaddrinfo_takes_every_combination_of_options(
     each_loop.run_until_complete(main())
 
 
-def test_getaddrinfo_gives_families_and_kinds_as_enumerations(
+def test_getaddrinfo_returns_families_and_types_as_enums(
     each_loop: AbstractEventLoop,
 ) -> None:
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_getaddrinfo_keeps_the_scope_of_an_ipv6_address(each_loop: AbstractEvent
 def test_getaddrinfo_fails_as_socket_does(
     each_loop: AbstractEventLoop, host: object, port: object
 ) -> None:
-    # With AI_NUMERICHOST nothing leaves this machine.
+    # With AI_NUMERICHOST no query leaves this machine.
     flags = socket.AI_NUMERICHOST
     expected = outcome(socket.getaddrinfo, host, port, 0, 0, 0, flags)
     given = each_loop.run_until_complete(
@@ -145,7 +145,7 @@ def test_getaddrinfo_raises_gaierror_for_an_unknown_name(each_loop: AbstractEven
     each_loop.run_until_complete(main())
 
 
-def test_getaddrinfo_takes_its_options_by_name_only(each_loop: AbstractEventLoop) -> None:
+def test_getaddrinfo_has_keyword_only_options(each_loop: AbstractEventLoop) -> None:
     resolve: Callable[..., Coroutine[Any, Any, object]] = each_loop.getaddrinfo
 
     async def main() -> None:
@@ -155,7 +155,7 @@ def test_getaddrinfo_takes_its_options_by_name_only(each_loop: AbstractEventLoop
     each_loop.run_until_complete(main())
 
 
-def test_getaddrinfo_answers_many_at_once(each_loop: AbstractEventLoop) -> None:
+def test_getaddrinfo_answers_concurrent_calls(each_loop: AbstractEventLoop) -> None:
     async def main() -> None:
         answers = await asyncio.gather(
             *(each_loop.getaddrinfo("localhost", port) for port in range(1, 101))
@@ -237,11 +237,11 @@ def test_getnameinfo_fails_as_socket_does(
     assert given == expected
 
 
-# ── bytes beside str ─────────────────────────────────────────────
+# ── python -bb ───────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uringloop.Loop"])
-def test_ports_of_every_kind_are_taken_where_bytes_and_str_must_not_be_compared(kind: str) -> None:
+def test_ports_of_every_type_work_where_comparing_bytes_to_str_is_an_error(kind: str) -> None:
     script = f"""
         import asyncio, socket
         import uringloop
@@ -277,18 +277,18 @@ def test_ports_of_every_kind_are_taken_where_bytes_and_str_must_not_be_compared(
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
-# ── resolvers of the program's ───────────────────────────────────────────────────────────────
+# ── custom resolvers ─────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("answer", [[], None], ids=["empty", "None"])
-def test_a_name_without_addresses_is_an_error_in_words(
+def test_a_name_without_addresses_is_an_oserror(
     each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     async def nothing(*_args: object, **_options: object) -> object:
         return answer
 
     def served(_reader: object, _writer: object) -> None:
-        """Nobody comes."""
+        """Do nothing: no client connects."""
 
     monkeypatch.setattr(each_loop, "getaddrinfo", nothing)
     named, bare = ("host", 1), "getaddrinfo() returned empty list"
@@ -317,10 +317,10 @@ def test_a_name_without_addresses_is_an_error_in_words(
 
 
 @pytest.mark.parametrize("answer", [[], None], ids=["empty", "None"])
-def test_sock_connect_to_a_name_without_addresses_is_an_error_in_words(
+def test_sock_connect_to_a_name_without_addresses_is_an_oserror(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
-    # asyncio raises IndexError, or TypeError.
+    # uringloop only: asyncio raises IndexError or TypeError.
     async def nothing(*_args: object, **_options: object) -> object:
         return answer
 

@@ -1,4 +1,4 @@
-"""loop.sendfile and loop.sock_sendfile: which bytes go, what comes before and after, the errors."""
+"""loop.sendfile and loop.sock_sendfile: offset and count, slow readers, writes around, errors."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from uringloop._net import sendfile
 
 SIZE = 200_000
 NARROW = 16 * 1024
-# More than two narrow socket buffers take.
+# More than two narrow socket buffers hold.
 PLENTY = 2 * 1024 * 1024
 HUGE = 20 * 1024 * 1024
 
 
-# ── which bytes ──────────────────────────────────────────────────────────────────────────────
+# ── offset and count ─────────────────────────────────────────────────────────────────────────
 
 
 def skip_where_asyncio_corrupts(loop: Loop) -> None:
-    """Skip stock asyncio where its fallback sends from a buffer that it reuses meanwhile."""
+    """Skip stock asyncio from 3.12 on: its fallback reuses a buffer that is still being sent."""
     if sys.version_info >= (3, 12) and not isinstance(loop, uringloop.Loop):
         pytest.skip("from 3.12 on asyncio's write() keeps a view of a buffer that is reused")
 
@@ -61,7 +61,7 @@ def skip_where_asyncio_corrupts(loop: Loop) -> None:
     ],
 )
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_a_part_of_a_file_is_sent(
+def test_sendfile_sends_the_given_part_of_a_file(
     each_loop: Loop, tmp_path: Path, offset: int, count: int | None, memory: bool
 ) -> None:
     content = noise(SIZE)
@@ -89,7 +89,7 @@ def test_a_part_of_a_file_is_sent(
     ("offset", "count"), [(0, None), (5000, None), (0, 70_000), (123, 70_000), (SIZE - 10, 50)]
 )
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_a_part_of_a_file_is_sent_to_a_socket(
+def test_sock_sendfile_sends_the_given_part_of_a_file(
     each_loop: Loop, tmp_path: Path, offset: int, count: int | None, memory: bool
 ) -> None:
     content = noise(SIZE)
@@ -127,7 +127,7 @@ def test_an_empty_file_sends_nothing(each_loop: Loop, tmp_path: Path, data: byte
 
 
 @on_loop
-async def test_a_file_of_which_nothing_goes_is_where_this_python_leaves_it(
+async def test_the_position_of_a_file_after_sending_nothing_is_that_of_asyncio(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     with pair() as (ours, _), on_disk(tmp_path, b"0123456789") as file:
@@ -146,7 +146,7 @@ async def test_a_file_of_which_nothing_goes_is_where_this_python_leaves_it(
 
 
 @on_loop
-async def test_a_file_of_proc_has_no_size_and_sends_nothing(each_loop: Loop) -> None:
+async def test_a_file_of_proc_has_size_zero_and_sends_nothing(each_loop: Loop) -> None:
     async with stream(each_loop, Echo()) as (transport, peer):
         with os.fdopen(os.open("/proc/self/stat", os.O_RDONLY), "rb") as file:
             assert await each_loop.sendfile(transport, file) == 0
@@ -219,10 +219,10 @@ async def test_the_fallback_waits_for_a_slow_reader(each_loop: Loop) -> None:
         assert transport.get_protocol() is left
 
 
-def test_the_loop_has_its_turns_meanwhile(
+def test_sock_sendfile_lets_the_loop_run_between_slices(
     loop: uringloop.Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Stock asyncio waits for the selector after each system call.
+    # uringloop only: stock asyncio waits for the selector after each system call.
     monkeypatch.setattr(sendfile, "SLICE", 1000)
     passed = 0
 
@@ -245,12 +245,12 @@ def test_the_loop_has_its_turns_meanwhile(
     check(loop=loop)
 
 
-# ── before, meanwhile, after ─────────────────────────────────────────────────────────────────
+# ── writing and reading around sendfile ──────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("before", [10, 300_000, PLENTY])
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_what_was_written_before_goes_first(
+def test_data_written_before_sendfile_is_sent_first(
     each_loop: Loop, tmp_path: Path, before: int, memory: bool
 ) -> None:
     skip_where_asyncio_corrupts(each_loop)
@@ -271,7 +271,7 @@ def test_what_was_written_before_goes_first(
 
 
 @on_loop
-async def test_several_files_go_one_after_the_other(each_loop: Loop, tmp_path: Path) -> None:
+async def test_several_files_are_sent_in_order(each_loop: Loop, tmp_path: Path) -> None:
     content = noise(SIZE)
     async with stream(each_loop, Echo(), buffer_size=NARROW) as (transport, peer):
         reading = each_loop.create_task(read_exactly(each_loop, peer, 3 * (SIZE + 1)))
@@ -283,7 +283,7 @@ async def test_several_files_go_one_after_the_other(each_loop: Loop, tmp_path: P
 
 
 @on_loop
-async def test_writing_meanwhile_is_refused(each_loop: Loop, tmp_path: Path) -> None:
+async def test_writing_during_sendfile_is_refused(each_loop: Loop, tmp_path: Path) -> None:
     content = noise(PLENTY)
     async with stream(each_loop, Echo(), buffer_size=NARROW) as (transport, peer):
         with on_disk(tmp_path, content) as file:
@@ -296,8 +296,8 @@ async def test_writing_meanwhile_is_refused(each_loop: Loop, tmp_path: Path) -> 
 
 
 @on_loop
-async def test_a_second_sendfile_meanwhile_is_refused(loop: uringloop.Loop, tmp_path: Path) -> None:
-    # Stock asyncio fails with a KeyError of its own.
+async def test_a_concurrent_sendfile_is_refused(loop: uringloop.Loop, tmp_path: Path) -> None:
+    # uringloop only: stock asyncio fails with a KeyError of its own.
     content = noise(PLENTY)
     async with stream(loop, Echo(), buffer_size=NARROW) as (transport, peer):
         with on_disk(tmp_path, content) as file:
@@ -314,7 +314,7 @@ async def test_a_second_sendfile_meanwhile_is_refused(loop: uringloop.Loop, tmp_
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_reading_waits_and_goes_on(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
+def test_reading_pauses_during_sendfile(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
     skip_where_asyncio_corrupts(each_loop)
     content = noise(PLENTY)
 
@@ -338,7 +338,7 @@ def test_reading_waits_and_goes_on(each_loop: Loop, tmp_path: Path, memory: bool
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_a_paused_transport_stays_paused(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
+def test_sendfile_leaves_a_transport_paused(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
     content = noise(SIZE)
 
     @on_loop
@@ -361,7 +361,7 @@ def test_a_paused_transport_stays_paused(each_loop: Loop, tmp_path: Path, memory
 
 
 @on_loop
-async def test_an_echo_of_a_file_comes_back(each_loop: Loop, tmp_path: Path) -> None:
+async def test_a_file_is_echoed_whole(each_loop: Loop, tmp_path: Path) -> None:
     content = noise(PLENTY)
     left = Collector(each_loop)
     async with link(each_loop, left, Echo()) as (transport, _):
@@ -418,7 +418,7 @@ async def test_wrong_arguments_are_refused(each_loop: Loop, tmp_path: Path) -> N
                 await check_arguments(send, to, file)
                 with pytest.raises(ValueError, match=r"^file should be opened in binary mode$"):
                     await send(to, text)
-        # Writes are taken, and nothing of the file has gone.
+        # The transport still takes writes, and no byte of the file was sent.
         transport.write(b".")
         assert await read_exactly(each_loop, peer, 1) == b"."
         peer.send(b"ping")
@@ -470,7 +470,7 @@ def test_a_blocking_socket_is_refused_in_debug_mode(each_loop: Loop, tmp_path: P
 
 
 @on_loop
-async def test_without_a_fallback_memory_is_an_error(each_loop: Loop) -> None:
+async def test_a_file_in_memory_without_fallback_is_an_error(each_loop: Loop) -> None:
     file = io.BytesIO(b"content")
     async with stream(each_loop, Echo()) as (transport, peer):
         unavailable = asyncio.SendfileNotAvailableError

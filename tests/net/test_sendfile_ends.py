@@ -1,4 +1,4 @@
-"""sendfile that does not come to its end: the peer goes, the task is cancelled, we close."""
+"""sendfile that does not complete: resets, cancellation, close() and abort(); uncached files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ from uringloop._files import operation
 
 SIZE = 200_000
 NARROW = 16 * 1024
-# More than two narrow socket buffers take.
+# More than two narrow socket buffers hold.
 PLENTY = 2 * 1024 * 1024
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
-def test_a_peer_that_resets_in_the_middle_is_an_error(
-    each_loop: Loop, tmp_path: Path, memory: bool
-) -> None:
+def test_a_reset_during_sendfile_is_an_error(each_loop: Loop, tmp_path: Path, memory: bool) -> None:
     @on_loop
     async def check(each_loop: Loop) -> None:
         left = Collector(each_loop)
@@ -58,7 +56,7 @@ def test_a_peer_that_resets_in_the_middle_is_an_error(
 
 
 @on_loop
-async def test_a_peer_that_resets_is_an_error_for_a_socket(each_loop: Loop, tmp_path: Path) -> None:
+async def test_a_reset_during_sock_sendfile_is_an_error(each_loop: Loop, tmp_path: Path) -> None:
     with pair(NARROW) as (ours, peer), on_disk(tmp_path, noise(PLENTY)) as file:
         sending = each_loop.create_task(each_loop.sock_sendfile(ours, file))
         await read_exactly(each_loop, peer, 50_000)
@@ -69,7 +67,7 @@ async def test_a_peer_that_resets_is_an_error_for_a_socket(each_loop: Loop, tmp_
 
 
 @on_loop
-async def test_a_cancel_in_the_middle_leaves_a_usable_connection(
+async def test_cancelling_sendfile_midway_leaves_a_usable_connection(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     content = noise(PLENTY)
@@ -88,15 +86,15 @@ async def test_a_cancel_in_the_middle_leaves_a_usable_connection(
             assert len(data) < PLENTY
             assert data[:-3] == content[: len(data) - 3]
             if isinstance(each_loop, uringloop.Loop):
-                # Stock asyncio forgets to set it.
+                # Stock asyncio does not set the position.
                 assert file.tell() == len(data) - 3
 
 
 @on_loop
-async def test_a_cancel_before_the_first_byte_leaves_a_usable_connection(
+async def test_cancelling_sendfile_before_the_first_byte_leaves_a_usable_connection(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
-    # Stock asyncio refuses every later write then.
+    # uringloop only: stock asyncio refuses every later write.
     left = Collector(loop)
     first = noise(PLENTY, 1)
     async with stream(loop, left, buffer_size=NARROW) as (transport, peer):
@@ -135,10 +133,10 @@ async def test_a_cancelled_sock_sendfile_leaves_a_usable_socket(
 
 @pytest.mark.parametrize("method", ["close", "abort"])
 @pytest.mark.parametrize("blocked", [False, True], ids=["in the file", "before the file"])
-def test_an_end_of_the_transport_ends_it(
+def test_close_and_abort_end_sendfile(
     loop: uringloop.Loop, tmp_path: Path, method: str, blocked: bool
 ) -> None:
-    # On stock asyncio it never ends when the socket was full.
+    # uringloop only: on stock asyncio sendfile() never returns if the socket was full.
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
         left = Collector(loop)
@@ -150,12 +148,12 @@ def test_an_end_of_the_transport_ends_it(
                 await turns(5)
                 getattr(transport, method)()
                 if blocked and method == "close":
-                    # What was written before still goes.
+                    # Data written before sendfile() is still sent.
                     await read_exactly(loop, peer, PLENTY)
                 with pytest.raises(ConnectionError, match=r"^Connection is closed by peer$"):
                     await sending
                 await left.lost
-                # The socket is closed although nobody reads: the peer gets what was in transit.
+                # The socket is closed without waiting for the peer, which gets the bytes in flight.
                 with contextlib.suppress(ConnectionResetError):
                     assert len(await read_to_end(loop, peer)) < PLENTY
         await until(lambda: loop._operations_in_flight == 0)
@@ -164,7 +162,7 @@ def test_an_end_of_the_transport_ends_it(
 
 
 def resident_pages(fd: int) -> int:
-    """Return how many pages of a file are in the page cache, without a look that brings more."""
+    """Return how many pages of a file are in the page cache, by mincore(2), which loads none."""
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapped:
         told = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
@@ -179,18 +177,18 @@ def resident_pages(fd: int) -> int:
 
 
 def made_cold(fd: int) -> bool:
-    """Have a file be in no cache; False if it stays there, as files in memory do."""
+    """Drop a file from the page cache; return False if it stays there, as files on tmpfs do."""
     os.fsync(fd)
     for _ in range(100):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if not resident_pages(fd):
             return True
-        # Pages may wait on a list of a processor's own.
+        # Pages may still be on a processor's own list, from which they are not dropped.
         time.sleep(0.01)
     return False
 
 
-def test_what_is_not_in_the_cache_is_read_by_a_worker(
+def test_uncached_parts_of_a_file_are_read_by_a_worker(
     loop: uringloop.Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = noise(3 * 1024 * 1024 + 5)

@@ -1,4 +1,4 @@
-"""Servers: every argument of create_server, serving and closing, accepting under pressure."""
+"""Servers: every argument of create_server, the server object, closing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOCALHOST = "127.0.0.1"
 
 @runtime_checkable
 class EndsClients(Protocol):
-    """What asyncio's Server offers since 3.13, and uringloop's on every Python."""
+    """Methods that asyncio's Server has since 3.13, and uringloop's on every Python."""
 
     def close_clients(self) -> None: ...
 
@@ -78,14 +78,14 @@ async def test_no_host_means_every_interface(each_loop: Loop, host: str | None) 
 
 
 @on_loop
-async def test_a_name_is_resolved(each_loop: Loop) -> None:
+async def test_a_host_name_is_resolved(each_loop: Loop) -> None:
     server = await each_loop.create_server(Guests(each_loop), "localhost", 0)
     assert server.sockets[0].getsockname()[0] in (LOCALHOST, "::1")
     await gone(server)
 
 
 @on_loop
-async def test_several_hosts_listen_on_a_socket_each(each_loop: Loop) -> None:
+async def test_each_of_several_hosts_has_a_listening_socket(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     hosts = [LOCALHOST, "127.0.0.2", LOCALHOST]
     server = await each_loop.create_server(guests, hosts, unused_port())
@@ -174,7 +174,7 @@ async def test_reuse_port_shares_a_port_between_servers(each_loop: Loop) -> None
     for count in range(1, 65):
         connected(address).close()
         await until(lambda count=count: len(first.seen) + len(second.seen) == count)  # type: ignore[misc]
-    # The kernel spreads by a hash: all 64 on one side would be a chance of 2**-63.
+    # The kernel distributes by a hash: all 64 at one server have a probability of 2**-63.
     assert first.seen
     assert second.seen
     for guests in (first, second):
@@ -200,7 +200,7 @@ async def test_keep_alive_sets_the_option(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_keep_alive_is_there_on_every_python(loop: uringloop.Loop) -> None:
+async def test_keep_alive_works_on_every_python(loop: uringloop.Loop) -> None:
     assert await keeps_alive(loop.create_server) == [0, 0, 1]
 
 
@@ -219,7 +219,7 @@ async def test_start_serving_false_listens_later(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_contradictory_arguments_are_refused(each_loop: Loop) -> None:
+async def test_invalid_arguments_are_refused(each_loop: Loop) -> None:
     create: Callable[..., Awaitable[asyncio.Server]] = each_loop.create_server
     with socket.socket() as sock:
         with pytest.raises(ValueError, match=r"^host/port and sock can not be specified at the"):
@@ -240,7 +240,7 @@ async def test_contradictory_arguments_are_refused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_port_in_use_is_named(each_loop: Loop) -> None:
+async def test_the_error_of_a_failed_bind_names_the_address(each_loop: Loop) -> None:
     with socket.create_server((LOCALHOST, 0)) as holder:
         address = holder.getsockname()
         with pytest.raises(OSError, match=r"^.Errno 98. error while attempting to bind") as caught:
@@ -323,7 +323,7 @@ async def test_closing_ends_serve_forever(each_loop: Loop) -> None:
 
 @on_loop
 async def test_wait_closed_waits_for_close(each_loop: Loop) -> None:
-    # 3.12.0 returned at once; 3.12.1 mended it.
+    # 3.12.0 returns at once; 3.12.1 fixed that.
     server = await each_loop.create_server(Echo, LOCALHOST, 0)
     waiting = each_loop.create_task(server.wait_closed())
     await turns(5)
@@ -334,7 +334,7 @@ async def test_wait_closed_waits_for_close(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_wait_closed_and_open_connections(each_loop: Loop) -> None:
+async def test_wait_closed_waits_for_open_connections_since_3_12_1(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     server = await each_loop.create_server(guests, LOCALHOST, 0)
     with connected(server.sockets[0].getsockname()) as client:
@@ -342,7 +342,7 @@ async def test_wait_closed_and_open_connections(each_loop: Loop) -> None:
         server.close()
         waiting = each_loop.create_task(server.wait_closed())
         await turns(5)
-        # Since 3.12.1 it waits for the connections; 3.11 returned when the sockets were closed.
+        # Since 3.12.1 it waits for the connections; before, only for the sockets to be closed.
         assert waiting.done() == (sys.version_info < (3, 12, 1))
         client.send(b"still served")
         assert await guests.seen[0].received(12) == b"still served"
@@ -380,7 +380,7 @@ def abort_clients(server: asyncio.AbstractServer) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="asyncio has these since 3.13")
 @pytest.mark.parametrize("end", [close_clients, abort_clients])
 @on_loop
-async def test_a_server_can_end_its_clients(
+async def test_close_clients_and_abort_clients_end_connections(
     each_loop: Loop, end: Callable[[asyncio.AbstractServer], None]
 ) -> None:
     await ends_clients(each_loop, end)
@@ -388,7 +388,7 @@ async def test_a_server_can_end_its_clients(
 
 @pytest.mark.parametrize("end", [close_clients, abort_clients])
 @on_loop
-async def test_a_server_can_end_its_clients_on_every_python(
+async def test_close_clients_and_abort_clients_work_on_every_python(
     loop: uringloop.Loop, end: Callable[[asyncio.AbstractServer], None]
 ) -> None:
     await ends_clients(loop, end)
@@ -421,7 +421,7 @@ async def test_connections_are_refused_right_after_close(each_loop: Loop) -> Non
 
 
 @on_loop
-async def test_a_connection_in_the_backlog_at_close_is_ended(each_loop: Loop) -> None:
+async def test_a_connection_in_the_backlog_at_close_is_closed(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     server = await each_loop.create_server(guests, LOCALHOST, 0)
     with connected(server.sockets[0].getsockname()) as client:

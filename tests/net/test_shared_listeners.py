@@ -1,4 +1,4 @@
-"""Processes that accept from one listening socket: who gets a connection, and when."""
+"""Processes that accept from one listening socket: which one gets a connection, and when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import uringloop
 
 LOCALHOST = "127.0.0.1"
 
-# A worker: tells each client its number, then echoes. argv: number, what else it does, descriptors.
+# A worker sends its number to each client, then echoes. argv: number, habit, descriptors.
 WORKER = """
 import asyncio, os, resource, signal, socket, sys, time
 import uringloop
@@ -65,7 +65,7 @@ async def main():
     for descriptor in descriptors:
         sock = socket.socket(fileno=descriptor)
         server = await asyncio.get_running_loop().create_server(Worker, sock=sock, backlog=1000)
-    # At once, and not in the turn that follows: the process may have been woken for a connection.
+    # In the signal's handler, not in the next turn: the process may be awake for a connection.
     signal.signal(signal.SIGUSR1, lambda *_: server.close())
     if habit == "full" and number == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
@@ -86,7 +86,7 @@ with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
 
 
 class Workers:
-    """Processes that serve what *listener* and others listen for, numbered from *first* on."""
+    """Processes that serve *listener* and *others*, numbered from *first* on."""
 
     def __init__(
         self,
@@ -138,12 +138,12 @@ def asked_by_threads(address: tuple[str, int], count: int) -> collections.Counte
 
 
 def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
-    """The same; the connection stays open."""
+    """Connect, and return the number of the worker that answers and the open connection."""
     client = socket.create_connection(address, PATIENCE)
     return client.recv(1)[0], client
 
 
-# ── who gets a connection ────────────────────────────────────────────────────────────────────────
+# ── distribution of connections ──────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -154,17 +154,17 @@ def test_idle_processes_take_turns(listener: socket.socket, count: int) -> None:
             answers: collections.Counter[int] = collections.Counter()
             for _ in range(20 * count):
                 answers[ask(workers.address)] += 1
-                # Until the process has nothing to do again.
+                # Wait until the process is idle again.
                 time.sleep(0.002)
             if min(answers[number] for number in range(count)) >= 10:
                 break
-            # The machine was busy, and some of them never idle.
+            # The machine was busy, and some processes were never idle.
         else:
             pytest.fail(f"unfair: {answers}")
 
 
 def turns_taken(address: tuple[str, int]) -> collections.Counter[int]:
-    """Return who has answered each of 40 connections, one after the other."""
+    """Return how many of 40 successive connections each worker has answered."""
     answers: collections.Counter[int] = collections.Counter()
     for _ in range(40):
         answers[ask(address)] += 1
@@ -173,7 +173,7 @@ def turns_taken(address: tuple[str, int]) -> collections.Counter[int]:
 
 
 @pytest.mark.slow
-def test_a_process_that_was_alone_shares_with_one_that_comes(listener: socket.socket) -> None:
+def test_a_process_shares_with_a_process_started_later(listener: socket.socket) -> None:
     with contextlib.closing(Workers(listener, 1)) as first:
         assert turns_taken(first.address) == {0: 40}
         with contextlib.closing(Workers(listener, 1, first=1)):
@@ -187,7 +187,7 @@ def test_a_process_that_was_alone_shares_with_one_that_comes(listener: socket.so
 
 
 @pytest.mark.slow
-def test_a_process_that_has_lost_its_lock_on_the_socket_gets_it_back(
+def test_a_process_takes_a_lost_lock_on_the_socket_again(
     listener: socket.socket,
 ) -> None:
     inode = f":{os.fstat(listener.fileno()).st_ino}"
@@ -199,7 +199,7 @@ def test_a_process_that_has_lost_its_lock_on_the_socket_gets_it_back(
     with contextlib.closing(Workers(listener, 2)) as workers:
         processes = {process.pid for process in workers.processes}
         assert signed() == processes
-        # POSIX: whoever closes any descriptor of a file loses all locks on it.
+        # POSIX: a process that closes any descriptor of a file loses all its locks on the file.
         number, client = held(workers.address)
         with client:
             client.send(b"unlock")
@@ -242,8 +242,8 @@ def test_loops_of_one_process_share_a_socket(backend: str, listener: socket.sock
     assert min(answers[number] for number in range(2)) >= 10, answers
 
 
-# The second number: what four processes answer in some 0.3 s, for the scheduler shares the
-# processors out in turns of 3 ms, and less than that says what it did, not what they did.
+# `count` is what four processes answer in about 0.3 s: with time slices of 3 ms a shorter test
+# measures the kernel's scheduler.
 @pytest.mark.slow
 @pytest.mark.parametrize(("habit", "count"), [("waits", 4800), ("works", 480)])
 def test_no_process_gets_less_than_half_of_its_share_under_load(
@@ -251,7 +251,7 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
 ) -> None:
     shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, habit)) as workers:
-        # Once is enough unless something else has the processors.
+        # One round is enough unless other programs use the processors.
         for _ in range(10):
             shares += asked_by_threads(workers.address, count)
             if min(shares[number] for number in range(4)) >= shares.total() / 8:
@@ -262,7 +262,7 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
 
 @pytest.mark.slow
 def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
-    # Who is on a processor takes what comes: there are fewer of these than processes.
+    # A running process takes what arrives, and there are fewer processors than processes.
     shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, "spins")) as workers:
         for _ in range(10):
@@ -282,7 +282,7 @@ def test_a_process_that_computes_takes_no_connections(listener: socket.socket, r
             converse(client, rounds)
             began = time.monotonic()
             client.send(b"block")
-            time.sleep(0.1)  # Until it has received that.
+            time.sleep(0.1)  # Wait until the worker has received that.
             answers = [ask(workers.address) for _ in range(20)]
             assert time.monotonic() - began < 1
             assert answers == [1 - busy] * 20
@@ -291,8 +291,8 @@ def test_a_process_that_computes_takes_no_connections(listener: socket.socket, r
 
 
 @pytest.mark.slow
-def test_a_crowd_is_shared(listener: socket.socket) -> None:
-    # On uvloop and asyncio the first process that runs takes most of it.
+def test_simultaneous_connections_are_shared(listener: socket.socket) -> None:
+    # On uvloop and asyncio the first process that runs takes most of them.
     with contextlib.closing(Workers(listener, 4)) as workers:
         for _ in range(10):
             clients = [connected(workers.address) for _ in range(40)]
@@ -308,11 +308,11 @@ def test_a_crowd_is_shared(listener: socket.socket) -> None:
 
 
 @on_loop
-async def test_connections_that_waited_before_the_server_have_no_delay_either(
+async def test_connections_made_before_the_server_have_tcp_nodelay_too(
     each_loop: Loop,
 ) -> None:
     told: list[int] = []
-    # asyncio looks at the protocol's number, which socket.create_server() leaves 0.
+    # asyncio sets TCP_NODELAY for IPPROTO_TCP only; socket.create_server() leaves proto 0.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind((LOCALHOST, 0))
     listener.listen()
@@ -337,7 +337,7 @@ async def test_connections_that_waited_before_the_server_have_no_delay_either(
 
 
 @pytest.mark.slow
-def test_a_crowd_at_one_socket_does_not_keep_another_waiting(listener: socket.socket) -> None:
+def test_a_crowd_at_one_socket_does_not_delay_another(listener: socket.socket) -> None:
     other = socket.create_server((LOCALHOST, 0), backlog=100)
     with other, contextlib.closing(Workers(listener, 2, "works", other)) as workers:
         over = threading.Event()
@@ -355,7 +355,7 @@ def test_a_crowd_at_one_socket_does_not_keep_another_waiting(listener: socket.so
             thread.start()
         try:
             wait_until(lambda: len(asked) > 200)
-            # While the crowd is there: it lasts for as long as this one waits.
+            # The crowd goes on until these connections are answered.
             for _ in range(20):
                 assert ask(other.getsockname()) in (0, 1)
         finally:
@@ -369,7 +369,7 @@ def test_a_process_without_descriptors_leaves_its_connections_to_others(
     listener: socket.socket,
 ) -> None:
     with contextlib.closing(Workers(listener, 2, "full")) as workers:
-        # It takes those for which it has kept a descriptor: one a second at most.
+        # The full process accepts with the descriptor in its reserve, once a second at most.
         began = time.monotonic()
         answers = collections.Counter(ask(workers.address) for _ in range(100))
         assert answers[0] <= 2 + (time.monotonic() - began)
@@ -395,7 +395,7 @@ def test_a_process_that_ends_leaves_waiting_connections_to_the_others(
             clients += [connected(workers.address) for _ in range(20)]
             workers.processes[number].send_signal(signal.SIGSTOP)
             clients += [connected(workers.address) for _ in range(20)]
-        # What they accept is theirs, but they accept nothing any more.
+        # The stopped processes keep what they have accepted, and accept no more.
         late = [ask(workers.address) for _ in range(20)]
         assert late == [2] * 20
         for process in workers.processes[:2]:
@@ -411,15 +411,15 @@ def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
     listener: socket.socket, end: signal.Signals
 ) -> None:
     with contextlib.closing(Workers(listener, 4)) as workers, one_processor(workers):
-        # They take turns: the one that has answered the longest ago is woken next.
+        # Processes take turns: the one whose last answer is the oldest is woken next.
         turns = [ask_later(workers.address) for _ in range(40)]
         turns = sorted(set(turns), key=lambda number: turns[::-1].index(number), reverse=True)
         lost = 0
         for number in turns[:3]:
             began = time.monotonic()
             with connected(workers.address) as client:
-                # It has been woken, and has not run since, unless other programs kept this one from
-                # sending the signal in time: then it has answered already.
+                # The process has been woken and has not run yet. It has answered already if other
+                # programs delay the signal.
                 workers.processes[number].send_signal(end)
                 in_time = not select.select([client], [], [], 0)[0]
                 answer = client.recv(1)[0]
@@ -437,7 +437,7 @@ def ask_later(address: tuple[str, int]) -> int:
 
 @contextlib.contextmanager
 def one_processor(workers: Workers) -> Iterator[None]:
-    """Keep *workers* on this process's processor, where what it wakes runs when it sleeps."""
+    """Pin *workers* to one processor with this process: one that it wakes runs when it sleeps."""
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})
     try:
@@ -453,7 +453,7 @@ FORKED = """
     import asyncio, os, socket, sys, time, warnings
     import uringloop
 
-    # Threads and fork do not go together; here the child leaves what they had alone.
+    # os.fork() warns when there are threads; this child does not use what they hold.
     warnings.simplefilter("ignore", DeprecationWarning)
 
     class Tell(asyncio.Protocol):
@@ -494,7 +494,7 @@ FORKED = """
                 if fair:
                     break
             print(fair)
-            # Blocked: the child takes them all, and none waits.
+            # This loop is blocked: the child takes all connections, without delay.
             began = time.monotonic()
             print(one_by_one() == [number] * 40, time.monotonic() - began < 5)
         finally:
@@ -507,7 +507,7 @@ FORKED = """
 
 
 @pytest.mark.slow
-def test_a_child_that_is_forked_by_a_server_shares_its_connections() -> None:
+def test_a_child_forked_by_a_server_shares_its_connections() -> None:
     done = run_script(FORKED)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["True"] * 3
@@ -515,7 +515,7 @@ def test_a_child_that_is_forked_by_a_server_shares_its_connections() -> None:
 
 @pytest.mark.slow
 @on_loop
-async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
+async def test_a_listening_socket_passed_to_another_process_is_shared(
     each_loop: Loop,
 ) -> None:
     class Tell(asyncio.Protocol):
@@ -527,7 +527,7 @@ async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
     server = await each_loop.create_server(Tell, LOCALHOST, 0, backlog=1000)
     ours = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
     with ours, contextlib.closing(Workers(ours, 1)) as workers:
-        # This loop is blocked: it must not keep what the other could have.
+        # This loop is blocked: it must not keep connections that the other process could accept.
         assert {ask(workers.address) for _ in range(20)} == {0}
         workers.processes[0].send_signal(signal.SIGSTOP)
         assert await each_loop.run_in_executor(None, ask, workers.address) == 0x63
@@ -535,8 +535,8 @@ async def test_a_listening_socket_that_was_sent_to_another_process_is_shared(
     await gone(server)
 
 
-# Serves as number 9 on a socket of its own, and gives it to a WORKER when it is told to. A program
-# that is started so is no fork which Python would tell of.
+# Serves as number 9 on a socket of its own, and passes it to a WORKER after a line of input. The
+# hooks of os.fork() do not run for a program that subprocess starts.
 HANDS_ON = """
 import asyncio, subprocess, sys
 import uringloop
@@ -566,7 +566,7 @@ uringloop.run(main())
 
 
 @pytest.mark.slow
-def test_a_program_that_was_given_the_socket_of_a_server_shares_its_connections() -> None:
+def test_a_program_started_with_the_socket_of_a_server_shares_its_connections() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HANDS_ON, WORKER],
         stdin=subprocess.PIPE,
@@ -577,13 +577,14 @@ def test_a_program_that_was_given_the_socket_of_a_server_shares_its_connections(
     assert process.stdout is not None
     with process:
         address = (LOCALHOST, int(process.stdout.readline()))
-        # Busy before and after: no pause in which one could look around.
+        # Busy before and after: the server has no idle moment to look for other processes.
         assert asked_by_threads(address, 480) == {9: 480}
         print(file=process.stdin, flush=True)
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
             loaded = asked_by_threads(address, 480)
-            # 20 each, but for other programs; a poll beside the other's epoll left it to chance.
+            # 20 each unless other programs run. A poll beside the other process's epoll would leave
+            # it to chance.
             rested = [turns_taken(address) for _ in range(4)]
             if min(loaded[0], loaded[9]) >= 120 and all(
                 min(answers[0], answers[9]) >= 16 for answers in rested
@@ -605,7 +606,7 @@ def test_processes_with_sockets_of_their_own_share_a_port() -> None:
         second.listen()
         with contextlib.closing(Workers(second, 1, "works")) as workers:
             ours = [connected(workers.address) for _ in range(50)]
-            # The kernel deals them out; what is the first socket's waits for its owner.
+            # The kernel distributes the connections; those of the first socket wait in its backlog.
             theirs = 0
             first.setblocking(False)
             with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""A loop that sleeps beside a listening socket which other processes share."""
+"""The sleep of a loop that serves a listening socket which other processes share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import uringloop
 
 LOCALHOST = "127.0.0.1"
 
-# What says that it accepts from a socket, too, and does not.
+# A process that holds the lock of a process that accepts from the socket, and does not accept.
 COMPANION = """
 import fcntl, sys
 
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def companion(sock: socket.socket) -> Iterator[None]:
-    """Have another process say that it accepts from *sock*."""
+    """Run a process that claims, by its lock, to accept from *sock*."""
     with subprocess.Popen(
         [sys.executable, "-IS", "-c", COMPANION, str(sock.fileno())],
         stdin=subprocess.PIPE,
@@ -63,7 +63,7 @@ def companion(sock: socket.socket) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def shared(loop: Loop, sock: socket.socket, *, alone: bool = False):  # type: ignore[no-untyped-def]
-    """Serve *sock* beside another process, or alone."""
+    """Serve *sock* beside a companion process, or alone."""
     with contextlib.nullcontext() if alone else companion(sock):
         server = await loop.create_server(Echo, sock=sock.dup())
         try:
@@ -77,7 +77,7 @@ either = pytest.mark.parametrize("alone", [False, True], ids=["company", "alone"
 
 @either
 @on_loop
-async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
+async def test_timers_threads_signals_and_data_end_a_sleep_beside_a_shared_socket(
     each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
     async with shared(each_loop, listener, alone=alone):
@@ -99,7 +99,7 @@ async def test_whatever_ends_a_sleep_ends_one_beside_a_shared_socket(
 
 
 @on_loop
-async def test_a_process_that_is_alone_sleeps_as_without_shared_sockets(
+async def test_a_process_that_is_alone_needs_one_system_call_per_sleep(
     loop: uringloop.Loop, listener: socket.socket
 ) -> None:
     def converse_slowly(client: socket.socket) -> None:
@@ -122,7 +122,7 @@ async def test_a_process_that_is_alone_sleeps_as_without_shared_sockets(
 
 
 @on_loop
-async def test_a_busy_process_sleeps_as_without_shared_sockets(
+async def test_a_busy_process_needs_one_system_call_per_sleep(
     loop: uringloop.Loop, listener: socket.socket
 ) -> None:
     async with shared(loop, listener):
@@ -141,7 +141,7 @@ async def test_a_busy_process_sleeps_as_without_shared_sockets(
 
 @either
 @on_loop
-async def test_a_busy_process_hears_of_each_connection(
+async def test_a_busy_process_accepts_each_connection_in_time(
     each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
     def another() -> float:
@@ -159,7 +159,7 @@ async def test_a_busy_process_hears_of_each_connection(
 
 
 @on_loop
-async def test_a_busy_process_gets_and_loses_shared_sockets(
+async def test_a_busy_process_may_add_and_close_shared_sockets(
     each_loop: Loop, listener: socket.socket
 ) -> None:
     def another(sock: socket.socket) -> None:
@@ -177,7 +177,7 @@ async def test_a_busy_process_gets_and_loses_shared_sockets(
             await each_loop.run_in_executor(None, another, listener)
             await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
             server.close()
-            # Nobody accepts: the kernel keeps it waiting.
+            # No server accepts: the connection waits in the backlog.
             with connected(listener.getsockname()) as late:
                 await each_loop.run_in_executor(None, converse, client, BUSY_ROUNDS)
                 late.setblocking(False)
@@ -223,7 +223,7 @@ async def test_no_wake_up_is_late_beside_a_shared_socket(
 
 @either
 @on_loop
-async def test_a_sleep_beside_a_shared_socket_is_a_sleep(
+async def test_a_sleep_beside_a_shared_socket_uses_no_processor_time(
     each_loop: Loop, listener: socket.socket, alone: bool
 ) -> None:
     async with shared(each_loop, listener, alone=alone):
@@ -267,7 +267,7 @@ def test_a_run_in_another_thread_goes_on_accepting(backend: str, listener: socke
 @pytest.mark.parametrize(
     "options", [{"busy_poll_us": 200}, {"batch_wait_us": 200}, {"sqpoll": 1}], ids=str
 )
-def test_every_way_to_sleep_notices_shared_sockets(
+def test_shared_sockets_are_served_with_every_kind_of_sleep(
     backend: str, options: dict[str, int], listener: socket.socket
 ) -> None:
     async def main() -> None:
@@ -306,7 +306,7 @@ async def test_several_shared_sockets_are_served_side_by_side(each_loop: Loop) -
 
 
 @on_loop
-async def test_a_server_that_is_closed_by_its_first_client_leaves_the_second_to_others(
+async def test_a_server_closed_by_its_first_client_leaves_the_second_to_others(
     each_loop: Loop, listener: socket.socket
 ) -> None:
     seen: list[asyncio.Transport] = []
@@ -344,7 +344,7 @@ CHILD = """
         if not number:
             try:
                 asyncio._set_running_loop(None)
-                # Files of the child get the numbers that the parent's loop has.
+                # These files reuse descriptor numbers of the parent's loop.
                 files = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
                 loop.close()
                 for fd in files:
@@ -363,6 +363,6 @@ CHILD = """
 """
 
 
-def test_a_forked_child_leaves_the_sleep_of_its_parent_alone() -> None:
+def test_closing_the_loop_in_a_forked_child_leaves_the_parent_alone() -> None:
     done = run_script(CHILD)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 @pytest.fixture
 def narrow() -> Iterator[Pair]:
-    """Two connected TCP sockets that hold little."""
+    """Two connected TCP sockets with small buffers."""
     left, right = narrow_pair(NARROW)
     with left, right:
         yield left, right
@@ -90,7 +90,7 @@ async def cancelled(task: asyncio.Task[object]) -> None:
 
 
 @on_loop
-async def test_recv_returns_what_is_there(each_loop: Loop, pair: Pair) -> None:
+async def test_recv_returns_available_data(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     right.send(b"0123456789")
     assert await each_loop.sock_recv(left, 4) == b"0123"
@@ -108,7 +108,7 @@ async def test_recv_waits_for_data(each_loop: Loop, pair: Pair) -> None:
 
 
 @on_loop
-async def test_recv_returns_nothing_at_the_end(each_loop: Loop, pair: Pair) -> None:
+async def test_recv_returns_empty_bytes_at_eof(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     right.send(b"last")
     right.close()
@@ -118,7 +118,7 @@ async def test_recv_returns_nothing_at_the_end(each_loop: Loop, pair: Pair) -> N
 
 
 @on_loop
-async def test_a_waiting_recv_sees_the_end(each_loop: Loop, pair: Pair) -> None:
+async def test_a_waiting_recv_returns_at_eof(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     receiving = each_loop.create_task(each_loop.sock_recv(left, 100))
     await turns(3)
@@ -222,7 +222,7 @@ async def test_sendall_sends_every_byte_to_a_slow_reader(each_loop: Loop, narrow
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @on_loop
-async def test_sendall_takes_every_bytes_like(
+async def test_sendall_accepts_every_bytes_like_type(
     each_loop: Loop, narrow: Pair, kind: Callable[[bytes], bytes | bytearray | memoryview]
 ) -> None:
     left, right = narrow
@@ -256,7 +256,7 @@ async def test_a_cancelled_sendall_sends_a_prefix(each_loop: Loop, narrow: Pair)
 
 
 @on_loop
-async def test_sendall_raises_when_the_peer_is_gone(each_loop: Loop, narrow: Pair) -> None:
+async def test_sendall_raises_after_a_reset(each_loop: Loop, narrow: Pair) -> None:
     left, right = narrow
     sending = each_loop.create_task(each_loop.sock_sendall(left, bytes(10 << 20)))
     await read_exactly(each_loop, right, 100_000)
@@ -269,7 +269,9 @@ async def test_sendall_raises_when_the_peer_is_gone(each_loop: Loop, narrow: Pai
 
 
 @on_loop
-async def test_connect_and_accept_meet(each_loop: Loop, listener: socket.socket) -> None:
+async def test_sock_connect_and_sock_accept_make_a_connection(
+    each_loop: Loop, listener: socket.socket
+) -> None:
     with socket.socket() as client:
         client.setblocking(False)
         accepting = each_loop.create_task(each_loop.sock_accept(listener))
@@ -295,7 +297,7 @@ async def test_connect_resolves_names(each_loop: Loop, listener: socket.socket) 
 
 @needs_ipv6
 @on_loop
-async def test_connect_speaks_ipv6(each_loop: Loop) -> None:
+async def test_connect_works_on_ipv6(each_loop: Loop) -> None:
     v6 = socket.AF_INET6
     with socket.create_server(("::1", 0), family=v6) as sock, socket.socket(v6) as client:
         client.setblocking(False)
@@ -304,7 +306,7 @@ async def test_connect_speaks_ipv6(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_connect_takes_a_unix_address(each_loop: Loop) -> None:
+async def test_connect_accepts_a_unix_address(each_loop: Loop) -> None:
     with socket.socket(socket.AF_UNIX) as sock, socket.socket(socket.AF_UNIX) as client:
         sock.bind("")  # An abstract address that the kernel chooses.
         sock.listen()
@@ -342,7 +344,9 @@ async def test_a_cancelled_connect_leaves_the_socket_usable(each_loop: Loop) -> 
 
 
 @on_loop
-async def test_accepting_goes_on_and_on(each_loop: Loop, listener: socket.socket) -> None:
+async def test_a_listener_accepts_a_hundred_connections(
+    each_loop: Loop, listener: socket.socket
+) -> None:
     async def accept_all() -> list[int]:
         numbers = []
         for _ in range(100):
@@ -379,7 +383,7 @@ async def test_several_listeners_accept_at_once(each_loop: Loop) -> None:
 async def test_one_listener_serves_several_accepts_at_once(
     loop: uringloop.Loop, listener: socket.socket
 ) -> None:
-    # Asyncio lets the second call replace the first, which then never returns.
+    # uringloop only: in asyncio the second call replaces the first, which then never returns.
     accepting = [loop.create_task(loop.sock_accept(listener)) for _ in range(5)]
     await turns(3)
     clients = [connected(listener.getsockname()) for _ in range(5)]
@@ -464,7 +468,7 @@ async def test_a_datagram_too_large_is_an_error(each_loop: Loop, datagram_pair: 
 
 
 def operations(loop: Loop, sock: socket.socket) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every operation on *sock*."""
+    """Return a function that starts it for each operation on *sock*."""
     return {
         "recv": lambda: loop.sock_recv(sock, 1),
         "recv_into": lambda: loop.sock_recv_into(sock, bytearray(1)),
@@ -520,8 +524,8 @@ async def test_the_socket_of_a_transport_is_refused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_number_that_is_used_again_has_no_past(each_loop: Loop) -> None:
-    """A receive that emptied its socket is remembered by number, and the number gets a new file."""
+async def test_a_reused_descriptor_has_no_state_of_the_former_socket(each_loop: Loop) -> None:
+    """The loop records by descriptor that a receive emptied a socket; the number is reused here."""
     for number in range(20):
         left, right = socket.socketpair()
         left.setblocking(False)
@@ -533,7 +537,7 @@ async def test_a_number_that_is_used_again_has_no_past(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_all_of_a_large_message_is_received_in_parts(each_loop: Loop) -> None:
+async def test_a_large_message_is_received_in_parts(each_loop: Loop) -> None:
     left, right = socket.socketpair()
     left.setblocking(False)
     with left, right:
@@ -552,7 +556,7 @@ async def test_all_of_a_large_message_is_received_in_parts(each_loop: Loop) -> N
 
 
 @on_loop
-async def test_a_subclass_is_asked_by_its_methods(each_loop: Loop) -> None:
+async def test_the_methods_of_a_socket_subclass_are_called(each_loop: Loop) -> None:
     class Tapped(socket.socket):
         def recv(self, *args: Any) -> bytes:
             return super().recv(*args).upper()
@@ -571,7 +575,7 @@ async def test_a_subclass_is_asked_by_its_methods(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_each_try_of_a_send_goes_on_where_the_last_one_ended(each_loop: Loop) -> None:
+async def test_sendall_continues_after_a_short_send(each_loop: Loop) -> None:
     left, right = socket.socketpair()
     left.setblocking(False)
     right.setblocking(False)

@@ -1,6 +1,6 @@
-"""Sockets that are closed while a `sock_*` call waits for them: they stay open until it has ended.
+"""Sockets that are closed while a `sock_*` call waits: they stay open until the call returns.
 
-As on uvloop. On asyncio the descriptor is closed at once, and the call waits for ever.
+uvloop does the same. asyncio closes the descriptor at once, and the call never returns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CALLS: dict[str, tuple[Call, object]] = {
 
 
 class Subclass(socket.socket):
-    """Its methods are asked, whatever they do."""
+    """A socket class of a program; the loop calls its methods."""
 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", [socket.socket, Subclass])
 @on_loop
-async def test_a_call_that_waits_is_served(
+async def test_a_waiting_receive_returns_data(
     loop: uringloop.Loop, name: str, kind: type[socket.socket]
 ) -> None:
     call, wanted = CALLS[name]
@@ -57,7 +57,7 @@ async def test_a_call_that_waits_is_served(
 
 
 @on_loop
-async def test_all_of_a_message_is_sent(loop: uringloop.Loop) -> None:
+async def test_a_waiting_sendall_sends_every_byte(loop: uringloop.Loop) -> None:
     sock, peer = narrow_pair(16 * 1024)
     with peer:
         task = loop.create_task(loop.sock_sendall(sock, noise(PLENTY)))
@@ -70,7 +70,7 @@ async def test_all_of_a_message_is_sent(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_connection_is_made(loop: uringloop.Loop) -> None:
+async def test_a_waiting_connect_succeeds(loop: uringloop.Loop) -> None:
     with socket.create_server((LOCALHOST, 0)) as listener:
         listener.setblocking(False)
         sock = socket.socket()
@@ -84,7 +84,7 @@ async def test_a_connection_is_made(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_connection_is_accepted(loop: uringloop.Loop) -> None:
+async def test_a_waiting_accept_returns_a_connection(loop: uringloop.Loop) -> None:
     listener = socket.create_server((LOCALHOST, 0))
     listener.setblocking(False)
     address = listener.getsockname()
@@ -98,7 +98,7 @@ async def test_a_connection_is_accepted(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_two_calls_keep_a_socket_open(loop: uringloop.Loop) -> None:
+async def test_the_socket_is_closed_after_the_last_of_two_calls(loop: uringloop.Loop) -> None:
     sock, peer = narrow_pair(16 * 1024)
     with peer:
         receiving = loop.create_task(loop.sock_recv(sock, 10))
@@ -114,7 +114,7 @@ async def test_two_calls_keep_a_socket_open(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_call_that_is_cancelled_lets_go(loop: uringloop.Loop) -> None:
+async def test_cancelling_the_call_closes_the_socket(loop: uringloop.Loop) -> None:
     sock, peer = tcp_pair()
     with peer:
         task = loop.create_task(loop.sock_recv(sock, 10))
@@ -128,7 +128,7 @@ async def test_a_call_that_is_cancelled_lets_go(loop: uringloop.Loop) -> None:
 
 
 @pytest.mark.parametrize("closed_first", [False, True])
-def test_a_loop_that_is_closed_lets_go(loop: uringloop.Loop, closed_first: bool) -> None:
+def test_closing_the_loop_closes_the_socket(loop: uringloop.Loop, closed_first: bool) -> None:
     sock, peer = tcp_pair()
     with peer:
         task = loop.create_task(loop.sock_recv(sock, 10))

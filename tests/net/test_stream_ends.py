@@ -1,4 +1,4 @@
-"""The error of a lost connection that no stream's user awaits, and the garbage collector."""
+"""asyncio's streams: the error of a lost connection is not reported again at collection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCALHOST = "127.0.0.1"
 
 @pytest.fixture
 def young_futures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the collector run between the creation of a stream's protocol and of its future.
+    """Run the garbage collector between the creation of a stream's protocol and of its future.
 
     A full collection then examines the future before the protocol, whose finalizer would have
     retrieved the future's exception.
@@ -43,7 +43,7 @@ def young_futures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Handler:
-    """Echoes a byte twice, catches the error of the next read and closes, as most services do."""
+    """Echo a byte twice, catch the error of the next read and close, as most services do."""
 
     def __init__(self) -> None:
         self.raised = 0
@@ -68,7 +68,7 @@ class Handler:
 
 @contextlib.asynccontextmanager
 async def collected() -> AsyncIterator[None]:
-    """Collect what the block leaves behind; `on_loop` fails the test on a report."""
+    """Collect garbage after the block; `on_loop` fails the test if something is reported."""
     yield
     await turns(3)
     gc.collect()
@@ -105,7 +105,7 @@ async def test_a_reset_unix_stream_is_not_reported_again(
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(path)
             await echoed(loop, sock)
-            # It closes with a byte unread: a reset.
+            # The socket is closed with a byte unread, which is a reset.
         await handler.end(server)
 
 
@@ -159,7 +159,7 @@ async def test_a_broken_pipe_that_drain_raised_is_not_reported_again(loop: uring
             await writer.drain()
         except BrokenPipeError:
             return
-        raise AssertionError("drain() did not tell of the broken pipe")
+        raise AssertionError("drain() did not raise BrokenPipeError")
 
     async with collected():
         await write()
@@ -167,7 +167,7 @@ async def test_a_broken_pipe_that_drain_raised_is_not_reported_again(loop: uring
 
 @pytest.mark.usefixtures("young_futures")
 @on_loop
-async def test_the_error_is_still_there_for_wait_closed(loop: uringloop.Loop) -> None:
+async def test_wait_closed_still_raises_the_error(loop: uringloop.Loop) -> None:
     async with collected():
         server = await asyncio.start_server(lambda _reader, _writer: None, LOCALHOST, 0)
         with socket.create_server((LOCALHOST, 0)) as listener:

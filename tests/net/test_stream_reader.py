@@ -1,4 +1,4 @@
-"""Readers that are fed without Python code: as asyncio feeds them, whatever the program does."""
+"""asyncio's StreamReader fed by compiled code: the same behaviour as asyncio's own feed_data()."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_reading(writer: asyncio.StreamWriter) -> bool:
     return transport.is_reading()
 
 
-def test_the_standard_library_has_the_shape_that_is_relied_on() -> None:
+def test_asyncios_streams_have_the_expected_attributes() -> None:
     assert stream_reader.shape_is_known()
 
 
@@ -61,7 +61,7 @@ async def test_all_bytes_arrive_in_order_by_every_way_of_reading(each_loop: Loop
 
 
 @on_loop
-async def test_a_line_beyond_the_limit_is_refused(each_loop: Loop) -> None:
+async def test_readline_refuses_a_line_beyond_the_limit(each_loop: Loop) -> None:
     reader, writer, peer = await opened(limit=100)
     await each_loop.sock_sendall(peer, noise(500).replace(b"\n", b".") + b"\n")
     with pytest.raises(ValueError, match="limit"):
@@ -94,7 +94,7 @@ async def test_a_reader_without_a_transport_is_not_paused(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_a_reader_that_is_cancelled_loses_no_byte(each_loop: Loop) -> None:
+async def test_a_cancelled_read_keeps_every_byte(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     task = each_loop.create_task(reader.readexactly(10))
     await turns(2)
@@ -108,7 +108,7 @@ async def test_a_reader_that_is_cancelled_loses_no_byte(each_loop: Loop) -> None
 
 
 @on_loop
-async def test_methods_that_are_replaced_are_called(each_loop: Loop) -> None:
+async def test_a_patched_feed_data_is_called(each_loop: Loop) -> None:
     seen = []
     original = asyncio.StreamReader.feed_data
 
@@ -125,7 +125,7 @@ async def test_methods_that_are_replaced_are_called(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_subclasses_are_called(each_loop: Loop) -> None:
+async def test_feed_data_of_a_subclass_is_called(each_loop: Loop) -> None:
     class Shouting(asyncio.StreamReader):
         def feed_data(self, data: Any) -> None:
             super().feed_data(data.upper())
@@ -142,7 +142,7 @@ async def test_subclasses_are_called(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_buffer_that_is_lent_out_is_the_programs_error(each_loop: Loop) -> None:
+async def test_an_exported_buffer_is_a_fatal_error_of_the_protocol(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     peer.send(b"first")
     await until(lambda: len(reader._buffer) == 5)  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ async def test_a_buffer_that_is_lent_out_is_the_programs_error(each_loop: Loop) 
 
 
 @on_loop
-async def test_data_after_an_end_that_the_program_fed_is_its_error(each_loop: Loop) -> None:
+async def test_data_after_feed_eof_is_a_fatal_error_of_the_protocol(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     reader.feed_eof()
     said = complaints(each_loop)
@@ -167,7 +167,7 @@ async def test_data_after_an_end_that_the_program_fed_is_its_error(each_loop: Lo
 
 
 @on_loop
-async def test_a_reader_that_nobody_holds_is_nobodys_loss(each_loop: Loop) -> None:
+async def test_data_for_a_collected_reader_is_dropped(each_loop: Loop) -> None:
     ours, peer = tcp_pair()
     reader: asyncio.StreamReader | None = asyncio.StreamReader()
     assert reader is not None

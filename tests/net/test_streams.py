@@ -1,4 +1,4 @@
-"""TCP transports with a Protocol: the order of callbacks, ends of stream, closing, errors."""
+"""TCP transports with a Protocol: order of callbacks, EOF, closing, errors, extra info."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLENTY = 4 * 1024 * 1024
 
 
 @on_loop
-async def test_callbacks_come_in_order_and_once(each_loop: Loop) -> None:
+async def test_callbacks_run_in_order_and_once(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (_, peer):
         peer.send(b"hello")
@@ -57,7 +57,7 @@ async def test_callbacks_come_in_order_and_once(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_connection_made_comes_before_waiting_data(each_loop: Loop) -> None:
+async def test_connection_made_runs_before_waiting_data_is_delivered(each_loop: Loop) -> None:
     ours, peer = tcp_pair()
     with peer:
         peer.send(b"early")
@@ -98,7 +98,7 @@ async def test_one_byte_at_a_time_arrives_whole(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_data_sent_right_before_the_end_is_never_lost(each_loop: Loop) -> None:
+async def test_data_sent_right_before_eof_is_never_lost(each_loop: Loop) -> None:
     for seed in range(100):
         collector = Collector(each_loop)
         data = noise(20_000, seed)
@@ -149,7 +149,7 @@ async def test_eof_received_returning_true_keeps_the_writing_half(each_loop: Loo
 
 
 @on_loop
-async def test_writing_to_a_gone_peer_loses_the_connection(each_loop: Loop) -> None:
+async def test_writing_to_a_closed_peer_loses_the_connection(each_loop: Loop) -> None:
     collector = HalfOpen(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         peer.close()
@@ -220,7 +220,7 @@ async def test_close_sends_pending_data_first(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_close_is_not_reported_before_it_returns(each_loop: Loop) -> None:
+async def test_connection_lost_runs_after_close_returns(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         transport.close()
@@ -233,7 +233,7 @@ async def test_close_is_not_reported_before_it_returns(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_no_data_comes_after_close(each_loop: Loop) -> None:
+async def test_no_data_is_delivered_after_close(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         peer.send(b"unread")
@@ -260,8 +260,8 @@ async def test_abort_discards_pending_data(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_what_was_written_before_an_abort_has_gone(each_loop: Loop) -> None:
-    """asyncio sends in write(): only what the socket did not take is there to be dropped."""
+async def test_data_written_right_before_abort_is_sent(each_loop: Loop) -> None:
+    """asyncio sends in write(), so that abort() drops only bytes that the socket refused."""
     async with stream(each_loop, Collector(each_loop)) as (transport, peer):
         transport.write(b"the last ")
         transport.writelines([b"words", b"!"])
@@ -271,7 +271,7 @@ async def test_what_was_written_before_an_abort_has_gone(each_loop: Loop) -> Non
 
 
 @on_loop
-async def test_abort_overtakes_a_close_that_waits_for_its_peer(each_loop: Loop) -> None:
+async def test_abort_ends_a_close_that_waits_for_the_peer(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector, buffer_size=NARROW) as (transport, _):
         transport.write(bytes(PLENTY))
@@ -295,7 +295,7 @@ async def test_reset_while_closing_reports_the_error(each_loop: Loop) -> None:
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @on_loop
-async def test_ending_inside_data_received_stops_the_data(each_loop: Loop, end: str) -> None:
+async def test_closing_inside_data_received_stops_the_data(each_loop: Loop, end: str) -> None:
     class Once(Collector):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -316,7 +316,7 @@ async def test_ending_inside_data_received_stops_the_data(each_loop: Loop, end: 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @on_loop
-async def test_ending_inside_connection_made_reads_nothing(each_loop: Loop, end: str) -> None:
+async def test_closing_inside_connection_made_reads_nothing(each_loop: Loop, end: str) -> None:
     class Brief(Collector):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -337,7 +337,7 @@ async def test_ending_inside_connection_made_reads_nothing(each_loop: Loop, end:
 
 
 @on_loop
-async def test_the_last_words_of_data_received_are_sent(each_loop: Loop) -> None:
+async def test_data_written_before_close_in_data_received_is_sent(each_loop: Loop) -> None:
     class Answer(Collector):
         def data_received(self, data: bytes) -> None:
             self.transport.write(data.upper())
@@ -352,7 +352,7 @@ async def test_the_last_words_of_data_received_are_sent(each_loop: Loop) -> None
 
 
 class Faulty(Collector, Failing):
-    """Raises in the callback that it was told."""
+    """Raise in the given callback."""
 
     def __init__(self, loop: Loop, callback: str) -> None:
         super().__init__(loop)
@@ -465,7 +465,7 @@ async def test_the_socket_of_a_transport_can_be_inspected(each_loop: Loop) -> No
 
 
 @on_loop
-async def test_accepted_connections_know_their_ends_and_have_no_delay(each_loop: Loop) -> None:
+async def test_accepted_connections_know_both_ends_and_have_nodelay(each_loop: Loop) -> None:
     accepted: list[Collector] = []
 
     def factory() -> Collector:
@@ -483,7 +483,7 @@ async def test_accepted_connections_know_their_ends_and_have_no_delay(each_loop:
 
 
 @on_loop
-async def test_repr_tells_the_fd_and_the_state(each_loop: Loop) -> None:
+async def test_repr_shows_the_fd_and_the_state(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, _):
         fd = transport.get_extra_info("socket").fileno()
@@ -496,7 +496,7 @@ async def test_repr_tells_the_fd_and_the_state(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_reading_and_closing_are_told(each_loop: Loop) -> None:
+async def test_is_reading_and_is_closing_follow_close(each_loop: Loop) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, _):
         assert transport.is_reading()
         assert not transport.is_closing()
@@ -506,7 +506,7 @@ async def test_reading_and_closing_are_told(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_set_protocol_hands_the_stream_over(each_loop: Loop) -> None:
+async def test_set_protocol_delivers_to_the_new_protocol(each_loop: Loop) -> None:
     first, second = Collector(each_loop), Collector(each_loop)
     async with stream(each_loop, first) as (transport, peer):
         assert transport.get_protocol() is first
@@ -561,7 +561,7 @@ def test_an_unclosed_transport_warns_when_it_is_collected(loop_factory: LoopFact
         assert peer.recv(1) == b""
 
 
-# ── many ──────────────────────────────────────────────────────────────────────────────────
+# ── many connections ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""UNIX stream servers and clients: paths, abstract names, what becomes of the socket file."""
+"""UNIX stream servers and clients: paths, abstract names, the socket file, EOF."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def echoed(loop: Loop, path: str | bytes | Path) -> bytes:
 
 
 @on_loop
-async def test_a_server_and_a_client_meet_at_a_path(each_loop: Loop, tmp_path: Path) -> None:
+async def test_a_client_connects_to_a_server_by_path(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     server = await each_loop.create_unix_server(Echo, path)
     assert await echoed(each_loop, path) == b"over a path"
@@ -70,9 +70,7 @@ async def test_a_file_that_is_no_socket_is_left_alone(each_loop: Loop, tmp_path:
 
 
 @on_loop
-async def test_closing_removes_the_socket_file_as_on_this_python(
-    each_loop: Loop, tmp_path: Path
-) -> None:
+async def test_closing_removes_the_socket_file_since_3_13(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     server = await each_loop.create_unix_server(Echo, path)
     assert stat.S_ISSOCK(path.stat().st_mode)
@@ -88,12 +86,14 @@ def needs_mode(loop: Loop) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o666, 0])
 @on_loop
-async def test_mode_decides_who_may_connect(each_loop: Loop, tmp_path: Path, mode: int) -> None:
+async def test_mode_sets_the_permissions_of_the_socket_file(
+    each_loop: Loop, tmp_path: Path, mode: int
+) -> None:
     needs_mode(each_loop)
     path = tmp_path / "socket"
     options = {"mode": mode, "start_serving": False}
     server = await each_loop.create_unix_server(Echo, path, **options)  # type: ignore[arg-type]
-    # Before anybody can connect.
+    # Set before the server listens.
     assert stat.S_IMODE(path.stat().st_mode) == mode
     server.close()
     await server.wait_closed()
@@ -109,7 +109,7 @@ async def test_mode_decides_who_may_connect(each_loop: Loop, tmp_path: Path, mod
     ],
 )
 @on_loop
-async def test_a_mode_that_makes_no_sense_is_refused(
+async def test_an_invalid_mode_is_refused(
     each_loop: Loop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +128,7 @@ async def test_a_mode_that_makes_no_sense_is_refused(
 
 @pytest.mark.parametrize("cleanup", [False, True])
 @on_loop
-async def test_cleanup_socket_decides_about_the_file(
+async def test_cleanup_socket_decides_whether_the_file_is_removed(
     loop: uringloop.Loop, tmp_path: Path, cleanup: bool
 ) -> None:
     path = tmp_path / "socket"
@@ -140,7 +140,9 @@ async def test_cleanup_socket_decides_about_the_file(
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="asyncio removes no file before 3.13")
 @on_loop
-async def test_none_leaves_the_file(each_loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+async def test_cleanup_socket_none_leaves_the_file(
+    each_loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
     path = tmp_path / "socket"
     server = await each_loop.create_unix_server(Echo, path, cleanup_socket=None)  # type: ignore[call-arg]
     server.close()
@@ -149,7 +151,7 @@ async def test_none_leaves_the_file(each_loop: asyncio.AbstractEventLoop, tmp_pa
 
 
 @on_loop
-async def test_the_socket_file_of_a_successor_is_left_alone(
+async def test_the_socket_file_of_a_later_server_is_left_alone(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     path = tmp_path / "socket"
@@ -186,7 +188,7 @@ async def test_a_socket_of_another_family_is_refused(each_loop: Loop) -> None:
 
 
 async def heard(loop: Loop) -> bytearray:
-    """Return what a UNIX peer says that writes and closes at once."""
+    """Return the data received from a UNIX peer that writes and closes at once."""
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     _, collector = await loop.connect_accepted_socket(lambda: Collector(loop), ours)
@@ -197,15 +199,15 @@ async def heard(loop: Loop) -> bytearray:
 
 
 @on_loop
-async def test_the_end_right_behind_the_data_is_not_lost(each_loop: Loop) -> None:
-    # A multishot receive loses it on kernels before spring 2026.
+async def test_eof_right_after_the_data_is_not_lost(each_loop: Loop) -> None:
+    # A multishot receive loses this EOF on kernels before spring 2026.
     for _ in range(200):
         assert await heard(each_loop) == b"last words"
 
 
 @on_loop
-async def test_no_end_is_lost_that_comes_with_the_last_bytes(each_loop: Loop) -> None:
-    """The peer writes and shuts down in a thread of its own, at any moment of the loop's turn."""
+async def test_eof_that_arrives_with_the_last_bytes_is_not_lost(each_loop: Loop) -> None:
+    """The peer writes and shuts down in a thread, at any moment of the loop's turn."""
     asked: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def answer() -> None:
@@ -216,7 +218,7 @@ async def test_no_end_is_lost_that_comes_with_the_last_bytes(each_loop: Loop) ->
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        # A multishot receive loses one of some ten thousand. An emulated machine is slow.
+        # A multishot receive loses about one EOF in ten thousand. An emulated machine is slow.
         end = time.monotonic() + PATIENCE
         for _ in range(3000):
             if time.monotonic() > end:

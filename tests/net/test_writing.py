@@ -1,4 +1,4 @@
-"""Writing on TCP transports: kinds of data, order, large and queued writes, ends of stream."""
+"""Writing on TCP transports: types of data, order, large and queued writes, write_eof()."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLENTY = 4 * 1024 * 1024
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @on_loop
-async def test_write_takes_every_bytes_like(
+async def test_write_accepts_every_bytes_like_type(
     each_loop: Loop, kind: Callable[[bytes], bytes | bytearray | memoryview]
 ) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, peer):
@@ -64,7 +64,9 @@ async def test_write_of_a_strided_view_is_a_fatal_error(each_loop: Loop) -> None
 
 @pytest.mark.parametrize("wrong", ["text", None, 5, [b"list"]])
 @on_loop
-async def test_write_refuses_what_is_not_bytes_like(each_loop: Loop, wrong: object) -> None:
+async def test_write_refuses_objects_that_are_not_bytes_like(
+    each_loop: Loop, wrong: object
+) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, _):
         write: Callable[[object], None] = transport.write  # type: ignore[assignment]
         wanted = "a bytes-like object"
@@ -88,7 +90,7 @@ async def test_a_bytearray_may_change_right_after_write(each_loop: Loop) -> None
 
 @on_loop
 async def test_a_queued_bytearray_may_change_and_shrink(loop: uringloop.Loop) -> None:
-    # Asyncio keeps a view of what it could not send at once: it sends the new content.
+    # uringloop only: asyncio keeps a view of unsent bytes, and sends the new content.
     data = noise(PLENTY)
     buffer = bytearray(data)
     async with stream(loop, Collector(loop), buffer_size=NARROW) as (transport, peer):
@@ -118,7 +120,7 @@ async def test_writelines_sends_every_piece_in_order(
 
 
 @on_loop
-async def test_writelines_of_nothing_sends_nothing(each_loop: Loop) -> None:
+async def test_writelines_of_an_empty_list_sends_nothing(each_loop: Loop) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, peer):
         transport.writelines([])
         transport.close()
@@ -130,7 +132,7 @@ async def test_writelines_refuses_text(each_loop: Loop) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, peer):
         with pytest.raises(TypeError, match=r"bytes-like object|bytearray, or memoryview"):
             transport.writelines([b"good", "bad"])  # type: ignore[list-item]
-        # asyncio 3.15 keeps the good one, which it never sends: close() would wait for that.
+        # asyncio 3.15 queues b"good" and never sends it; close() would wait for it.
         transport.abort()
         assert await read_to_end(each_loop, peer) == b""
 
@@ -186,7 +188,7 @@ async def test_writes_on_a_lost_connection_warn_after_the_fifth(
 
 
 @on_loop
-async def test_no_lines_are_no_lost_write(
+async def test_writelines_of_an_empty_list_is_not_a_lost_write(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stream(each_loop, Collector(each_loop)) as (transport, _):
@@ -197,10 +199,10 @@ async def test_no_lines_are_no_lost_write(
 
 
 @on_loop
-async def test_empty_lines_are_no_lost_write(
+async def test_writelines_of_empty_pieces_is_not_a_lost_write(
     loop: uringloop.Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Asyncio trips over its own state here on 3.12 and later.
+    # uringloop only: asyncio 3.12 and later fails here on its own state.
     async with stream(loop, Collector(loop)) as (transport, _):
         transport.abort()
         for _ in range(10):
@@ -213,14 +215,14 @@ async def test_empty_lines_are_no_lost_write(
 
 @on_loop
 async def test_writelines_after_close_sends_nothing(loop: uringloop.Loop) -> None:
-    # Asyncio trips over its own state here: TypeError on 3.12 and later.
+    # uringloop only: asyncio 3.12 and later fails here on its own state, with a TypeError.
     async with stream(loop, Collector(loop)) as (transport, peer):
         transport.close()
         transport.writelines([b"too", b"late"])
         assert await read_to_end(loop, peer) == b""
 
 
-# ── the end of writing ────────────────────────────────────────────────────────────────────
+# ── write_eof() ───────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
@@ -259,7 +261,7 @@ async def test_writing_after_write_eof_is_an_error(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_both_halves_can_be_closed_one_after_the_other(each_loop: Loop) -> None:
+async def test_both_sides_can_half_close_in_sequence(each_loop: Loop) -> None:
     left, right = HalfOpen(each_loop), HalfOpen(each_loop)
     async with link(each_loop, left, right) as (left_transport, right_transport):
         left_transport.write_eof()
