@@ -1,6 +1,6 @@
 """The web application that ASGI servers serve in the tests.
 
-Their processes import it by name, without what the tests have on their path."""
+Servers import it by name, in processes that cannot import tests/support."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-# Larger than the kernel's buffers for a connection: it is written and read in many pieces.
+# Larger than a connection's buffers in the kernel, so that it is written and read in many pieces.
 LARGE = random.Random(0).randbytes(1 << 20)
 
-# What a streamed body is made of: single bytes, odd lengths, more than a receive buffer.
+# The pieces of a streamed body: single bytes, odd lengths, more than a receive buffer.
 PIECES = [LARGE[:size] for size in (1, 2, 1_000, 65_536, 70_001, 3, 200_000)]
 STREAMED = b"".join(PIECES)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as `programs.speak_http` expects; echo what comes over a WebSocket."""
+    """Answer as `programs.speak_http` expects; echo messages of a WebSocket."""
     if scope["type"] == "lifespan":
         await lifespan(receive, send)
     elif scope["type"] == "websocket":

@@ -1,4 +1,4 @@
-"""A FastAPI program with what the framework adds to ASGI: threads, models, tasks, streams."""
+"""A FastAPI program with the framework's additions to ASGI: threads, models, tasks, streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pydantic
 from application import PIECES
 from fastapi.responses import StreamingResponse
 
-# What happened outside of requests, for the test to see.
+# Events outside of requests, which the test checks.
 events: list[str] = []
 
 

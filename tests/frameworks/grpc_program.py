@@ -1,6 +1,6 @@
 """A program of grpcio's asyncio API: a server and its clients, on the loop that its argument names.
 
-It has a process to itself because grpcio keeps threads and descriptors until the exit.
+It runs in its own process because grpcio keeps threads and descriptors until the exit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE = 10.0
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-# ── the service: messages are bytes as they are ───────────────────────────────────────────────
+# ── the service, whose messages are plain bytes ───────────────────────────────────────────────
 
 
 async def echo(request: bytes, context: Any) -> bytes:
@@ -118,7 +118,7 @@ async def check_ends(channel: Any) -> None:
 
 
 async def end_of_others() -> None:
-    """Wait for the tasks that grpcio has left: one that its runner cancels prints a traceback."""
+    """Wait for the tasks that grpcio leaves: a task cancelled by the runner prints a traceback."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         _, pending = await asyncio.wait(others, timeout=PATIENCE)

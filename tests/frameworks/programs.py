@@ -1,8 +1,8 @@
-"""What the tests of frameworks share: how a program is started, spoken to and ended.
+"""Helpers of the tests of frameworks: running programs, HTTP clients, uvicorn, certificates.
 
-A program runs in this process as the test itself, on the loop under test, or in a process of its
-own whose output is judged at its end. HTTP servers are spoken to by the standard library's
-blocking client, from a thread: nothing on that side is asyncio's.
+A program runs in the test itself, on the loop under test, or in its own process, whose output is
+checked at its end. The HTTP clients are the standard library's blocking ones in a thread, so that
+only the server runs on asyncio.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Address = tuple[str, int]
 HERE = Path(__file__).parent
 INSTALL = "pip install '.[frameworks]'"
 
-# What no program says whose loop keeps its promises.
+# Output that shows an error, a leak or a crash.
 NOISE = re.compile(
     r"Traceback|ResourceWarning|Exception ignored|never retrieved|never awaited|was destroyed"
     r"|Unclosed|unclosed|Segmentation fault"
@@ -41,25 +41,25 @@ NOISE = re.compile(
 
 
 def needs(package: str) -> Any:
-    """Import a third party's *package*, or skip the file and say how to install it."""
+    """Import a third-party *package*, or skip the file with the command that installs it."""
     return pytest.importorskip(package, reason=f"{package}: {INSTALL}")
 
 
 def needs_elsewhere(package: str) -> None:
-    """Skip unless a process of its own can import *package*; this one does not."""
+    """Skip the file unless *package* is installed; it is imported by a child process only."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package}: {INSTALL}", allow_module_level=True)
 
 
 def needs_programs(package: str, *paths: str | None) -> list[str]:
-    """Return the programs found, or skip and say which Debian *package* has them."""
+    """Return the programs, or skip with the Debian *package* to install if one is missing."""
     found = [path for path in paths if path is not None]
     if len(found) < len(paths):
         pytest.skip(f"apt-get install {package}")
     return found
 
 
-# A framework's own use of names that Python deprecates is not ours to judge.
+# Frameworks may use names that Python deprecates.
 quiet = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"
 )
@@ -69,14 +69,14 @@ quiet = pytest.mark.filterwarnings(
 
 
 def operations(loop: Loop) -> int:
-    """Return how many operations the kernel has of *loop*; none of stock asyncio's."""
+    """Return how many operations of *loop* are in flight; 0 for stock asyncio."""
     return getattr(loop, "_operations_in_flight", 0)
 
 
 def program(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run an async test on its loop, and wait at the end until it has left nothing behind.
+    """Run an async test on its loop, and wait at the end until no operation is left in flight.
 
-    The loop's fixture counts descriptors and threads; this counts operations in the kernel.
+    The loop's fixture counts descriptors and threads.
     """
 
     @functools.wraps(test)
@@ -89,11 +89,11 @@ def program(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return on_loop(run)
 
 
-# ── in a process of its own ───────────────────────────────────────────────────────────────────
+# ── in a child process ────────────────────────────────────────────────────────────────────────
 
 
 class Process:
-    """A running program in a session of its own, whose output is one pipe."""
+    """A running program in its own session, with stdout and stderr in one pipe."""
 
     def __init__(self, running: subprocess.Popen[str]) -> None:
         self.running = running
@@ -102,17 +102,17 @@ class Process:
         self.watchdog.start()
 
     def limitless(self) -> None:
-        """Let it run for longer than a test may."""
+        """Remove the time limit."""
         self.watchdog.cancel()
         self.watchdog.join()
 
     def kill(self) -> None:
-        """Kill it and its children: one that survives would keep the pipe open."""
+        """Kill the program and its children: a surviving child would keep the pipe open."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.running.pid, signal.SIGKILL)
 
     def reads(self, pattern: str) -> re.Match[str]:
-        """Read the output until *pattern* is found in a line of it."""
+        """Read the output until a line matches *pattern*."""
         assert self.running.stdout is not None
         for line in self.running.stdout:
             self.output += line
@@ -126,7 +126,7 @@ class Process:
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for the end, and return the exit status."""
+        """Wait for the program to exit, and return its status."""
         self.output += self.running.communicate()[0]
         return self.running.returncode
 
@@ -135,7 +135,7 @@ class Process:
 def process(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[Process]:
-    """Run *command*; fail if it is noisy, and kill it if it is there after the time limit."""
+    """Run *command*; kill it after the time limit, and fail if its output matches NOISE."""
     variables = {**os.environ, "PYTHONWARNINGS": "default::ResourceWarning"}
     running = subprocess.Popen(
         command,
@@ -170,7 +170,7 @@ Connect = Callable[[], http.client.HTTPConnection]
 
 
 def connector(address: Address, context: ssl.SSLContext | None = None) -> Connect:
-    """Return what makes blocking clients of a server, over TLS if there is a *context*."""
+    """Return a function that makes blocking clients of a server, over TLS with a *context*."""
     host, port = address
     if context is None:
         return functools.partial(http.client.HTTPConnection, host, port, timeout=TIME_LIMIT)
@@ -180,7 +180,7 @@ def connector(address: Address, context: ssl.SSLContext | None = None) -> Connec
 
 
 def speak_http(connect: Connect) -> None:
-    """Check that a server has the answers of `application.py`, all on one connection."""
+    """Check that a server gives the answers of `application.py`, all on one connection."""
     with contextlib.closing(connect()) as connection:
         connection.connect()
         port = connection.sock.getsockname()[1]
@@ -209,19 +209,19 @@ def speak_http(connect: Connect) -> None:
 
 
 def chunked(body: Any) -> dict[str, str]:
-    """Return the headers of a request with *body*, of which an iterator is sent in chunks."""
+    """Return the headers of a request with *body*: an iterator is sent in chunks."""
     return {"Transfer-Encoding": "chunked"} if isinstance(body, Iterator) else {}
 
 
 def crowd(connect: Connect, count: int = 30) -> None:
-    """Ask *count* times at once for more than the kernel holds, and read in another order."""
+    """Request LARGE by *count* concurrent clients, and read the answers in another order."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(contextlib.closing(connect())) for _ in range(count)]
         for client in clients:
             client.request("GET", "/large")
         for client in reversed(clients):
             assert client.getresponse().read() == LARGE
-        # The first ones go while their answers are on the way.
+        # The first half of the clients closes while the answers are being sent.
         for client in clients:
             client.request("GET", "/large")
         for client in clients[: count // 2]:
@@ -231,7 +231,7 @@ def crowd(connect: Connect, count: int = 30) -> None:
 
 
 async def serves_http(address: Address, context: ssl.SSLContext | None = None) -> None:
-    """Check a server of this loop's from a thread."""
+    """Check a server on this loop, by clients in a thread."""
     connect = connector(address, context)
     await asyncio.to_thread(speak_http, connect)
     await asyncio.to_thread(crowd, connect)
@@ -242,13 +242,13 @@ async def serves_http(address: Address, context: ssl.SSLContext | None = None) -
 
 @contextlib.asynccontextmanager
 async def serving_with_uvicorn(application: Any, **settings: Any) -> AsyncIterator[Address]:
-    """Serve on a free port of the running loop, and shut down in good order."""
+    """Serve on a free port on the running loop, and shut down gracefully."""
     uvicorn = needs("uvicorn")
     config = uvicorn.Config(
         application, host="127.0.0.1", port=0, log_level="warning", lifespan="on", **settings
     )
     server = uvicorn.Server(config)
-    # Ends the block, too, if the server fails.
+    # The task group ends the block if the server fails.
     async with asyncio.TaskGroup() as group:
         task = group.create_task(server.serve())
         try:
@@ -264,7 +264,7 @@ async def serving_with_uvicorn(application: Any, **settings: Any) -> AsyncIterat
 
 
 class Certificate:
-    """An authority of this run, and what it certified: the names of this machine."""
+    """A certificate authority made for this run, and a certificate for localhost."""
 
     def __init__(self, folder: Path) -> None:
         trustme = needs("trustme")

@@ -1,4 +1,4 @@
-"""aiofiles works in the loop's default executor."""
+"""aiofiles, which runs in the loop's default executor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_files_are_written_and_read(each_loop: Loop, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @program
-async def test_many_files_are_worked_on_at_once(each_loop: Loop, tmp_path: Path) -> None:
+async def test_many_files_are_copied_concurrently(each_loop: Loop, tmp_path: Path) -> None:
     async def copy(name: int) -> None:
         async with (
             tempfile.TemporaryFile("w+b") as draft,

@@ -1,4 +1,4 @@
-"""aiohttp on both ends: its server, its client, its WebSockets, its connector's limits."""
+"""aiohttp at both ends: server, client, WebSockets, limits of the connector, files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def absent(request: Any, handler: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def serving(path: Path | None = None, **site: Any) -> AsyncIterator[Address]:
-    """Serve what `programs.speak_http` asks for, and the file at *path*."""
+    """Serve the pages that `programs.speak_http` requests, and the file at *path*."""
 
     async def served(request: Any) -> Any:
         return web.FileResponse(path)
@@ -146,7 +146,7 @@ async def test_the_client_sends_and_receives_bodies_of_every_kind(each_loop: Loo
 
 @pytest.mark.slow
 @program
-async def test_many_requests_run_at_once(each_loop: Loop) -> None:
+async def test_many_requests_run_concurrently(each_loop: Loop) -> None:
     async def ask(client: Any, n: int) -> str:
         async with client.post("/echo", data=b"%d" % n * n) as answer:
             assert await answer.read() == b"%d" % n * n
@@ -161,7 +161,7 @@ async def test_many_requests_run_at_once(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_the_client_speaks_tls(each_loop: Loop, tmp_path: Path) -> None:
+async def test_the_client_works_over_tls(each_loop: Loop, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     async with serving(ssl_context=certificate.server()) as (_, port):
         async with aiohttp.ClientSession(f"https://localhost:{port}") as client:
@@ -261,7 +261,7 @@ async def test_websockets_carry_messages_of_every_size(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_many_websockets_are_open_at_once(each_loop: Loop) -> None:
+async def test_many_websockets_are_used_concurrently(each_loop: Loop) -> None:
     async def talk(client: Any, name: int) -> None:
         async with client.ws_connect("/ws") as socket:
             for number in range(20):
@@ -304,7 +304,7 @@ uringloop.run(main())
 
 
 @pytest.mark.slow
-def test_a_program_of_both_ends_leaves_nothing_to_complain_about() -> None:
+def test_a_program_with_server_and_client_ends_without_warnings() -> None:
     with process(python("-X", "dev", "-c", PROGRAM)) as running:
         running.reads("answer: uringloop$")
         assert running.end(signal.SIGTERM) == 0
@@ -312,7 +312,7 @@ def test_a_program_of_both_ends_leaves_nothing_to_complain_about() -> None:
 
 
 @pytest.mark.slow
-def test_run_app_takes_the_loop(tmp_path: Path) -> None:
+def test_run_app_accepts_the_loop(tmp_path: Path) -> None:
     script = (
         "import uringloop\n"
         "from aiohttp import web\n"

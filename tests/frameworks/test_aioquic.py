@@ -1,4 +1,4 @@
-"""aioquic on both ends: QUIC over UDP on loopback."""
+"""aioquic at both ends: QUIC over UDP on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     tasks.add(asyncio.ensure_future(run()))
 
 
-# Keeps the echoes alive.
+# References that keep the echo tasks alive.
 tasks: set[asyncio.Future[None]] = set()
 
 

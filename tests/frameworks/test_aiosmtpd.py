@@ -1,4 +1,4 @@
-"""aiosmtpd takes mail from the standard library's client, in the clear and after STARTTLS."""
+"""aiosmtpd receives mail from the standard library's client, unencrypted and after STARTTLS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = "".join(f"line {number}\r\n.\r\n" for number in range(5_000))
 
 
 class Mailbox:
-    """Keeps what arrives."""
+    """Record the received envelopes."""
 
     def __init__(self) -> None:
         self.envelopes: list[Any] = []
@@ -60,7 +60,7 @@ def send(address: Address, count: int, *, certificate: Certificate | None = None
     with smtplib.SMTP(*address, timeout=20) as client:
         client.ehlo()
         if certificate is not None:
-            # The certificate is for this name.
+            # The name in the certificate.
             client._host = "localhost"  # type: ignore[attr-defined]
             assert client.starttls(context=certificate.client())[0] == 220
         for number in range(count):
@@ -90,7 +90,7 @@ async def test_mail_arrives(each_loop: Loop) -> None:
 @pytest.mark.slow
 @program
 async def test_mail_arrives_after_starttls(each_loop: Loop, tmp_path: Path) -> None:
-    # aiosmtpd upgrades by asyncio's own SSLProtocol, over the loop's plain transport.
+    # aiosmtpd upgrades with asyncio's own SSLProtocol, over the loop's plain transport.
     mailbox, certificate = Mailbox(), Certificate(tmp_path)
     options = {"tls_context": certificate.server(), "require_starttls": True}
     async with serving(mailbox, **options) as address:

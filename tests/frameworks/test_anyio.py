@@ -1,4 +1,4 @@
-"""anyio runs its asyncio backend on the loop that it is given."""
+"""anyio's asyncio backend on a given loop: scopes, streams, TLS, threads, signals, processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = quiet
 
 
 def by_anyio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test by anyio.run, on the loop of `loop_factory`, and look for leaks."""
+    """Run an async test by anyio.run, on the loop of `loop_factory`, and check for leaks."""
 
     @functools.wraps(test)
     def run(loop_factory: LoopFactory, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ def by_anyio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         anyio.run(main, backend="asyncio", backend_options={"loop_factory": loop_factory})
         gc.collect()
         assert open_fds() - fds == set()
-        # It tells its threads to end, and waits for none of them.
+        # anyio tells its threads to end without waiting for them; `lasting` waits.
         assert lasting(threads) == []
 
     return run
@@ -95,7 +95,7 @@ async def test_tasks_are_cancelled_with_their_scope(loop_factory: LoopFactory) -
 
 @pytest.mark.slow
 @by_anyio
-async def test_streams_of_anyio_carry_bytes(loop_factory: LoopFactory, tmp_path: Path) -> None:
+async def test_tcp_and_unix_streams_carry_bytes(loop_factory: LoopFactory, tmp_path: Path) -> None:
     async def served(listener: Any, connect: Callable[[], Awaitable[Any]]) -> None:
         async with listener, anyio.create_task_group() as group:
             group.start_soon(listener.serve, echo)
@@ -122,7 +122,7 @@ async def test_streams_of_anyio_carry_bytes(loop_factory: LoopFactory, tmp_path:
 
 @pytest.mark.slow
 @by_anyio
-async def test_anyio_speaks_tls_itself(loop_factory: LoopFactory, tmp_path: Path) -> None:
+async def test_tls_streams_carry_bytes(loop_factory: LoopFactory, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = plain.extra(anyio.abc.SocketAttribute.local_port)
@@ -139,7 +139,9 @@ async def test_anyio_speaks_tls_itself(loop_factory: LoopFactory, tmp_path: Path
 
 @pytest.mark.slow
 @by_anyio
-async def test_threads_call_and_are_called(loop_factory: LoopFactory, tmp_path: Path) -> None:
+async def test_worker_threads_call_the_loop_and_return_results(
+    loop_factory: LoopFactory, tmp_path: Path
+) -> None:
     async def double(number: int) -> int:
         await anyio.lowlevel.checkpoint()
         return 2 * number
@@ -158,7 +160,7 @@ async def test_threads_call_and_are_called(loop_factory: LoopFactory, tmp_path: 
 
 
 @by_anyio
-async def test_signals_and_sockets_are_waited_for(loop_factory: LoopFactory) -> None:
+async def test_signals_and_sockets_end_waits(loop_factory: LoopFactory) -> None:
     with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         async for number in signals:
@@ -191,7 +193,7 @@ async def test_datagrams_are_echoed(loop_factory: LoopFactory) -> None:
 
 @pytest.mark.slow
 @by_anyio
-async def test_a_process_is_spoken_to(loop_factory: LoopFactory) -> None:
+async def test_a_process_gets_input_and_returns_output(loop_factory: LoopFactory) -> None:
     upper = "import sys; sys.stdout.write(sys.stdin.read().upper()); sys.exit(3)"
     done = await anyio.run_process([sys.executable, "-c", upper], input=b"text", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, b"TEXT", b"")
@@ -210,14 +212,14 @@ def test_a_portal_reaches_a_loop_in_another_thread(loop_factory: LoopFactory) ->
     assert thread != threading.get_ident()
 
 
-# Calls of short functions that are made one after the other, each from a task of its own.
+# Successive calls of a short function, each from its own task.
 CALLS = 1_000
 
 
 def by_run_until_complete(
     loop: asyncio.AbstractEventLoop, main: Callable[[], Awaitable[None]]
 ) -> None:
-    """Run *main* as anyio's pytest plugin, or a program of asyncio, would."""
+    """Run *main* by run_until_complete(), as anyio's pytest plugin and asyncio programs do."""
 
     async def limited() -> None:
         with anyio.fail_after(TIME_LIMIT):
@@ -228,7 +230,7 @@ def by_run_until_complete(
 
 @quiet
 def test_calls_from_many_tasks_share_a_thread(each_loop: asyncio.AbstractEventLoop) -> None:
-    # The objects, for the number of a thread that has ended is given to the next.
+    # Thread objects, not numbers: a new thread may get the number of one that has ended.
     threads: set[threading.Thread] = set()
 
     async def call() -> None:
@@ -241,12 +243,12 @@ def test_calls_from_many_tasks_share_a_thread(each_loop: asyncio.AbstractEventLo
     before = set(threading.enumerate())
     by_run_until_complete(each_loop, main)
     assert len(threads) == 1
-    # It ends with the root task.
+    # The worker thread ends with the root task.
     assert lasting(before) == []
 
 
 @quiet
-def test_threads_of_one_run_are_not_those_of_the_next(
+def test_each_run_has_its_own_threads(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     threads: list[threading.Thread] = []

@@ -1,4 +1,4 @@
-"""hypercorn and gunicorn serve the same application as uvicorn does; FastAPI by its command."""
+"""hypercorn and gunicorn serve the application of application.py; FastAPI by uvicorn's command."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ pytestmark = quiet
 
 @contextlib.asynccontextmanager
 async def serving_with_hypercorn(**settings: Any) -> AsyncIterator[Address]:
-    """Serve on a free port of the running loop, and shut down in good order."""
+    """Serve on a free port on the running loop, and shut down gracefully."""
     needs("hypercorn")
     serve = needs("hypercorn.asyncio").serve
     config = needs("hypercorn.config").Config.from_mapping(
         bind=["127.0.0.1:0"], errorlog=None, include_date_header=False, **settings
     )
-    # Opened once, and then used by serve(): this is how the port becomes known.
+    # The sockets are created here, to know the port, and used by serve().
     sockets = config.create_sockets()
     config.create_sockets = lambda: sockets
     listener = (sockets.secure_sockets or sockets.insecure_sockets)[0]
-    # Who connects before hypercorn listens waits here.
+    # Clients that connect before hypercorn listens wait in the backlog.
     listener.listen()
     ended = asyncio.Event()
-    # Ends the block, too, if the server fails.
+    # The task group ends the block if the server fails.
     with contextlib.closing(listener):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(serve(app, config, shutdown_trigger=ended.wait))
@@ -80,7 +80,7 @@ async def test_hypercorn_serves_over_tls(each_loop: Loop, tmp_path: Path) -> Non
 
 
 def speak_http2(address: Address) -> None:
-    """Ask for many pages at once on one connection."""
+    """Request many pages concurrently on one connection."""
     httpx = needs("httpx")
     needs("h2")
 
@@ -101,7 +101,7 @@ def speak_http2(address: Address) -> None:
 
 @pytest.mark.slow
 @program
-async def test_hypercorn_speaks_http_2(each_loop: Loop) -> None:
+async def test_hypercorn_serves_http_2(each_loop: Loop) -> None:
     async with serving_with_hypercorn() as address:
         await asyncio.to_thread(speak_http2, address)
 
@@ -124,7 +124,7 @@ uringloop.run(serve(told, Config.from_mapping(bind="127.0.0.1:0")))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_a_hypercorn_program_runs_by_uringloop_run(end: signal.Signals) -> None:
+def test_a_hypercorn_program_runs_with_uringloop_run(end: signal.Signals) -> None:
     needs_elsewhere("hypercorn")
     path = os.pathsep.join([str(HERE), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(python("-c", HYPERCORN), environment={"PYTHONPATH": path}) as running:
@@ -164,14 +164,14 @@ class Worker(UvicornWorker):
 
 
 @pytest.mark.slow
-def test_gunicorn_replaces_a_worker_and_ends_in_good_order(tmp_path: Path) -> None:
+def test_gunicorn_replaces_a_killed_worker_and_shuts_down_gracefully(tmp_path: Path) -> None:
     needs_elsewhere("gunicorn")
     needs_elsewhere("uvicorn_worker")
     (tmp_path / "worker.py").write_text(WORKER)
     command = python("-m", "gunicorn", "application:app", "-k", "worker.Worker", "-w", "2")
     command += ["--bind", "127.0.0.1:0", "--pythonpath", f"{HERE},{tmp_path}"]
     command += ["--worker-tmp-dir", str(tmp_path)]
-    # There it puts its control socket; and it looks for packages where it starts.
+    # gunicorn puts its control socket into XDG_RUNTIME_DIR, and imports from its working folder.
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
     with process(command, environment=runtime, cwd=tmp_path) as running:
         port = int(running.reads(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])

@@ -1,4 +1,4 @@
-"""FastAPI on uvicorn, spoken to by httpx and websockets from the same loop."""
+"""FastAPI on uvicorn, with httpx and websockets as clients on the same loop."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def test_fastapi_answers_requests_of_every_kind(each_loop: Loop) -> None:
         assert (await client.get(f"{url}/later")).json() == "soon"
         assert (await client.get(f"{url}/stream")).content == STREAMED
         assert (await client.post(f"{url}/upload", content=LARGE)).json() == len(LARGE)
-        # It runs in a thread after the answer has gone.
+        # The background task runs in a thread after the answer is sent.
         await until(lambda: "later" in events)
     assert events == ["start", "later", "end"]
 
 
 @pytest.mark.slow
 @program
-async def test_fastapi_speaks_websocket(each_loop: Loop) -> None:
+async def test_fastapi_serves_websockets(each_loop: Loop) -> None:
     async def talk(url: str, name: str) -> None:
         async with websockets.connect(url) as client:
             for number in range(20):

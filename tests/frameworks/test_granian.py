@@ -1,6 +1,6 @@
-"""granian serves the application: by its command and by a program, workers forked and started anew.
+"""granian serves the application: by its command and by a program, with forked and spawned workers.
 
-Its connections are its own, in Rust and without the loop: the loop runs the application.
+granian handles connections in Rust, without the loop; the loop runs the application.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.roles import in_thread, unused_port, wait_until
 
 needs_elsewhere("granian")
 
-# The application of the other servers' tests, which tells besides on which loop it is.
+# The application of the other servers' tests, which also prints the loop that it runs on.
 SERVED = """
 import asyncio
 import os
@@ -69,14 +69,14 @@ def listens(port: int) -> bool:
 
 @contextmanager
 def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect]:
-    """Run *command*, two workers that serve on *port*, and end it in good order."""
+    """Run *command*, which has two workers that serve on *port*, and end it gracefully."""
     (folder / "served.py").write_text(SERVED)
     path = os.pathsep.join([str(HERE), str(folder), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(command, environment={"PYTHONPATH": path}, cwd=folder) as running:
-        # Two are said to have started, and their applications on which loop.
+        # Two lines for each worker: its start, and the startup of its application.
         for _ in range(4):
             running.reads(r"Started worker-\d|startup of \d+")
-        # They say so before they listen.
+        # The workers print that before they listen.
         wait_until(lambda: listens(port))
         yield connector(("127.0.0.1", port))
         assert running.end(signal.SIGTERM) == 0
@@ -87,7 +87,7 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
     assert sorted(told) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
 
 
-# A new interpreter has to find the loop registered, too: Python 3.14 starts workers so.
+# A spawned interpreter has to find the loop registered, too; fork is not the default since 3.14.
 each_method = pytest.mark.parametrize("method", ["fork", "spawn"])
 
 
@@ -104,7 +104,7 @@ def test_the_command_serves_bodies_of_every_kind(tmp_path: Path, method: str) ->
 
 
 @pytest.mark.slow
-def test_the_command_speaks_websocket(tmp_path: Path) -> None:
+def test_the_command_serves_websockets(tmp_path: Path) -> None:
     client = needs("websockets.sync.client")
     port = unused_port()
     command = python("-m", "uringloop.workers.granian", "--interface", "asgi", "served:app")
@@ -122,7 +122,7 @@ def test_the_command_speaks_websocket(tmp_path: Path) -> None:
 @pytest.mark.slow
 @each_method
 @pytest.mark.parametrize("loop", ["auto", "uringloop"])
-def test_a_program_names_the_loop(tmp_path: Path, method: str, loop: str) -> None:
+def test_a_program_can_choose_the_loop_by_name(tmp_path: Path, method: str, loop: str) -> None:
     port = unused_port()
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -16,7 +16,7 @@ needs_elsewhere("grpc")
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uringloop.Loop])
 def test_calls_and_streams_are_answered(loop: type) -> None:
     name = loop.__module__.partition(".")[0]
-    # It imports its neighbours.
+    # The program imports modules of its own folder.
     beside = {"PYTHONSAFEPATH": ""}
     with process(python(str(HERE / "grpc_program.py"), name), environment=beside) as running:
         assert running.ended() == 0, running.output

@@ -1,4 +1,4 @@
-"""httpx is a client on the loop: of uvicorn, which runs on the same loop."""
+"""httpx as a client on the loop, of uvicorn on the same loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_httpx_sends_and_receives_bodies_of_every_kind(each_loop: Loop) ->
         for path, body in (("/large", LARGE), ("/stream", STREAMED)):
             answer = await client.get(path)
             assert answer.content == body
-            # Kept alive: the server sees the same port.
+            # The connection is kept alive: the server sees the same port.
             assert answer.headers["x-client-port"] == first.headers["x-client-port"]
         assert (await client.post("/echo", content=LARGE)).content == LARGE
         assert (await client.post("/echo", content=pieces())).content == STREAMED
@@ -45,7 +45,7 @@ async def test_httpx_sends_and_receives_bodies_of_every_kind(each_loop: Loop) ->
 
 @pytest.mark.slow
 @program
-async def test_many_requests_of_httpx_run_at_once(each_loop: Loop) -> None:
+async def test_many_requests_of_httpx_run_concurrently(each_loop: Loop) -> None:
     limits = httpx.Limits(max_connections=20)
     async with (
         serving_with_uvicorn(app) as (host, port),
@@ -61,7 +61,7 @@ async def test_many_requests_of_httpx_run_at_once(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_a_stream_that_httpx_leaves_early_ends_the_connection(each_loop: Loop) -> None:
+async def test_leaving_a_stream_of_httpx_early_closes_the_connection(each_loop: Loop) -> None:
     async with (
         serving_with_uvicorn(app) as (host, port),
         httpx.AsyncClient(base_url=f"http://{host}:{port}") as client,
@@ -76,8 +76,8 @@ async def test_a_stream_that_httpx_leaves_early_ends_the_connection(each_loop: L
 
 @pytest.mark.slow
 @program
-async def test_httpx_speaks_tls(each_loop: Loop, tmp_path: Path) -> None:
-    # httpx does TLS itself, over anyio's streams; uvicorn leaves it to the loop.
+async def test_httpx_works_over_tls(each_loop: Loop, tmp_path: Path) -> None:
+    # httpx uses the TLS of anyio's streams; uvicorn uses the loop's.
     certificate = Certificate(tmp_path)
     files = {"ssl_certfile": certificate.chain, "ssl_keyfile": certificate.key}
     async with (
@@ -101,12 +101,12 @@ async def test_httpx_speaks_tls(each_loop: Loop, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @program
-async def test_timeouts_of_httpx_end_what_hangs(each_loop: Loop) -> None:
+async def test_connect_and_read_timeouts_of_httpx_end_requests(each_loop: Loop) -> None:
     with silent_listener(("127.0.0.1", 0)) as (host, port):
         async with httpx.AsyncClient(timeout=0.05) as client:
             with pytest.raises(httpx.ConnectTimeout):
                 await client.get(f"http://{host}:{port}/")
-    # The kernel accepts, and nobody answers.
+    # The kernel completes the connection, and no program answers.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=0.05)) as client:

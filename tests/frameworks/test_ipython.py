@@ -1,4 +1,4 @@
-"""IPython awaits at top level on the loop, from a pipe and from a terminal."""
+"""IPython runs top-level await on the loop, with input from a pipe and from a terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
     ):
         assert running.ended() == 0
         said = running.output
-        # The one that a cell asks for.
+        # Without the traceback that a cell raises on purpose.
         running.output = said.replace("Traceback (most recent call last)", "", 1)
     assert "'uringloop'" in said
     assert "b'hello'" in said
@@ -66,12 +66,12 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Any]:
-    """IPython in a terminal, where the prompt runs on an event loop too."""
-    # The terminal of a test does not tell where its cursor is.
+    """IPython in a terminal, where the prompt runs on an event loop, too."""
+    # The test's terminal does not answer requests for the cursor's position (CPR).
     answers = {"PROMPT_TOOLKIT_NO_CPR": "1", "IPYTHONDIR": str(tmp_path), "TERM": "xterm"}
     program, *arguments = command()
     with warnings.catch_warnings():
-        # pytest has no threads of its own here, and the child is replaced at once.
+        # forkpty() warns if there are threads; the child calls exec at once.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = pexpect.spawn(
             program,
@@ -86,7 +86,7 @@ def terminal(tmp_path: Path) -> Iterator[Any]:
 
 
 def cell(terminal: Any, number: int, source: str, answer: str = "") -> None:
-    """Type *source* when the shell asks for it, and read *answer*."""
+    """Type *source* at the prompt *number*, and read *answer*."""
     terminal.expect_exact(f"In [{number}]:")
     terminal.send(source + "\r")
     if answer:
@@ -104,10 +104,10 @@ def test_cells_from_a_terminal_are_awaited_on_the_loop(terminal: Any, gui: str) 
     cell(terminal, 5, "late = 0.01, print, 'by', 'itself'")
     cell(terminal, 6, "await asyncio.sleep(0) or asyncio.get_running_loop().call_later(*late)")
     if gui:
-        # The loop of the cells runs while the shell waits for the next one.
+        # The loop of the cells runs while the shell waits for the next cell.
         terminal.expect_exact("by itself")
     cell(terminal, 7, "print('wait' + 'ing'); await asyncio.Event().wait()")
-    # Before that the terminal is the prompt's, to which Ctrl-C is a key.
+    # Until the cell runs, the prompt reads the terminal and treats Ctrl-C as a key.
     terminal.expect_exact("waiting")
     terminal.sendintr()
     terminal.expect_exact("KeyboardInterrupt")

@@ -1,4 +1,4 @@
-"""A Jupyter kernel whose cells run on the loop: by its configuration, by a kernelspec."""
+"""A Jupyter kernel whose cells run on the loop, by its configuration or by a kernelspec."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from programs import needs_elsewhere, process, python
 needs_elsewhere("ipykernel")
 needs_elsewhere("jupyter_client")
 
-# What a kernel says first.
+# The first line of a kernel's output.
 UNENCRYPTED = "[IPKernelApp] WARNING | Kernel is running over TCP without encryption"
 
-# Before the kernel looks for the loop of its main thread, which is where cells run.
+# Runs before the kernel gets the loop of its main thread, on which cells run.
 LOOP = "import asyncio, uringloop; asyncio.set_event_loop(uringloop.new_event_loop())"
 
-# The kernel's output is the client's. What a cell says, and what becomes of it, is a line each.
+# The kernel inherits the client's output. The client prints each cell's output and its status.
 CLIENT = """
 import sys
 from jupyter_client.manager import start_new_kernel
 
 manager, client = start_new_kernel(kernel_name=sys.argv[1], startup_timeout=30)
 kernel = manager.provisioner.process
-# After half of it a kernel that was asked to end is terminated: 2.5 s by default.
+# A kernel that does not shut down is terminated after half of this time, by default after 2.5 s.
 manager.shutdown_wait_time = 60
 
-# What comes soon after a cell that failed would be aborted.
+# Without this, requests soon after a failed cell are aborted.
 GO_ON = {"stop_on_error": False}
 
 def tell(message):
@@ -44,7 +44,7 @@ def run(cell):
 def interrupt(cell):
     request = client.execute(cell, **GO_ON)
     said = None
-    # A cell before may have more to say.
+    # Output of an earlier cell may come first.
     while said != ("stream", request):
         message = client.get_iopub_msg(timeout=30)
         said = message["msg_type"], message["parent_header"].get("msg_id")
@@ -81,12 +81,12 @@ print("status", kernel.returncode)
 
 
 def session(*steps: tuple[str, str]) -> str:
-    """Return the program of a client that takes *steps*: what to do, and with which cell."""
+    """Return the program of a client that takes *steps*, each a function's name and a cell."""
     return CLIENT + "".join(f"{step}({cell!r})\n" for step, cell in steps) + END
 
 
 def by_configuration(folder: Path) -> str:
-    """Configure every kernel of a user, and return the name of the usual one."""
+    """Configure every kernel of a user, and return the name of the default kernel."""
     profile = folder / "ipython" / "profile_default"
     profile.mkdir(parents=True)
     (profile / "ipython_kernel_config.py").write_text(f"{LOOP}\n")
@@ -94,7 +94,7 @@ def by_configuration(folder: Path) -> str:
 
 
 def by_kernelspec(folder: Path) -> str:
-    """Make a kernel beside the usual one, and return its name."""
+    """Make another kernel beside the default one, and return its name."""
     spec = folder / "jupyter" / "kernels" / "on_uringloop"
     spec.mkdir(parents=True)
     start = f"{LOOP}; from ipykernel.kernelapp import main; main()"
@@ -105,7 +105,7 @@ def by_kernelspec(folder: Path) -> str:
 
 
 def run_session(folder: Path, kernel: str, *steps: tuple[str, str]) -> list[str]:
-    """Run a client in a process of its own, and return what it has said."""
+    """Run a client in a child process, and return the lines of its output."""
     environment = {
         "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTER_PATH": str(folder / "jupyter"),

@@ -1,4 +1,4 @@
-"""asyncpg against a real PostgreSQL server, over a UNIX socket, TCP and TLS."""
+"""asyncpg with a real PostgreSQL server, over a UNIX socket, TCP and TLS."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = quiet
 
 
 def found(name: str) -> str | None:
-    """Return the path of one of PostgreSQL's programs, which Debian keeps off PATH."""
+    """Return the path of a PostgreSQL program, which on Debian is not on PATH."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     return shutil.which(name, path=os.pathsep.join([*map(str, debian), os.environ["PATH"]]))
 
 
 def owner() -> str:
-    """Return the user that the server runs as: it refuses root."""
+    """Return the user that the server runs as, since PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid()).pw_name
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -39,7 +39,7 @@ def owner() -> str:
 
 
 class Server:
-    """Where a PostgreSQL server can be reached: each is the options of a client."""
+    """A PostgreSQL server; `unix`, `tcp` and `tls` are a client's options to connect to it."""
 
     def __init__(self, folder: Path) -> None:
         self.certificate = Certificate(folder)
@@ -52,7 +52,7 @@ class Server:
 
 @contextlib.contextmanager
 def private_folder(user: str) -> Iterator[Path]:
-    """Make a folder of the user's, with a short path: it will hold a socket."""
+    """Make a folder that *user* owns; its path is short, since it will hold a socket."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         if os.geteuid() == 0:
             shutil.chown(name, user)
@@ -63,7 +63,7 @@ def private_folder(user: str) -> Iterator[Path]:
 def server() -> Iterator[Server]:
     initdb, postgres = needs_programs("postgresql", found("initdb"), found("postgres"))
     user = owner()
-    # What only root may ask for.
+    # Options of subprocess that only root may use.
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
@@ -99,7 +99,7 @@ def server() -> Iterator[Server]:
             running.reads("ready to accept connections")
             running.limitless()
             yield reached
-            # The fast way of its three to shut down.
+            # SIGINT requests PostgreSQL's fast shutdown.
             assert running.end(signal.SIGINT) == 0
 
 
@@ -142,7 +142,9 @@ async def test_values_of_every_kind_come_back(each_loop: Loop, server: Server, w
 
 @pytest.mark.slow
 @program
-async def test_a_transaction_is_undone_and_a_cursor_read(each_loop: Loop, server: Server) -> None:
+async def test_a_failed_transaction_is_rolled_back_and_a_cursor_reads_rows(
+    each_loop: Loop, server: Server
+) -> None:
     async def fail(connection: Any) -> None:
         async with connection.transaction():
             await connection.execute("INSERT INTO numbers VALUES (1)")
@@ -204,9 +206,7 @@ async def test_a_notification_reaches_every_listener(each_loop: Loop, server: Se
 
 @pytest.mark.slow
 @program
-async def test_a_query_that_is_cancelled_ends_at_the_server(
-    each_loop: Loop, server: Server
-) -> None:
+async def test_cancelling_a_query_ends_it_at_the_server(each_loop: Loop, server: Server) -> None:
     async with connected(server.tcp) as connection, connected(server.unix) as watcher:
         pid = connection.get_server_pid()
         state = "SELECT state FROM pg_stat_activity WHERE pid = $1"

@@ -1,4 +1,4 @@
-"""pytest-asyncio and anyio's pytest plugin run a suite's tests on the loop, told so or by ours."""
+"""pytest-asyncio and anyio's pytest plugin run tests on the loop, configured or by our plugin."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def anyio_backend():
 """
 
 
-# Policies are deprecated, and so is to set one by a fixture, by a category of its own.
+# Policies are deprecated, and so is the fixture that sets one, with pytest's own category.
 TOLERANT = ("-W", "ignore::DeprecationWarning", "-W", "ignore::pytest.PytestDeprecationWarning")
 
 
@@ -79,7 +79,7 @@ def run_suite(
     (folder / "test_suite.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *options)
-    # Where `-p` finds a plugin of the suite's own, even if Python does not look there by itself.
+    # `-p` imports the suite's own plugin from here, even with PYTHONSAFEPATH.
     path = os.pathsep.join([str(folder), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(command, cwd=folder, environment={"PYTHONPATH": path}) as running:
         assert running.ended() == 0, running.output
@@ -93,7 +93,7 @@ def needs_hook() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["function", "session"])
-def test_pytest_asyncio_takes_the_policy(tmp_path: Path, scope: str) -> None:
+def test_pytest_asyncio_uses_the_policy(tmp_path: Path, scope: str) -> None:
     needs("pytest_asyncio")
     scopes = [f"asyncio_default_{what}_loop_scope={scope}" for what in ("fixture", "test")]
     options = ["-o", "asyncio_mode=auto", "-o", scopes[0], "-o", scopes[1]]
@@ -101,13 +101,13 @@ def test_pytest_asyncio_takes_the_policy(tmp_path: Path, scope: str) -> None:
 
 
 @pytest.mark.slow
-def test_pytest_asyncio_takes_the_factory(tmp_path: Path) -> None:
+def test_pytest_asyncio_uses_the_factory(tmp_path: Path) -> None:
     needs_hook()
     run_suite(tmp_path, HOOK, *TOLERANT, "-o", "asyncio_mode=auto")
 
 
 @pytest.mark.slow
-def test_the_plugin_of_anyio_takes_the_factory(tmp_path: Path) -> None:
+def test_the_plugin_of_anyio_uses_the_factory(tmp_path: Path) -> None:
     needs("anyio")
     marked = f"{BACKEND}\n{TESTS}"
     run_suite(tmp_path, "", *TOLERANT, "-p", "no:asyncio", tests=marked)
@@ -115,7 +115,7 @@ def test_the_plugin_of_anyio_takes_the_factory(tmp_path: Path) -> None:
 
 # ── the plugin of this package ────────────────────────────────────────────────────────────────
 
-# Without a warning: what pytest-asyncio warns of is not set here.
+# Settings under which pytest-asyncio gives no warning.
 AUTO = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
 NAME = "uringloop.pytest_plugin"
 OURS = ("-p", NAME)
@@ -126,13 +126,13 @@ MARKED = f"import pytest\npytestmark = pytest.mark.anyio\n{TESTS}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio", [(), ("-p", "no:anyio")], ids=["both", "alone"])
-def test_the_plugin_is_for_pytest_asyncio(tmp_path: Path, anyio: tuple[str, ...]) -> None:
+def test_the_plugin_works_with_pytest_asyncio(tmp_path: Path, anyio: tuple[str, ...]) -> None:
     needs("pytest_asyncio")
     run_suite(tmp_path, "", *OURS, *AUTO, *anyio)
 
 
 @pytest.mark.slow
-def test_the_plugin_is_for_loops_of_a_session(tmp_path: Path) -> None:
+def test_the_plugin_works_with_loops_of_session_scope(tmp_path: Path) -> None:
     needs("pytest_asyncio")
     scopes = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
     run_suite(tmp_path, "", *OURS, *AUTO[:2], "-o", scopes[0], "-o", scopes[1])
@@ -140,13 +140,15 @@ def test_the_plugin_is_for_loops_of_a_session(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asyncio", [AUTO[2:], ("-p", "no:asyncio")], ids=["both", "alone"])
-def test_the_plugin_is_for_that_of_anyio(tmp_path: Path, asyncio: tuple[str, ...]) -> None:
+def test_the_plugin_works_with_the_plugin_of_anyio(
+    tmp_path: Path, asyncio: tuple[str, ...]
+) -> None:
     needs("anyio")
     run_suite(tmp_path, "", *OURS, *asyncio, tests=MARKED)
 
 
 @pytest.mark.slow
-def test_a_conftest_may_name_the_plugin(tmp_path: Path) -> None:
+def test_the_plugin_can_be_named_in_conftest(tmp_path: Path) -> None:
     needs("pytest_asyncio")
     run_suite(tmp_path, LISTED, *AUTO)
 
@@ -161,7 +163,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.mark.slow
-def test_the_plugin_is_for_tests_that_are_marked_late(tmp_path: Path) -> None:
+def test_the_plugin_works_for_tests_marked_during_collection(tmp_path: Path) -> None:
     if not hasattr(needs("anyio.pytest_plugin"), "pytest_collection_finish"):
         pytest.skip("this anyio runs no tests that are marked late")
     tests = (
@@ -170,7 +172,7 @@ def test_the_plugin_is_for_tests_that_are_marked_late(tmp_path: Path) -> None:
         "    if request.getfixturevalue('anyio_backend_name') == 'asyncio':\n"
         "        assert type(asyncio.get_running_loop()) is uringloop.Loop\n"
     )
-    # On trio as well where it is installed.
+    # The test also runs on trio if that is installed.
     backends = len(needs("anyio").get_available_backends())
     run_suite(tmp_path, MARKING, *OURS, "-p", "no:asyncio", tests=tests, passed=backends)
 
@@ -193,20 +195,20 @@ async def test_of_anyio(anyio_backend_name, anyio_backend_options):
 
 
 @pytest.mark.slow
-def test_the_plugin_is_for_both_in_a_suite(tmp_path: Path) -> None:
+def test_the_plugin_works_with_both_in_one_suite(tmp_path: Path) -> None:
     needs("pytest_asyncio")
     needs("anyio")
     run_suite(tmp_path, LISTED, *AUTO[2:], tests=MIXED, passed=2)
 
 
 @pytest.mark.slow
-def test_the_plugin_does_nothing_without_the_others(tmp_path: Path) -> None:
+def test_the_plugin_does_nothing_without_the_other_plugins(tmp_path: Path) -> None:
     tests = "def test_it(request):\n    assert 'anyio_backend' not in request.fixturenames\n"
     without = ("-p", "no:asyncio", "-p", "no:anyio")
     run_suite(tmp_path, "", *OURS, *without, tests=tests, passed=1)
 
 
-# ── what a suite says itself ──────────────────────────────────────────────────────────────────
+# ── settings of a suite ───────────────────────────────────────────────────────────────────────
 
 OWN_LOOP = """
 import asyncio
@@ -250,7 +252,7 @@ async def test_on_its_own_loop():
 @pytest.mark.parametrize(
     "own", [OWN_POLICY, OWN_HOOK, OWN_BACKEND], ids=["policy", "hook", "anyio"]
 )
-def test_what_a_suite_says_itself_holds(tmp_path: Path, own: str, named: str) -> None:
+def test_the_settings_of_a_suite_override_the_plugin(tmp_path: Path, own: str, named: str) -> None:
     needs("pytest_asyncio")
     needs("anyio")
     if own == OWN_HOOK:
@@ -271,7 +273,7 @@ def test_what_a_suite_says_itself_holds(tmp_path: Path, own: str, named: str) ->
 
 
 @pytest.mark.slow
-def test_a_test_says_itself_which_backend(tmp_path: Path) -> None:
+def test_the_backend_of_a_test_overrides_the_plugin(tmp_path: Path) -> None:
     needs("anyio")
     tests = (
         "import asyncio, pytest\n"
@@ -283,7 +285,7 @@ def test_a_test_says_itself_which_backend(tmp_path: Path) -> None:
     run_suite(tmp_path, "", *OURS, *AUTO[2:], tests=tests, passed=1)
 
 
-# pytest-asyncio before 1.4 asks this fixture of its own, and nothing else.
+# pytest-asyncio before 1.4 has this fixture, and no other way to choose a loop.
 OLDER = """
 import asyncio
 import pytest
@@ -295,7 +297,7 @@ def event_loop_policy():
 
 
 @pytest.mark.slow
-def test_an_older_pytest_asyncio_is_told_the_policy(tmp_path: Path) -> None:
+def test_an_older_pytest_asyncio_gets_the_policy(tmp_path: Path) -> None:
     (tmp_path / "older.py").write_text(OLDER)
     tests = (
         "import uringloop\n"
@@ -314,7 +316,7 @@ def test_an_older_pytest_asyncio_is_told_the_policy(tmp_path: Path) -> None:
         ("nonsense", "on no ring: URINGLOOP_BACKEND='nonsense' is none of "),
     ],
 )
-def test_the_header_of_the_report_names_the_ring(tmp_path: Path, chosen: str, told: str) -> None:
+def test_the_report_header_names_the_backend(tmp_path: Path, chosen: str, told: str) -> None:
     command = python("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", *OURS)
     with process(command, cwd=tmp_path, environment={"URINGLOOP_BACKEND": chosen}) as running:
         assert running.ended() == pytest.ExitCode.NO_TESTS_COLLECTED

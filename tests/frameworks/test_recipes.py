@@ -1,6 +1,6 @@
-"""The recipes of the documents, run as they stand: servers with their workers, and what they say.
+"""The recipes of the documents, run as they are: servers with workers, and their output.
 
-A program is taken from its page by its heading; only ports are changed.
+A program is taken from its page by its heading; only ports are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE = DOCS / "recipes.md"
 METRICS_PORTS = "range(9101, 9105)"
 SCHEDULER_PORT = "8786"
 
-# uvicorn's parent leaves its socket open.
+# uvicorn's parent process does not close its socket.
 ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore::ResourceWarning",
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -32,13 +32,13 @@ ENVIRONMENT = {
 
 
 def recipe(heading: str, kind: str = "python") -> str:
-    """Return the one block of a kind below a heading."""
+    """Return the only block of *kind* below a heading."""
     (found,) = [it.text for it in blocks(PAGE) if (it.heading, it.kind) == (heading, kind)]
     return found
 
 
 def get(port: int) -> str | None:
-    """Return what is answered at a port, on a connection of its own, or None if nobody listens."""
+    """Return the answer of a port on a new connection, or None if the connection is refused."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     with contextlib.closing(client):
         try:
@@ -51,7 +51,7 @@ def get(port: int) -> str | None:
 
 
 def answers(ports: list[int]) -> list[str]:
-    """Return what each of the ports answers, once all of them do."""
+    """Wait until all ports answer, and return the answer of each."""
     wait_until(lambda: None not in map(get, ports))
     return [str(get(port)) for port in ports]
 
@@ -65,7 +65,7 @@ def unused_ports(number: int) -> list[int]:
 
 @contextlib.contextmanager
 def serving(folder: Path, text: str, *command: str, **variables: str) -> Iterator[Process]:
-    """Run *command* beside an `app.py` of *text*."""
+    """Run *command* in *folder*, with *text* as `app.py`."""
     (folder / "app.py").write_text(text)
     with process(command, environment={**ENVIRONMENT, **variables}, cwd=folder) as running:
         yield running
@@ -73,7 +73,7 @@ def serving(folder: Path, text: str, *command: str, **variables: str) -> Iterato
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["uvicorn", "gunicorn"])
-def test_each_worker_of_fastapi_has_metrics_of_its_own(server: str, tmp_path: Path) -> None:
+def test_each_worker_of_fastapi_has_its_own_metrics(server: str, tmp_path: Path) -> None:
     needs_elsewhere("fastapi")
     needs_elsewhere("uvicorn")
     needs_elsewhere("uvicorn_worker")
@@ -92,7 +92,7 @@ def test_each_worker_of_fastapi_has_metrics_of_its_own(server: str, tmp_path: Pa
         for answer in answers(metrics):
             assert "\nuringloop_turns_total " in answer
             assert "\nuringloop_stalls_total " in answer
-        # A socket is called by the number of its process.
+        # A monitor's socket is named by the process id.
         workers = {int(path.stem.rpartition("-")[2]) for path in monitors.iterdir()}
         assert len(workers) == 4
         wait_until(lambda: get(port) is not None)
@@ -105,7 +105,7 @@ def test_each_worker_of_fastapi_has_metrics_of_its_own(server: str, tmp_path: Pa
             return seen == workers
 
         wait_until(all_have_answered)
-        # The worker that takes the place of another takes its port, too.
+        # The worker that replaces a killed one uses its metrics port.
         os.kill(min(workers), signal.SIGKILL)
         wait_until(lambda: len({*monitors.iterdir()}) == 5)
         answers(metrics)
@@ -122,7 +122,7 @@ def test_sanic_serves_on_this_loop(option: str, tmp_path: Path) -> None:
     with serving(tmp_path, recipe("Sanic"), *command) as running:
         for answer in answers([port] * 10):
             assert answer.startswith("<Loop ")
-        # On any loop: a signal that comes while its workers start is lost.
+        # Sanic loses a signal that arrives while its workers start, on any loop.
         running.kill()
 
 

@@ -1,4 +1,4 @@
-"""redis-py's asyncio client against a real redis-server, over TCP, a UNIX socket and TLS."""
+"""redis-py's asyncio client with a real redis-server, over TCP, a UNIX socket and TLS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = quiet
 
 
 class Server:
-    """Where a redis-server can be reached: each is the options of a client."""
+    """A redis-server; `tcp`, `unix` and `tls` are a client's options to connect to it."""
 
     def __init__(self, folder: Path) -> None:
         self.certificate = Certificate(folder)
@@ -64,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextlib.asynccontextmanager
 async def connected(options: dict[str, Any], **more: Any) -> AsyncIterator[Any]:
-    """A client of an empty database, closed with all its connections."""
+    """Yield a client of an empty database, and close all its connections at the end."""
     async with redis.Redis(**options, **more) as client:
         await client.flushdb()
         yield client
@@ -148,5 +148,5 @@ async def test_a_blocking_read_of_redis_can_be_cancelled(each_loop: Loop, server
         while not (await client.info("clients"))["blocked_clients"]:
             await turns()
         await client.rpush("queue", "item")
-        # A list or a tuple, as the protocol has it.
+        # A list or a tuple, depending on the protocol's version.
         assert tuple(await waiting) == (b"queue", b"item")

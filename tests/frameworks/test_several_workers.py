@@ -1,6 +1,6 @@
-"""Servers with four workers, as their users start them, under load: rate, shares, reloads.
+"""Servers with four workers under load: rate, shares of the workers, reloads.
 
-benchmarks/servers.py starts and asks them; here uvloop's figures are the measure.
+benchmarks/servers.py starts the servers and measures them; uvloop's figures are the reference.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from programs import needs_elsewhere
 from support.loops import backend
 
 SERVERS = Path(__file__).resolve().parents[2] / "benchmarks" / "servers.py"
-# granian accepts by itself.
+# granian accepts connections itself, without the loop.
 ACCEPTS_ITSELF = "granian"
-# Of a server that shares a machine with others; one worker of four that serves has a quarter.
+# The least share of uvloop's rate, on a machine with other load. If only one of four workers
+# served, it would be a quarter.
 RATE_MIN = 0.7
 TRIES = 3
 
@@ -27,7 +28,7 @@ OURS = "uringloop-soft" if backend() == "soft" else "uringloop"
 
 
 def figures(folder: Path, *options: str) -> Any:
-    """Return what benchmarks/servers.py has found."""
+    """Return the figures of benchmarks/servers.py."""
     file = folder / "figures.json"
     command = [sys.executable, str(SERVERS), "--json", str(file), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -36,7 +37,7 @@ def figures(folder: Path, *options: str) -> Any:
 
 
 def shortcomings(server: str, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return what is worse than it has to be."""
+    """Return a description of each figure that is not good enough."""
     found = []
     if server != ACCEPTS_ITSELF and ours["rest"] < 0.5:
         found.append(f"at rest a worker has {ours['rest']:.2f} of its share")
@@ -63,7 +64,7 @@ def test_four_workers_share_the_load_as_fast_as_on_uvloop(server: str, tmp_path:
         missing = shortcomings(server, loops[OURS][0], loops["uvloop"][0])
         if not missing:
             break
-        # The machine may have had something else to do.
+        # Other programs may have used the machine: try again.
     else:
         pytest.fail("; ".join(missing))
 

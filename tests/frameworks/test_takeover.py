@@ -1,6 +1,6 @@
-"""Programs that name uvloop, run by `python -m uringloop.as_uvloop`: they serve on this loop.
+"""Programs that use uvloop, run by `python -m uringloop.as_uvloop`, serve on uringloop.
 
-Each is started by its own command, as its users do, with two worker processes where it has them.
+Each is started by its own command, with two worker processes if it has any.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def make():
 
 
 def ask(port: int) -> str:
-    """Return what the server tells of itself, on a connection of its own."""
+    """Return the server's answer on a new connection: its process id and its loop."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     with contextlib.closing(client):
         client.request("GET", "/")
@@ -105,10 +105,11 @@ def answers(port: int) -> bool:
 def serving(
     folder: Path, command: Sequence[str], port: int, workers: int
 ) -> Iterator[tuple[Process, set[str]]]:
-    """Run *command* under as_uvloop; its output must tell of that, and of so many workers."""
+    """Run *command* under as_uvloop, and wait for as_uvloop's line and the start of *workers*."""
     for name, text in {"look": LOOK, "asgi": ASGI, "served": SANIC, "web": AIOHTTP}.items():
         (folder / f"{name}.py").write_text(text)
-    # Commands of this environment, and their modules here. uvicorn's parent leaves its socket open.
+    # PATH has the commands of this environment, PYTHONPATH the modules above. uvicorn's parent
+    # process does not close its socket.
     environment = {
         "PYTHONWARNINGS": "ignore::ResourceWarning",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -138,7 +139,7 @@ def serving(
     ids=lambda value: str(value)[:40],
 )
 @pytest.mark.skipif(sys.version_info >= (3, 16), reason="these set policies")
-def test_a_server_that_names_uvloop_serves_on_this_loop(
+def test_a_server_that_uses_uvloop_serves_on_uringloop(
     package: str, command: str, workers: int, tmp_path: Path
 ) -> None:
     needs_elsewhere(package)
@@ -149,16 +150,16 @@ def test_a_server_that_names_uvloop_serves_on_this_loop(
             pid, kind = ask(port).split()
             assert (pid in pids, kind) == (True, "uringloop.Loop")
         if package == "sanic" and workers > 1:
-            # On any loop: a signal that comes while its workers start is lost.
+            # Sanic loses a signal that arrives while its workers start, on any loop.
             return
         status = running.end(signal.SIGINT if package == "granian" else signal.SIGTERM)
-    # uvicorn ends itself by the signal, when it has shut down.
+    # After its shutdown uvicorn raises the signal again.
     assert status in (0, -signal.SIGTERM)
     assert not re.search(r"\[?(ERROR|CRITICAL)\b", running.output), running.output
 
 
 @pytest.mark.slow
-def test_anyio_takes_it_for_uvloop(tmp_path: Path) -> None:
+def test_anyio_uses_uringloop_as_uvloop(tmp_path: Path) -> None:
     needs("anyio")
     (tmp_path / "look.py").write_text(LOOK)
     script = tmp_path / "script.py"

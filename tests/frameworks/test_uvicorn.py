@@ -1,4 +1,4 @@
-"""uvicorn serves an ASGI application: in this process, as a command, over TLS, with workers."""
+"""uvicorn serves an ASGI application in this process, by its command, over TLS, with workers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def talk(address: Address) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["websockets-sansio", "wsproto"])
 @program
-async def test_uvicorn_speaks_websocket(each_loop: Loop, protocol: str) -> None:
+async def test_uvicorn_serves_websockets(each_loop: Loop, protocol: str) -> None:
     needs("wsproto")
     async with serving_with_uvicorn(app, ws=protocol, ws_max_size=1 << 24) as address:
         await asyncio.gather(*(asyncio.to_thread(talk, address) for _ in range(4)))
@@ -106,7 +106,7 @@ def test_uvicorn_runs_in_a_runner(loop_factory: LoopFactory) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("parser", ["h11", "httptools"])
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_the_uvicorn_command_takes_the_loop_by_name(parser: str, end: signal.Signals) -> None:
+def test_the_uvicorn_command_accepts_the_loop_by_name(parser: str, end: signal.Signals) -> None:
     command = python("-m", "uvicorn", "application:app", "--app-dir", str(HERE), "--port", "0")
     command.append("--no-access-log")
     command += ["--loop", "uringloop:new_event_loop", "--http", parser, "--lifespan", "on"]
@@ -116,14 +116,14 @@ def test_the_uvicorn_command_takes_the_loop_by_name(parser: str, end: signal.Sig
         speak_http(connect)
         crowd(connect)
         in_thread(lambda: talk(("127.0.0.1", port)))
-        # uvicorn shuts down, and then lets the signal have its way.
+        # After its shutdown uvicorn raises the signal again.
         assert running.end(end) in (-end, 0)
         assert "Application shutdown complete" in running.output
         assert "Finished server process" in running.output
 
 
 @pytest.mark.slow
-def test_a_uvicorn_program_runs_by_uringloop_run(tmp_path: Path) -> None:
+def test_a_uvicorn_program_runs_with_uringloop_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, sys, uringloop, uvicorn\n"
@@ -146,7 +146,7 @@ def test_uvicorn_workers_share_a_port() -> None:
     command = python("-m", "uvicorn", "application:app", "--app-dir", str(HERE), "--port", "0")
     command.append("--no-access-log")
     command += ["--loop", "uringloop:new_event_loop", "--workers", "2"]
-    # Supervisor and workers leave the listening socket and their standard input to the exit.
+    # Supervisor and workers do not close the listening socket and their standard input.
     with process(command, environment={"PYTHONWARNINGS": "ignore::ResourceWarning"}) as running:
         port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
         for _ in range(2):
@@ -158,6 +158,6 @@ def test_uvicorn_workers_share_a_port() -> None:
         assert running.output.count("Finished server process") == 2
 
 
-def test_the_loop_has_the_name_that_uvicorn_is_given() -> None:
+def test_uvicorn_finds_the_loop_by_its_name() -> None:
     config = uvicorn.Config(app, loop="uringloop:new_event_loop")
     assert config.get_loop_factory() is uringloop.new_event_loop

@@ -1,4 +1,4 @@
-"""The websockets package on both ends, over TCP, a UNIX socket and TLS."""
+"""The websockets package at both ends, over TCP, a UNIX socket and TLS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def echo(connection: Any) -> None:
 
 
 async def exchange(connection: Any, **expected: object) -> None:
-    """Send messages of every kind, and check what comes back."""
+    """Send messages of every kind, and check their echoes."""
     for message in ("", "text", b"", b"\x00\xff", "é" * 70_000, LARGE):
         await connection.send(message)
         assert await connection.recv() == message
@@ -53,7 +53,7 @@ async def test_messages_of_every_kind_are_echoed(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_messages_go_through_a_unix_socket(each_loop: Loop, tmp_path: Path) -> None:
+async def test_messages_are_echoed_over_a_unix_socket(each_loop: Loop, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     async with (
         server.unix_serve(echo, path, max_size=None),
@@ -64,7 +64,7 @@ async def test_messages_go_through_a_unix_socket(each_loop: Loop, tmp_path: Path
 
 @pytest.mark.slow
 @program
-async def test_messages_go_over_tls(each_loop: Loop, tmp_path: Path) -> None:
+async def test_messages_are_echoed_over_tls(each_loop: Loop, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     async with serving(max_size=None, ssl=certificate.server()) as port:
         url = f"wss://localhost:{port}"
@@ -74,7 +74,7 @@ async def test_messages_go_over_tls(each_loop: Loop, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @program
-async def test_a_broadcast_reaches_everyone(each_loop: Loop) -> None:
+async def test_a_broadcast_reaches_every_connection(each_loop: Loop) -> None:
     listeners: set[Any] = set()
 
     async def join(connection: Any) -> None:
@@ -92,7 +92,7 @@ async def test_a_broadcast_reaches_everyone(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_a_slow_reader_holds_the_writer_back(each_loop: Loop) -> None:
+async def test_a_slow_reader_blocks_the_writer(each_loop: Loop) -> None:
     sent = 0
 
     async def flood(connection: Any) -> None:
@@ -105,7 +105,7 @@ async def test_a_slow_reader_holds_the_writer_back(each_loop: Loop) -> None:
         url = f"ws://127.0.0.1:{port}"
         async with client.connect(url, max_size=None, max_queue=2, compression=None) as connection:
             assert await connection.recv() == LARGE
-            # What is sent beyond this lies in the kernel, and its buffers do not hold 100 MB.
+            # The messages sent ahead are in the kernel's buffers, which do not hold 100 MB.
             assert sent < 50
             for _ in range(99):
                 assert await connection.recv() == LARGE
@@ -127,7 +127,7 @@ async def test_the_server_closes_its_connections(each_loop: Loop) -> None:
 
 @pytest.mark.slow
 @program
-async def test_a_peer_that_vanishes_is_noticed(each_loop: Loop) -> None:
+async def test_an_aborted_peer_is_reported_as_closed(each_loop: Loop) -> None:
     ended: asyncio.Future[object] = each_loop.create_future()
 
     async def watch(connection: Any) -> None:
@@ -144,7 +144,7 @@ async def test_a_peer_that_vanishes_is_noticed(each_loop: Loop) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_a_chat_tells_all_what_each_says() -> None:
+def test_the_chat_example_sends_each_message_to_all() -> None:
     example = Path(__file__).parents[2] / "examples" / "chat.py"
     with process(python(str(example), "--port", "0")) as running:
         address = running.reads(r"listening on ([\d.]+:\d+)")[1]

@@ -1,6 +1,6 @@
-"""gunicorn with the workers of `uringloop.workers`: reload, end, what they inherit and say.
+"""gunicorn with the workers of `uringloop.workers`: reload, shutdown, inherited loops, output.
 
-The applications tell of the beginning and of the end of each worker, and on which loop it is.
+The applications print the startup and the shutdown of each worker, and its loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from programs import HERE, Address, Process, connector, needs_elsewhere, process
 from support import seccomp
 from support.roles import TIME_LIMIT, run_script
 
-# Printed in one piece each: two processes write to the same pipe. A request lasts as long as the
-# connection to the port that it names: aiohttp reads no more of a request once it is to end.
+# Each line is one write, since two processes write to the same pipe. A request lasts as long as the
+# connection to the port in its path. A request that is sent in parts would not do: aiohttp reads no
+# more of a request during its shutdown.
 COMMON = """
 import asyncio
 import os
@@ -68,12 +69,12 @@ app.on_startup.append(startup)
 app.on_cleanup.append(cleanup)
 """
 
-# What Python deprecates of loops and policies; what gunicorn uses of threads is its own affair.
+# Deprecations of loops and policies; gunicorn's own deprecated calls, as of threads, do not count.
 DEPRECATED = re.compile(r"DeprecationWarning: .*(loop|[Pp]olic)")
 
 
 class Kind(NamedTuple):
-    """A class of workers, what it needs, and an application for it."""
+    """A class of workers, the packages that it needs, and an application for it."""
 
     name: str
     packages: tuple[str, ...]
@@ -88,7 +89,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KI
 
 
 class Server:
-    """gunicorn with two workers, and which of them are there."""
+    """gunicorn with two workers; `workers` are the process ids of those that run."""
 
     def __init__(self, running: Process) -> None:
         self.running = running
@@ -98,7 +99,7 @@ class Server:
         self.changes(2)
 
     def changes(self, count: int) -> None:
-        """Read of *count* beginnings and ends."""
+        """Read the output until *count* workers have started or shut down."""
         for _ in range(count):
             told = self.running.reads(r"(startup|shutdown) of (\d+) on (\S+)")
             assert told[3] == "uringloop.Loop"
@@ -107,7 +108,7 @@ class Server:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[], int]]:
-        """Begin a request and yield what lets it end, and returns who has answered."""
+        """Start a request; yield a function that ends it and returns the worker's process id."""
         with (
             socket.create_server(("127.0.0.1", 0)) as listener,
             contextlib.closing(connector(self.address)()) as client,
@@ -130,9 +131,9 @@ class Server:
 def serving(
     kind: Kind, folder: Path, *options: str, under: Sequence[str] = (), **variables: str
 ) -> Iterator[Server]:
-    """Serve what is in *folder*, and read all of the output at the end.
+    """Serve the application in *folder*, and check all of the output at the end.
 
-    *under* is a command that becomes the one which follows it.
+    *under* is a command that executes the command after it.
     """
     for package in kind.packages:
         needs_elsewhere(package)
@@ -140,7 +141,7 @@ def serving(
     command += ["-w", "2", "--bind", "127.0.0.1:0", "--pythonpath", f"{HERE},{folder}"]
     command += ["--worker-tmp-dir", str(folder), *options]
     environment = {
-        # There it puts its control socket.
+        # gunicorn puts its control socket there.
         "XDG_RUNTIME_DIR": str(folder),
         "PYTHONWARNINGS": "default::ResourceWarning,default::DeprecationWarning",
         **variables,
@@ -152,13 +153,13 @@ def serving(
 
 @pytest.mark.slow
 @each_kind
-def test_a_reload_replaces_workers_and_ends_no_request(kind: Kind, tmp_path: Path) -> None:
+def test_a_reload_replaces_workers_without_ending_requests(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "served.py").write_text(kind.application)
     with serving(kind, tmp_path) as server:
         before = set(server.workers)
         with server.request() as end:
             server.running.running.send_signal(signal.SIGHUP)
-            # Both new ones begin, and of the old ones that which has nothing to do ends.
+            # Both new workers start, and the idle one of the old workers shuts down.
             server.changes(3)
             assert len(server.workers - before) == 2
             (busy,) = before & server.workers
@@ -172,7 +173,7 @@ def test_a_reload_replaces_workers_and_ends_no_request(kind: Kind, tmp_path: Pat
 
 @pytest.mark.slow
 @each_kind
-def test_an_end_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
+def test_shutdown_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "served.py").write_text(kind.application)
     with serving(kind, tmp_path) as server:
         with server.request() as end:
@@ -205,7 +206,7 @@ def test_a_loop_from_before_the_fork_is_replaced(kind: Kind, module: str, tmp_pa
 @pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("chosen", ["auto", "soft"])
-def test_one_warning_is_for_all_workers_and_each_tells_its_ring(
+def test_one_warning_serves_all_workers_and_each_logs_its_ring(
     kind: Kind, chosen: str, tmp_path: Path
 ) -> None:
     (tmp_path / "served.py").write_text(kind.application)
@@ -218,7 +219,7 @@ def test_one_warning_is_for_all_workers_and_each_tells_its_ring(
 
 
 @pytest.mark.slow
-def test_warning_is_seen_under_uvicorn(tmp_path: Path) -> None:
+def test_the_warning_is_shown_under_uvicorn(tmp_path: Path) -> None:
     needs_elsewhere("uvicorn")
     (tmp_path / "served.py").write_text(UVICORN)
     command = [sys.executable, "-IS", seccomp.__file__, "EPERM"]
@@ -239,7 +240,7 @@ def test_warning_is_seen_under_uvicorn(tmp_path: Path) -> None:
         ("granian", "granian", "pip install granian"),
     ],
 )
-def test_without_its_packages_a_worker_says_what_to_install(
+def test_a_worker_without_its_packages_says_what_to_install(
     module: str, package: str, advice: str
 ) -> None:
     done = run_script(

@@ -1,8 +1,8 @@
-"""Every program and every command of the documents, run; every link, followed.
+"""Runs every program and command of the documents, and checks every link.
 
-A block is found by its fence, so that nobody can add one unnoticed: a program that does not end
-well, a command that no rule knows, a language that no table has, each fails a test. What can not be
-run as it stands has a line in a table here, with the reason.
+Blocks are found by their fences, so that each one is tested: a program that fails, a command
+without a rule and a language without a table fail a test. A block that cannot be run as it is has a
+line in a table here, with the reason.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from uringloop.bench.settings import BenchError
 BLOCKS = [block for path in PAGES for block in blocks(path)]
 CERTIFICATES = ROOT / "tests" / "certificates"
 
-# The port of servers in documents; in each test it is another one.
+# The port of servers in documents; each test replaces it by a free one.
 PORT = "8888"
 
 
@@ -61,9 +61,9 @@ def each(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", found)
 
 
-# ── what programs need ───────────────────────────────────────────────────────────────────────
+# ── surroundings of programs ─────────────────────────────────────────────────────────────────
 
-# What a piece of a program leaves out, by the name that it uses and has not made.
+# Statements that a piece of a program leaves out, by the name that they define.
 LEFT_OUT = {
     "asyncio": "import asyncio",
     "sys": "import sys",
@@ -71,7 +71,7 @@ LEFT_OUT = {
     "main": "async def main(): pass",
 }
 
-# What is served where a page has an application.
+# Stands for the application of a page.
 APPLICATION = """
 async def app(scope, receive, send):
     if scope["type"] == "http":
@@ -79,7 +79,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body"})
 """
 
-# What must be there before a program begins, by page and heading.
+# Code that runs before a program, by page and heading.
 BEFOREHAND = {
     ("docs/integrations.md", "aiohttp"): """
         from aiohttp import web
@@ -90,7 +90,7 @@ BEFOREHAND = {
         Path("app.py").write_text({APPLICATION!r})
         """,
     ("docs/integrations.md", "hypercorn"): APPLICATION,
-    # What a kernel does with the loop at its end.
+    # A Jupyter kernel closes the loop at its exit.
     ("docs/integrations.md", "Jupyter"): """
         import atexit
         atexit.register(lambda: asyncio.get_event_loop().close())
@@ -100,7 +100,7 @@ BEFOREHAND = {
         Path("data.bin").write_bytes(bytes(100) + b"\\n")
         Path("small.json").write_text("{}")
         """,
-    # An engine's profile, as far as it matters here.
+    # A container engine's seccomp profile, shortened.
     ("docs/operations.md", "Containers"): """
         import atexit, json
         from pathlib import Path
@@ -120,7 +120,7 @@ BEFOREHAND = {
         for name in ("server.pem", "ca.pem"):
             shutil.copy({str(CERTIFICATES)!r} + "/" + name, name)
         """,
-    # Forty datagrams, which nobody reads.
+    # Forty datagrams; only the first one is read.
     ("docs/decisions/0005-datagrams.md", "Datagrams"): """
         import asyncio, atexit, socket, uringloop
         receiver = socket.socket(type=socket.SOCK_DGRAM)
@@ -148,24 +148,24 @@ OPTIONAL = {
     *("nest_asyncio", "pytest_asyncio", "sanic", "starlette", "uvicorn", "uvloop", "websockets"),
 }
 
-# What a module of ours needs to be imported.
+# The package that a module of ours needs to be imported.
 BEHIND = {
     "uringloop.workers import uvicorn": "uvicorn_worker",
     "uringloop.workers.granian": "granian",
 }
 
-# Servers that say at standard error what they do.
+# Servers that log to standard error.
 TALKATIVE = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
 
-# Programs that another test runs, with what they need around them.
+# Programs that another test runs, in the environment that they need.
 ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
 
-# What older Pythons have not got.
+# Features by the version of Python that introduced them.
 NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
 
 
 def unmade(text: str) -> set[str]:
-    """Return the names that a program uses and has not made."""
+    """Return the names that a program uses and does not define."""
     nodes = list(ast.walk(ast.parse(text)))
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     made = {"__file__", "__name__", *dir(builtins)}
@@ -184,28 +184,28 @@ def unmade(text: str) -> set[str]:
 
 
 def awaits(text: str) -> bool:
-    """Tell whether a program awaits outside of any function, as in asyncio's console."""
+    """Return whether a program awaits outside of functions, as in asyncio's REPL."""
     code = compile(text, "program", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     return bool(code.co_flags & 0x80)
 
 
 def program_of(block: Block) -> str:
-    """Return what is run: the block, with what it leaves out in front of it."""
+    """Return the program to run: the block, after the statements that it leaves out."""
     text = block.text
     if awaits(text):
         indented = textwrap.indent(text, "    ")
         text = f"import uringloop\nasync def all():\n{indented}\nuringloop.run(all())\n"
     text = textwrap.dedent(BEFOREHAND.get(block.place, "")) + text
     absent = unmade(text)
-    assert absent <= set(LEFT_OUT), f"nobody has made {absent - set(LEFT_OUT)}"
+    assert absent <= set(LEFT_OUT), f"undefined names: {absent - set(LEFT_OUT)}"
     return "\n".join([*(LEFT_OUT[name] for name in sorted(absent)), text])
 
 
 def check_can_be_run(block: Block) -> None:
-    """Skip what this Python has not got, or what only an extra installs."""
+    """Skip a program that needs a newer Python, or a package that is not installed."""
     for pattern, version in NEWER.items():
         if pattern.search(block.text) and sys.version_info < version:
-            pytest.skip(f"Python {'.'.join(map(str, version))} has what it shows")
+            pytest.skip(f"needs Python {'.'.join(map(str, version))}")
     for words, module in BEHIND.items():
         if words in block.text and find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
@@ -226,7 +226,7 @@ def imported(text: str) -> set[str]:
     return found
 
 
-# ── servers among them ───────────────────────────────────────────────────────────────────────
+# ── servers ──────────────────────────────────────────────────────────────────────────────────
 
 Ask = Callable[[socket.socket], None]
 
@@ -255,7 +255,7 @@ def answers(client: socket.socket) -> None:
     assert client.makefile("rb").readline().startswith(b"HTTP/1.1 404 ")
 
 
-# What programs that do not end of themselves are asked, by page and heading; they listen on PORT.
+# Requests to programs that run until Ctrl-C, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
     ("README.md", "Use"): echoes,
     ("docs/guide.md", "A first server"): echoes,
@@ -268,7 +268,7 @@ ASKED: dict[tuple[str, str], Ask] = {
 
 @contextlib.contextmanager
 def running(path: Path, warnings: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program, in the folder that it is in, with three lines to read."""
+    """Run a program in its own folder, with three lines as standard input."""
     lines = path.with_name("input")
     lines.write_text("one\ntwo\nthree\n")
     with (
@@ -291,7 +291,7 @@ def running(path: Path, warnings: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(process: subprocess.Popen[str], address: tuple[str, int], question: Ask) -> None:
-    """Ask a server when it listens, and then end it by Ctrl-C."""
+    """Send a request to a server as soon as it listens, and then end it by Ctrl-C."""
 
     def listens() -> bool:
         assert process.poll() is None, process.communicate()[1]
@@ -316,7 +316,7 @@ def test_program(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(program_of(block).replace(PORT, str(address[1])))
     question = ASKED.get(block.place) if PORT in block.text else None
-    # What other packages are warned of is for them.
+    # Warnings are errors, except in programs that use other packages.
     warnings = "ignore" if imported(block.text) & OPTIONAL else "error"
     with running(path, warnings) as process:
         if question is not None:
@@ -344,11 +344,11 @@ def test_command(block: Block) -> None:
         check_command(command)
 
 
-# ── what is neither ──────────────────────────────────────────────────────────────────────────
+# ── data and other languages ─────────────────────────────────────────────────────────────────
 
 
 def read_ini(text: str) -> None:
-    """Read a unit of systemd's, and have systemd look for what it does not know."""
+    """Parse a systemd unit, check its command, and verify it by systemd-analyze if installed."""
     parser = configparser.ConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
@@ -358,7 +358,7 @@ def read_ini(text: str) -> None:
     if shutil.which("systemd-analyze") is None:
         return
     with tempfile.TemporaryDirectory() as folder:
-        # It wants the program to be there.
+        # systemd-analyze verifies that the program exists.
         here = re.sub(r"^(ExecStart)=\S+", f"\\1={sys.executable}", text, flags=re.MULTILINE)
         units = {"orders.service": f"[Service]\nExecStart={sys.executable}\n"}
         units["orders.socket" if "Socket" in parser else "orders.service"] = here
@@ -375,7 +375,7 @@ def read_ini(text: str) -> None:
 
 
 def read_dockerfile(text: str) -> None:
-    """Read the instructions that a recipe needs; check what is installed, and the stages."""
+    """Check the instructions of a Dockerfile: its commands and the names of its stages."""
     stages = set()
     for command in commands(Block("", 0, "", "sh", text)):
         instruction, words = command.text.split(maxsplit=1)
@@ -396,7 +396,7 @@ def read_yaml(text: str) -> None:
     assert pytest.importorskip("yaml").safe_load(text)
 
 
-# Languages that are only read, by what reads them.
+# Languages that are parsed and not run, by their parsers.
 READERS: dict[str, Callable[[str], object]] = {
     "dockerfile": read_dockerfile,
     "ini": read_ini,
@@ -405,7 +405,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "yaml": read_yaml,
 }
 
-# Languages that nothing here reads, with the reason.
+# Languages that are not checked, with the reason.
 UNREAD = {
     "text": "figures and tables, for people",
 }
@@ -418,7 +418,7 @@ def test_data_can_be_read(block: Block) -> None:
 
 def test_every_block_is_of_a_known_kind() -> None:
     known = {"python", "sh", "console", *READERS, *UNREAD}
-    # Sphinx reads what is in braces, and `make docs` fails where it can not.
+    # Languages in braces are directives of Sphinx; `make docs` fails on an invalid one.
     others = [block.name for block in BLOCKS if block.kind not in known and block.kind[:1] != "{"]
     assert others == []
 
@@ -429,14 +429,14 @@ def test_every_public_name_is_documented() -> None:
     described = re.findall(
         r"^\.\. (?:auto)?(?:class|function|module):: (?:uringloop\.)?(\w+)", page, re.M
     )
-    # What is run or named to other programs, not called.
+    # Modules that are run, or named to other programs, are not called.
     pages = "".join(path.read_text() for path in PAGES)
     named = re.findall(r"(?:-[mp] |`)uringloop\.(\w+)", pages)
     assert names - set(described) - set(named) == set()
     assert names - set(described) == {"bench", "pytest_plugin", "top", "workers"}
 
 
-def test_tables_have_no_line_for_what_is_gone() -> None:
+def test_every_line_of_the_tables_has_a_block() -> None:
     places = {block.place for block in BLOCKS}
     assert {*BEFOREHAND, *ASKED, *ELSEWHERE, *TALKATIVE} <= places
     for place, name in ELSEWHERE.items():
@@ -453,7 +453,7 @@ def test_commands_in_sentences_are_known(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", LINKED, ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_have_existing_targets(path: Path) -> None:
     for link in links(path):
         if re.match(r"[a-z]+:", link):
             continue
@@ -493,7 +493,9 @@ $ true
 """
 
 
-def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_parsed_into_blocks_links_and_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("support.documents.ROOT", tmp_path)
     path = tmp_path / "page.md"
     path.write_text(EXAMPLE)
@@ -530,12 +532,12 @@ def test_a_page_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "make 'test",
     ],
 )
-def test_a_command_that_is_wrong_is_found(text: str) -> None:
+def test_a_wrong_command_is_found(text: str) -> None:
     with pytest.raises((AssertionError, BenchError, subprocess.CalledProcessError)):
         check_command(Command(text))
 
 
-def test_a_name_that_nobody_has_made_is_found() -> None:
+def test_an_undefined_name_is_found() -> None:
     text = "import a.b, g\nfor c in a: d(c, *[e for e in f])"
     assert unmade(text) == {"d", "f"}
     assert imported(text) == {"a", "g"}

@@ -1,4 +1,4 @@
-"""The examples, each run as its first line says and asked over the network."""
+"""The examples, each run by the command of its first line and tested over the network."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from support.tls_contexts import CERTIFICATES, client_context
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Address = tuple[str, int]
 
-# What an example tells once it can be asked.
+# The line that an example prints when it is ready.
 LISTENING = re.compile(r"listening on ([\d.]+):(\d+)")
 
 
 @contextlib.contextmanager
 def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run an example; it must end at Ctrl-C, without a word."""
+    """Run an example; Ctrl-C must end it with status 0 and nothing on standard error."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     with subprocess.Popen(
         command,
@@ -38,7 +38,7 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A line is one write, so that those of several processes are lines too.
+        # Buffered output is one write for each line: lines of several processes do not mix.
         env={**os.environ, "PYTHONUNBUFFERED": ""},
     ) as process:
         try:
@@ -46,14 +46,14 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        # As the terminal does: to all of its processes.
+        # A terminal sends Ctrl-C to all processes of the group.
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (0, "")
 
 
 def heard(process: subprocess.Popen[str]) -> Address:
-    """Return where an example listens."""
+    """Return the address that an example listens on."""
     assert process.stdout is not None
     found = LISTENING.search(process.stdout.readline())
     assert found is not None
@@ -79,7 +79,7 @@ def serving(name: str, *arguments: str) -> Iterator[Address]:
 
 
 def received(sock: socket.socket, size: int) -> bytes:
-    """Return so many bytes, or those before the end."""
+    """Return *size* bytes, or fewer if EOF comes first."""
     data = b""
     while len(data) < size and (part := sock.recv(size - len(data))):
         data += part
@@ -88,7 +88,7 @@ def received(sock: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> Iterator[Address]:
-    """Let a thread serve on a socket until the end of the block, which closes it."""
+    """Serve on a socket in a thread until the end of the block, which closes the socket."""
     sock.bind(("127.0.0.1", 0))
     sock.settimeout(PATIENCE)
     thread = threading.Thread(target=answer, args=(sock,))
@@ -103,7 +103,7 @@ def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> I
     assert not thread.is_alive()
 
 
-def test_each_is_short() -> None:
+def test_examples_are_short() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert len(found) == 7
     assert {name: lines for name, lines in found.items() if lines >= 80} == {}
@@ -123,7 +123,7 @@ def test_echo(arguments: tuple[str, ...]) -> None:
 
 
 def fetched(address: Address, path: str) -> tuple[int, bytes]:
-    """Ask once more than once over one connection; return the status and the body."""
+    """Send a GET request; return the status and the body."""
     url = f"http://{address[0]}:{address[1]}{path}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -157,7 +157,7 @@ def test_file_server(tmp_path: Path) -> None:
 
 def test_dns_forwarder() -> None:
     def upstream(sock: socket.socket) -> None:
-        # Two queries, answered in the wrong order, and one that nobody has asked for.
+        # Answers both queries in the wrong order, each after an answer with an unknown id.
         queries = [sock.recvfrom(512) for _ in range(2)]
         for query, sender in reversed(queries):
             sock.sendto(b"\0\0" + query[2:], sender)
@@ -172,7 +172,7 @@ def test_dns_forwarder() -> None:
         for number, client in enumerate((one, two)):
             client.settimeout(PATIENCE)
             client.sendto(b"short", forwarder)
-            # Both chose the same number for their queries.
+            # Both clients use the same id.
             client.sendto(b"\x12\x34" + b"%d" % number * 20, forwarder)
         for number, client in enumerate((one, two)):
             assert client.recv(512) == b"\x12\x34" + b"%d" % number * 20 + b" answered"
@@ -197,11 +197,11 @@ def test_tls_proxy() -> None:
         client_context().wrap_socket(plain, server_hostname="localhost") as client,
     ):
         client.sendall(data)
-        # And the end of the server's side.
+        # One byte more than that, to receive EOF of the server's side.
         assert received(client, len(data) + 1) == data.swapcase()
 
 
-def test_tls_proxy_of_a_server_that_is_not_there() -> None:
+def test_tls_proxy_closes_the_connection_if_the_server_is_down() -> None:
     certificate = str(CERTIFICATES / "server.pem")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
@@ -244,7 +244,7 @@ def test_log_shipper(tmp_path: Path) -> None:
         wait_until(lambda: len(got) == 6)
         logs[1].write_text("")
         wait_until(lambda: logs[1].stat().st_size == 0)
-        # Longer than the place up to which it was read, later than it was looked at.
+        # The new content is longer than the old offset, and written after the shipper's next look.
         time.sleep(1.0)
         logs[1].write_text("begun anew\n")
         wait_until(lambda: len(got) == 7)
@@ -255,7 +255,7 @@ def test_log_shipper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_cores() -> None:
-    # Free a moment ago: what each process takes must be the same, and is not 0.
+    # A port that was free a moment ago: all processes need the same one, so not 0.
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = found.getsockname()
     url = f"http://{address[0]}:{address[1]}/"

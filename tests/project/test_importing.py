@@ -1,4 +1,4 @@
-"""Importing the package: what it loads, and where the compiled modules come from."""
+"""Importing the package: the modules that are loaded, public names, the compiled modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def main():
 print(uringloop.run(main()))
 """
 
-# The modules have different names, and tell of an exception in different ways.
+# The module's name and its way to report an exception differ between versions of Python.
 SECOND_INTERPRETER = """
 import asyncio, sys, uringloop
 if sys.version_info >= (3, 13):
@@ -66,7 +66,7 @@ def loaded_by_an_import() -> set[str]:
 
 
 def test_an_import_loads_every_module_of_a_loop() -> None:
-    # What `uringloop.fs` needs takes longer than all of a loop: imported when it is asked for.
+    # `uringloop.fs` is imported on first use: its imports take longer than all that a loop needs.
     python = {path.stem for path in PACKAGE.glob("*.py")} - {
         "__init__",
         "__main__",
@@ -79,7 +79,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "tempfile",
         "top",
     }
-    # Of a private package, unless it has nothing to import.
+    # The modules of private packages, except those that are loaded on first use.
     private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
     private = {p for p in private if p.parent.name not in ("_as_uvloop", "_kernel", "_monitor")}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
@@ -89,7 +89,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
     assert loaded_by_an_import() == python | names | packages | {"_compiled"}
 
 
-def test_the_functions_of_paths_come_when_they_are_asked_for() -> None:
+def test_fs_is_imported_on_first_use() -> None:
     done = run_script(
         "import sys, uringloop\n"
         "assert 'uringloop.fs' not in sys.modules\n"
@@ -105,7 +105,7 @@ def test_public_names_are_listed_and_internals_are_not() -> None:
     assert names == sorted(names)
     assert set(uringloop.__all__) < set(names)
     submodules = set(names) - set(uringloop.__all__)
-    # What is imported with the package is how it is made; what is not, users import or run.
+    # Submodules loaded with the package are internals; users import or run the others.
     loaded = {name.partition(".")[0] for name in loaded_by_an_import()}
     assert submodules.isdisjoint(loaded)
     assert {"fs", "tempfile", "monitor", "prometheus", "doctor", "top", "bench"} < submodules
@@ -113,22 +113,22 @@ def test_public_names_are_listed_and_internals_are_not() -> None:
         assert getattr(uringloop, name) is not None
 
 
-def test_what_is_public_names_the_package() -> None:
+def test_public_objects_have_the_package_as_module() -> None:
     for name in set(uringloop.__all__) - {"__version__"}:
         public = getattr(uringloop, name)
         assert (public.__module__, public.__qualname__) == ("uringloop", name)
         assert pickle.loads(pickle.dumps(public)) is public
 
 
-def test_submodules_are_imported_when_they_are_asked_for() -> None:
+def test_submodules_are_imported_on_first_use() -> None:
     names = sorted(set(dir(uringloop)) - set(uringloop.__all__))
-    # Each in a process of its own, since some import others.
+    # Each in its own process, since some import others.
     for name in names:
         done = run_script(f"import uringloop\nprint(uringloop.{name}.__name__)")
         assert (done.stdout, done.stderr) == (f"uringloop.{name}\n", "")
 
 
-def test_a_submodule_that_lacks_a_package_is_no_attribute() -> None:
+def test_a_submodule_that_lacks_a_package_raises_attribute_error() -> None:
     done = run_script(
         "import sys, uringloop\n"
         "sys.modules['pytest'] = None\n"
@@ -139,7 +139,7 @@ def test_a_submodule_that_lacks_a_package_is_no_attribute() -> None:
     assert "AttributeError: uringloop.pytest_plugin can not be imported: " in done.stderr
 
 
-def test_the_package_runs_and_names_its_tools() -> None:
+def test_python_m_uringloop_lists_the_tools() -> None:
     done = seccomp.run("-m", "uringloop", URINGLOOP_BACKEND="soft")
     assert (done.returncode, done.stderr) == (0, "")
     first, second, empty, *tools = done.stdout.splitlines()
@@ -176,7 +176,7 @@ def test_a_compiled_module_knows_its_name(name: str) -> None:
     assert spec is not None
     assert (spec.name, spec.origin, spec.has_location) == (name, loading.FILE, True)
     assert module.__loader__ is spec.loader
-    # What it defines bears its name, and is found again by it.
+    # The classes that the module defines can be pickled by its name.
     own = [value for value in vars(module).values() if isinstance(value, type)]
     own = [one for one in own if one.__module__ == module.__name__]
     assert [one for one in own if pickle.loads(pickle.dumps(one)) is not one] == []
@@ -192,7 +192,7 @@ def test_a_private_package_is_as_if_imported(name: str) -> None:
     assert list(made.__path__) == usual.submodule_search_locations
     assert made.__spec__.submodule_search_locations == usual.submodule_search_locations
     assert (made.__spec__.name, made.__spec__.origin) == (usual.name, usual.origin)
-    # Reading it would give the package its docstring, and nothing else.
+    # The file has nothing but a docstring, so that the loader need not read it.
     assert made.__file__ is not None
     (only,) = ast.parse(Path(made.__file__).read_text()).body
     assert isinstance(only, ast.Expr)

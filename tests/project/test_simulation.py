@@ -1,7 +1,7 @@
-"""Random programs against the oracle of `simulation`, with hypothesis to make a failing one short.
+"""Random programs against the oracle of `simulation`; hypothesis shortens a failing one.
 
-Here the kernel is the machine's own, but where the library was built with the simulator; seeds of
-that are `make simulate`.
+The kernel is the machine's own, unless the library is built with the simulator. `make simulate`
+runs the simulator's seeds.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Programs(RuleBasedStateMachine):
             faults.begin(simulated, seed, rates)
 
     def connected(self) -> bool:
-        """Whether there was a connection: hypothesis relies on what no timing decides."""
+        """Whether a connection was ever made: hypothesis needs a fact that timing cannot change."""
         return bool(self.model and self.model.pairs)
 
     def end(self, number: int) -> End:
-        # One that has gone is as good as another: nothing is done with it.
+        # If no end is usable, any closed one will do: the model does nothing with it.
         ends: list[End] = self.model.ends(lambda end: True)
         usable = [end for end in ends if end.usable] or ends
         return usable[number % len(usable)]
@@ -150,7 +150,7 @@ TestProgramsOnIoUring = on_io_uring(case_of(ProgramsOnIoUring))
     [(b"ab", b"b"), (b"ab", b"aba"), (b"", b"a")],
     ids=["lost", "twice", "odd"],
 )
-def test_the_oracle_tells_other_bytes_from_those_that_were_sent(
+def test_the_oracle_detects_lost_repeated_and_odd_bytes(
     tmp_path: Path, sent: bytes, received: bytes
 ) -> None:
     model = Model(0, tmp_path)
@@ -168,7 +168,7 @@ def test_the_oracle_tells_other_bytes_from_those_that_were_sent(
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_one_place(mutant: Mutant) -> None:
-    # `make mutants` takes an hour, and a line that has changed would end it.
+    # `make mutants` takes an hour; a mutant whose line has changed would end it.
     text = (PACKAGE / mutant.file).read_text()
     assert text.count(mutant.right) == 1
     assert mutant.wrong != mutant.right

@@ -1,4 +1,4 @@
-"""What a type checker and an editor see of the package, and that it is so."""
+"""The stubs: a program that type checkers accept runs, and docstrings equal the compiled ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 PACKAGE = Path(uringloop.__file__).parent
 
 
-def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
+def test_the_type_checked_program_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", SUPPORT / "user_program.py", tmp_path],
         capture_output=True,
@@ -26,7 +26,7 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "12\n", "")
 
 
-def test_the_stub_of_the_loop_has_the_words_of_the_compiled_methods() -> None:
+def test_the_stub_of_the_loop_has_the_compiled_docstrings() -> None:
     stub = ast.parse((PACKAGE / "_turn" / "turn.pyi").read_text())
     (core,) = (
         node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "LoopCore"

@@ -1,7 +1,7 @@
-"""Style as a test: the sizes, and what must or must not stand in a file.
+"""Style as a test: sizes, required and forbidden contents of files.
 
-Reads the source tree that this file belongs to and nothing else. Where a rule fails here, the
-code is what changes.
+Reads only the source tree that this file belongs to. When a test fails, change the code, not the
+rule.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_functions_fit_a_screen() -> None:
     assert offences([p for p in SOURCES if p.suffix != ".pyi"], long_functions) == []
 
 
-# ── what a file has ──────────────────────────────────────────────────────────────────────────
+# ── required contents ────────────────────────────────────────────────────────────────────────
 
 
 def test_every_compiled_module_has_its_declarations_and_its_stub() -> None:
@@ -119,12 +119,12 @@ def test_every_module_starts_with_prose() -> None:
         start = "/* " if path.suffix in (".h", ".c") else '"""'
         return not text.removeprefix("# cython: language_level=3\n").startswith(start)
 
-    # An empty __init__ is there for the import system only.
+    # An empty __init__.py needs no prose.
     said = [path for path in SOURCES if path.suffix != ".pyi" and path.stat().st_size]
     assert [name_of(path) for path in said if silent(path)] == []
 
 
-# Numbers only: a name or a table says itself what it is.
+# Numbers only: names and tables explain themselves.
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]* *(:[^=]+)?= *[-(<\d][^,]*$")
 
 
@@ -141,12 +141,12 @@ def unexplained_constants(path: Path) -> Iterator[tuple[int, str]]:
             yield index + 1, line
 
 
-def test_numbers_carry_their_reason() -> None:
+def test_constant_numbers_have_a_comment() -> None:
     library = [path for path in LIBRARY if path.suffix in (".py", ".pyx")]
     assert offences(library, unexplained_constants) == []
 
 
-def test_the_changelog_knows_the_version() -> None:
+def test_the_changelog_has_the_version() -> None:
     assert f"\n## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -154,18 +154,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
-def test_the_architecture_is_read_in_one_sitting() -> None:
+def test_the_architecture_page_is_short() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 250
 
 
-# ── what a file has not ──────────────────────────────────────────────────────────────────────
+# ── forbidden contents ───────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.skipif(
     shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs the repository"
 )
-def test_the_repository_holds_no_file_that_a_test_has_left() -> None:
-    # As root of a repository that is somebody else's, git refuses without this.
+def test_the_repository_has_no_stray_files() -> None:
+    # Git refuses a repository of another user, also for root, without this setting.
     listing = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), "ls-files", "-z"]
     names = subprocess.run(listing, capture_output=True, check=True, text=True).stdout.split("\0")
     assert [name for name in names if not re.fullmatch(r"[\w.+/-]*", name, re.ASCII)] == []
@@ -189,7 +189,7 @@ def test_no_line_ends_in_blanks() -> None:
     assert offences([*SOURCES, *DOCUMENTS, *OTHERS], matches(r"\s$")) == []
 
 
-def test_nothing_is_left_to_do_later() -> None:
+def test_no_file_has_a_to_do_mark() -> None:
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
     assert offences([*SOURCES, *OTHERS], matches(rf"\b({marks})\b")) == []
 
@@ -203,7 +203,7 @@ def silent_handlers(path: Path) -> Iterator[tuple[int, str]]:
             yield index + 1, "passes without a sentence that says why"
 
 
-def test_no_exception_is_swallowed_in_silence() -> None:
+def test_every_swallowed_exception_has_a_comment() -> None:
     paths = [path for path in SOURCES if path.suffix in (".py", ".pyx")]
     assert offences(paths, silent_handlers) == []
 
@@ -225,7 +225,7 @@ def test_the_library_does_not_print() -> None:
     assert offences(paths, matches(r"(^|[^\w.])print\(")) == []
 
 
-def test_the_python_half_has_no_casts_and_no_mixins() -> None:
+def test_python_modules_have_no_casts_and_no_mixins() -> None:
     paths = [path for path in LIBRARY if path.suffix == ".py"]
     assert offences(paths, matches(r"\bcast\(|class \w*Mixin")) == []
 
@@ -237,7 +237,7 @@ def test_cython_modules_are_compiled_one_by_one() -> None:
     assert offences(CYTHON, matches(r"^\s*include\b")) == []
 
 
-def test_no_cast_is_checked_at_run_time() -> None:
+def test_casts_have_no_run_time_check() -> None:
     assert offences(CYTHON, matches(r"<\w+\?>")) == []
 
 
@@ -245,7 +245,7 @@ def test_submissions_are_filled_in_uring_h_only() -> None:
     assert offences(CYTHON, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
 
 
-# Without an exception clause a C result of these types loses or invents exceptions.
+# Without an exception clause a function with such a C result loses or invents exceptions.
 C_RESULT = (
     r"(void|bint|char|short|int|long|float|double|size_t|ssize_t|Py_ssize_t|u?int\d+_t"
     r"|unsigned [\w ]+|const [\w ]+)\b"
@@ -256,7 +256,7 @@ C_FUNCTION = re.compile(
 
 
 def bare_functions(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield C functions that say neither `except` nor `noexcept`."""
+    """Yield C functions that have neither `except` nor `noexcept`."""
     lines = path.read_text().splitlines()
     for index, line in enumerate(lines):
         if not C_FUNCTION.match(line):
@@ -270,7 +270,7 @@ def bare_functions(path: Path) -> Iterator[tuple[int, str]]:
             yield index + 1, header.strip()
 
 
-def test_every_c_function_says_what_becomes_of_exceptions() -> None:
+def test_every_c_function_has_an_exception_clause() -> None:
     assert offences(CYTHON, bare_functions) == []
 
 
@@ -290,7 +290,7 @@ def test_every_c_function_says_what_becomes_of_exceptions() -> None:
         (long_functions, ".py", "def f():\n" + "    g()\n" * 59, []),
     ],
 )
-def test_the_rules_find_what_they_look_for(
+def test_the_rules_find_violations(
     tmp_path: Path,
     search: Callable[[Path], Iterator[tuple[int, str]]],
     suffix: str,

@@ -1,1 +1,1 @@
-"""What tests of several packages share, each module used by its name."""
+"""Helpers shared by tests of several folders; each module is imported by its name."""

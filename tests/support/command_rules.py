@@ -1,8 +1,8 @@
-"""How a command of the documents is checked: a rule for each program.
+"""Checks of the documents' commands: a rule for each program.
 
-What is quick and changes nothing is run. Of what takes long, or changes the machine, the words are
-checked: targets of make, options by `--help`, names of files, variables and extras. A program
-without a rule is an error.
+Commands that are quick and change nothing are run. Of the others the words are checked: targets of
+make, options by `--help`, names of files, variables and extras. A program without a rule is an
+error.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ PACKAGE = Path(uringloop.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-# What a page shows takes a second at most; other tests may run beside.
+# Commands of the pages take a second at most; other tests may run at the same time.
 TIME_LIMIT_S = 40
 
-# A rule looks at the words of a command, without those of its environment, and at what is shown.
+# A rule gets the words of a command, without variables before it, and the output that a page shows.
 Words = list[str]
 
-# Programs that are not run, with the reason: only a shell reads the command. What changes the
-# machine or the environment, apt-get, pip, sysctl, has a rule that looks at its words instead.
+# Programs that are not run, with the reason: only a shell parses the command. apt-get, pip and
+# sysctl, which change the machine or the environment, have rules that check their words instead.
 NOT_RUN = {
-    "curl": "asks a server that another block begins, or the network",
-    "echo": "changes nothing, and tells nothing",
+    "curl": "needs a server that another block starts, or the network",
+    "echo": "prints its arguments",
     "docker": "needs an engine, and an image with the package",
     "git": "needs the network",
     "journalctl": "needs systemd as the first process",
-    "socat": "asks a program that another command begins",
+    "socat": "needs a program that another command starts",
     "systemctl": "needs systemd as the first process",
     "useradd": "changes the machine",
 }
 
-# Variables of the environment that are others' than uringloop's.
+# Variables of the environment that do not belong to uringloop.
 ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP", "MINUTES", "PYTHON"}
 
-# What a user's own program is called in documents.
+# Names of a user's own programs in the documents.
 PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 
-# The servers of others: whether they know the options, where they are installed.
+# Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
     *("dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"),
 }
 
-# What prints all of a program's options, if that is not `--help`.
+# The arguments that print all options of a program, if not `--help`.
 HELP = {"ipython": ["--help-all"], "sanic": ["help", "--full"]}
 
-# What is compared of what the doctor shows: the rest of a line is the machine's.
+# The doctor's names that a page may show; the values depend on the machine and are not compared.
 DOCTOR_NAMES = {"backend", "reason"}
 
 
 @functools.cache
 def output_of(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
-    """Run a program beside the Makefile, which must not take the package from there."""
+    """Run a program in the repository's folder, without importing the package from there."""
     done = subprocess.run(
         words,
         cwd=ROOT,
@@ -85,7 +85,7 @@ def output_of(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
 
 @functools.cache
 def makefile() -> str:
-    """Return what make knows of its targets. It runs none, not even for `-n`: some run make."""
+    """Return make's database of targets: `-n` would run the recipes that call make."""
     return output_of("make", "--no-print-directory", "-np", "help", f"PYTHON={sys.executable}")
 
 
@@ -94,7 +94,7 @@ def options(words: Words) -> list[str]:
 
 
 def check_options(words: Words, *program: str) -> None:
-    """Demand that a program's help tells of each option."""
+    """Check that a program's help has each option."""
     asked = HELP.get(Path(program[0]).name, ["--help"])
     help_text = output_of(*program, *asked) if options(words) else ""
     for option in options(words):
@@ -102,11 +102,11 @@ def check_options(words: Words, *program: str) -> None:
 
 
 def check_bench(words: Words) -> None:
-    # The checks of the program itself: what goes together, and what is out of range.
+    # The program's own checks: ranges, and options that exclude each other.
     cli._settings(cli._parser().parse_args(words))
 
 
-# What takes ARGS.
+# Checks of ARGS, by target of make.
 ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "bench": check_bench,
     "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files.py"),
@@ -129,7 +129,7 @@ def check_pytest(words: Words) -> None:
 
 
 def check_find(words: Words, shown: str) -> None:
-    """Demand that the command finds the ring of a loop that this process makes."""
+    """Check that the command finds the ring of a loop that this process makes."""
     assert words[0] == "/proc/[0-9]*/fd"
     command = ["find", f"/proc/{os.getpid()}/fd", *words[1:]]
 
@@ -178,7 +178,7 @@ def check_module(module: str, words: Words, shown: str) -> None:
             assert matches(shown, printed), printed
         return
     if module == "uringloop.as_uvloop":
-        # What it runs is a command of its own; a sentence may leave it out.
+        # The rest is a command of its own; a sentence may leave it out.
         if not words:
             return
         if words[0] == "-m" or words[0] in PLACEHOLDERS:
@@ -190,7 +190,7 @@ def check_module(module: str, words: Words, shown: str) -> None:
         return
     check_options(words, sys.executable, "-m", module)
     if module == "uringloop.doctor":
-        # 1 tells that loops are not on io_uring.
+        # Status 1 means that loops are not on io_uring.
         printed = output_of(sys.executable, "-m", module, *words, statuses=(0, 1))
         names = {line.split()[0] for line in shown.splitlines()}
         assert names <= DOCTOR_NAMES
@@ -214,14 +214,14 @@ def check_pip(words: Words, shown: str) -> None:
         # A folder or wheels in an image.
         if word.startswith("/"):
             continue
-        # Neither distribution by its name: an index may have somebody else's.
+        # Neither uringloop nor asyncio-uringloop: on an index the name may be another project's.
         name, _, extras = word.rstrip("]").partition("[")
         assert name == "." or name in known - {"asyncio-uringloop"}, word
         assert name != "." or not extras or set(extras.split(",")) <= set(EXTRAS), word
 
 
 def check_apt_get(words: Words, shown: str) -> None:
-    # What setup.py and the Makefile name when it is missing; two by the version of Python.
+    # Packages that setup.py and the Makefile name in their errors, and two that depend on Python.
     named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()}"
     named += " python3-dev python3-venv"
     named += " -y --no-install-recommends"
@@ -249,7 +249,7 @@ def check_systemd_analyze(words: Words, shown: str) -> None:
 
 
 def check_socket_activate(words: Words, shown: str) -> None:
-    """Check the options, and the command that gets the socket."""
+    """Check the options, and the command that inherits the socket."""
     assert words[0] == "-l"
     if shutil.which("systemd-socket-activate"):
         check_options(words[:1], "systemd-socket-activate")
@@ -286,7 +286,7 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
 
 
 def simple_commands(text: str) -> list[Words]:
-    """Return the words of each command of a line; files that are redirected to are none."""
+    """Return the words of each command of a line, without redirections."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: list[Words] = [[]]
@@ -314,18 +314,18 @@ def check_command(command: Command) -> None:
 
 
 def check_program(program: str, arguments: Words, shown: str) -> None:
-    # A user's own environment, here or elsewhere.
+    # A program in the virtual environment of a user.
     program = re.sub(r"^(/\S+/)?\.venv/bin/", "", program)
     if program in CHECKS:
         CHECKS[program](arguments, shown)
     elif program in PROGRAMS:
         path = Path(sys.executable).parent / program
-        # Each command of this one has options of its own.
+        # Each subcommand of dask has its own options.
         subcommand = arguments[:1] if program == "dask" else []
         if path.exists():
             check_options(arguments, str(path), *subcommand)
     else:
-        assert program in NOT_RUN, f"no rule tells how to test `{program}`"
+        assert program in NOT_RUN, f"no rule for `{program}`: add one to CHECKS or to NOT_RUN"
 
 
 def check_variable(name: str) -> None:

@@ -1,10 +1,10 @@
 """Runs one module of the interpreter's own test.test_asyncio.
 
 `python conformance.py MODULE LOOP [CLASS...]`, where LOOP is asyncio or uringloop. With uringloop
-every loop that the module makes is one of ours: the names under which asyncio offers its selector
-loop stand for a class that takes and ignores a selector. Prints a line of JSON for each test as it
-ends, `{"test": ..., "outcome": ..., "detail": ...}`, and one with the outcome "started" before, so
-that a hang or a crash has a name. CONFORMANCE_SKIPS names tests that do not run.
+every loop that the module makes is a uringloop loop: asyncio's names of its selector loop are
+replaced by a class that accepts and ignores a selector. Prints a line of JSON when a test starts
+and when it ends, `{"test": ..., "outcome": ..., "detail": ...}`; after a hang or a crash the last
+line, with the outcome "started", names the test. CONFORMANCE_SKIPS names tests that do not run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TEST_SECONDS = 60
 
 
 class Reporter(unittest.TestResult):
-    """Says what becomes of each test."""
+    """Print the outcome of each test."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failed_subtests: set[str] = set()
 
     def say(self, test: unittest.TestCase, outcome: str, detail: str = "") -> None:
-        # Not stdout's buffer: tests write to descriptors, fork and exec.
+        # Flushed at once: tests write to descriptors, fork and exec.
         line = json.dumps({"test": test.id(), "outcome": outcome, "detail": detail})
         print(line, file=sys.__stdout__, flush=True)
 
@@ -66,7 +66,7 @@ class Reporter(unittest.TestResult):
 
 
 def put_uringloop_in_place() -> None:
-    """Let every name under which asyncio makes its selector loop make one of ours."""
+    """Replace every name under which asyncio makes its selector loop by a uringloop loop."""
     import uringloop
 
     class Loop(uringloop.Loop):
@@ -86,7 +86,7 @@ def put_uringloop_in_place() -> None:
 
 
 def without(suite: unittest.TestSuite, names: set[str]) -> unittest.TestSuite:
-    """Return *suite* without some tests: one that hangs would take the others with it."""
+    """Return *suite* without the tests in *names*: a test that hangs would end the others."""
     kept = unittest.TestSuite()
     for test in suite:
         if isinstance(test, unittest.TestSuite):
@@ -103,7 +103,7 @@ def chosen(module: str, classes: list[str]) -> unittest.TestSuite:
     if not classes:
         return whole
     found = sys.modules[f"test.test_asyncio.{module}"]
-    # A class of one version may be missing in another.
+    # Some classes exist in some versions of Python only.
     kept = [getattr(found, name) for name in classes if hasattr(found, name)]
     return unittest.TestSuite(loader.loadTestsFromTestCase(case) for case in kept)
 
@@ -112,7 +112,7 @@ def main() -> None:
     module, loop, *classes = sys.argv[1:]
     if loop == "uringloop":
         put_uringloop_in_place()
-    # As the interpreter's own runner: tests count on warnings that are not yet shown.
+    # As CPython's own runner does: some tests expect warnings that a filter would hide.
     warnings.simplefilter("default")
     skipped = set(os.environ.get("CONFORMANCE_SKIPS", "").split())
     without(chosen(module, classes), skipped).run(Reporter())

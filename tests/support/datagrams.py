@@ -1,4 +1,4 @@
-"""What the tests of datagram endpoints share: a protocol that keeps its mail, and endpoints."""
+"""Helpers of the tests of datagrams: a protocol that records datagrams, endpoints, sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mail = tuple[bytes, Any]
 
 
 class Mailbox(asyncio.DatagramProtocol):
-    """Keeps every datagram, every error and every callback's name."""
+    """Record every datagram, every error and the name of every other callback."""
 
     transport: asyncio.DatagramTransport
 
@@ -49,12 +49,12 @@ class Mailbox(asyncio.DatagramProtocol):
         return [data for data, _ in self.mail]
 
     async def received(self, count: int = 1) -> list[Mail]:
-        """Wait until at least *count* datagrams have come, and return all of them."""
+        """Wait until *count* datagrams or more are received, and return all of them."""
         await until(lambda: len(self.mail) >= count)
         return self.mail
 
     async def failed(self, count: int = 1) -> list[Exception]:
-        """Wait until at least *count* errors have come, and return all of them."""
+        """Wait for *count* calls of error_received() or more, and return all errors."""
         await until(lambda: len(self.errors) >= count)
         return self.errors
 
@@ -70,9 +70,9 @@ async def ended(transport: asyncio.DatagramTransport) -> None:
 async def endpoint(
     loop: Loop, protocol: asyncio.DatagramProtocol | None = None, **options: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Open an endpoint, of a `Mailbox` unless it is told otherwise, and end it afterwards.
+    """Open an endpoint of *protocol*, by default a `Mailbox`, and abort it at the end.
 
-    A datagram transport has more methods than the stubs know.
+    The transport's type is Any, since the stubs lack some methods of datagram transports.
     """
     made = protocol or Mailbox()
     transport, _ = await loop.create_datagram_endpoint(lambda: made, **options)
@@ -105,14 +105,14 @@ def unix_pair(directory: Any, *, send_buffer: int = 0) -> tuple[socket.socket, s
 
 
 def unsent(transport: asyncio.DatagramTransport) -> int:
-    """Return the size of the transport's queue."""
-    # Every loop tells it; the stubs do not.
+    """Return the size of the transport's write buffer."""
+    # Every loop has the method; the stubs lack it.
     size: int = transport.get_write_buffer_size()  # type: ignore[attr-defined]
     return size
 
 
 def drained(sock: socket.socket) -> list[bytes]:
-    """Receive what a non-blocking socket has."""
+    """Receive all datagrams that a non-blocking socket has."""
     found = []
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -121,7 +121,7 @@ def drained(sock: socket.socket) -> list[bytes]:
 
 
 def stuff(sock: socket.socket, data: bytes = b"stuffing") -> int:
-    """Send until the receiver takes no more; return how many that was."""
+    """Send *data* until the receiver is full; return the number of datagrams."""
     count = 0
     with contextlib.suppress(BlockingIOError):
         while True:

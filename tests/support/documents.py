@@ -1,7 +1,7 @@
-"""What is written in Markdown: blocks of code, the commands in them, headings, links.
+"""Parses the documents' Markdown: blocks of code, the commands in them, headings, links.
 
-Only as much of Markdown as the documents of this repository use: fences of backticks, headings
-that begin with `#`, links in brackets. Nothing is run here; tests/project/test_docs.py does that.
+Supports only as much Markdown as the documents of this repository use: fences of backticks,
+headings that begin with `#`, links in brackets. tests/project/test_docs.py runs the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
-# Whose blocks are run, and whose links are followed.
+# Pages whose blocks are run; LINKED are the pages whose links are checked.
 PAGES = sorted(
     [
         *DOCS.rglob("*.md"),
@@ -29,20 +29,20 @@ HEADING = re.compile(r"^(#+) +(.*?)(?: +#+)?$")
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?(?: +\"[^\"]*\")?\)")
 CODE_SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 
-# What a shell reads before the name of a program.
+# An assignment before the name of a program.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True)
 class Block:
-    """What is between two fences."""
+    """A block of code between two fences."""
 
     page: str
     line: int
     heading: str
     kind: str
     text: str
-    # What a program prints: a block of text right behind it.
+    # The program's expected output: a block of text right after it.
     output: str | None = None
 
     @property
@@ -51,13 +51,13 @@ class Block:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where tables look it up: lines move, headings seldom."""
+        """The key in tables: headings change less often than line numbers."""
         return self.page, self.heading
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, without its prompt, on one line; and what a console shows behind it."""
+    """A command on one line, without its prompt, and the output that a console shows after it."""
 
     text: str
     shown: str = ""
@@ -68,12 +68,12 @@ def name_of(path: Path) -> str:
 
 
 def plain(heading: str) -> str:
-    """Return a heading as it is read: without marks and without the targets of its links."""
+    """Return a heading as displayed: without marks and without the targets of its links."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
 
 
 def _parts(text: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield "line", "heading" and "block" with number, text and, of a block, what it is."""
+    """Yield kind ("line", "heading" or "block"), line number, text, and a block's language."""
     lines = text.splitlines()
     index = 0
     while index < len(lines):
@@ -93,7 +93,7 @@ def _parts(text: str) -> Iterator[tuple[str, int, str, str]]:
 
 
 def blocks(path: Path) -> list[Block]:
-    """Return the blocks of a page in their order, those of output with what prints it."""
+    """Return the blocks of a page in order; a block of output belongs to its program's block."""
     found: list[Block] = []
     heading = ""
     adjacent = False
@@ -116,7 +116,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return what may stand behind `#` in a link to a page, as Git hosts and the site have it."""
+    """Return the anchors of a page, as Git hosts and the documentation site make them."""
     found: set[str] = set()
     for kind, _, text, _ in _parts(path.read_text()):
         if kind == "heading":
@@ -139,7 +139,7 @@ def prose(path: Path) -> str:
 
 
 def links(path: Path) -> list[str]:
-    """Return what the page links to, in prose; code spans are none."""
+    """Return the targets of the page's links, outside of blocks and code spans."""
     return LINK.findall(CODE_SPAN.sub("", prose(path)))
 
 
@@ -149,8 +149,8 @@ def spans(path: Path) -> list[str]:
 
 
 def commands(block: Block) -> list[Command]:
-    """Return the commands of a block: each line, or, of a console, each line behind a prompt."""
-    # A line that ends so goes on.
+    """Return the commands of a block: each line, or each line with a prompt in a console."""
+    # A backslash at the end of a line continues it.
     lines = re.sub(r" *\\\n\s*", " ", block.text).splitlines()
     if block.kind != "console":
         return [Command(line.strip()) for line in lines if line.strip(" \t") and line[0] != "#"]
@@ -167,6 +167,6 @@ def commands(block: Block) -> list[Command]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Tell whether this was printed; `...` stands for anything."""
+    """Return whether *printed* matches *shown*, in which `...` stands for anything."""
     pattern = ".*?".join(map(re.escape, shown.rstrip().split("...")))
     return re.fullmatch(pattern, printed.rstrip(), re.DOTALL) is not None

@@ -1,4 +1,4 @@
-"""The same calls of a plain file and of ours, compared."""
+"""Compares the same calls on a plain file and on a file of uringloop's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Call = tuple[str, tuple[Any, ...]]
 
 
 def outcome(exc: BaseException) -> tuple[Any, ...]:
-    """Return what a program could tell an exception by, without its wording."""
+    """Return the type and errno of an exception; messages are not compared."""
     return type(exc).__name__, getattr(exc, "errno", None)
 
 
 def plain_results(path: Path, mode: str, calls: list[Call], **options: Any) -> list[Any]:
-    """Return what each call of a plain file returned or raised, and what the file was then."""
+    """Return the results and exceptions of calls on a plain file, and the final content."""
     results: list[Any] = []
     with open(path, mode, **options) as file:
         for name, arguments in calls:
@@ -55,7 +55,7 @@ def compare(
     calls: list[Call],
     **options: Any,
 ) -> None:
-    """Fail unless the calls have the same results with a plain file and with ours."""
+    """Fail unless the calls have the same results on a plain file and on uringloop's."""
     ours, plain = folder / "ours", folder / "plain"
     for path in (ours, plain):
         path.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def compare(
 
 
 def told(names: list[str], results: list[Any]) -> list[tuple[str, Any]]:
-    """Name the results; of a position what is more than a number of bytes is the file's own."""
+    """Pair names and results; of a text position only the low 64 bits are comparable."""
     return [
         (name, result % 2**64 if name in ("tell", "seek") and isinstance(result, int) else result)
         for name, result in zip(names, results, strict=True)

@@ -1,8 +1,8 @@
-"""What the package does wherever it is installed: an echo and a file, on each of its rings.
+"""A program that tests an installed package: an echo and a file, on each backend.
 
-A program, for places that have Python and the package and nothing else: the images of cibuildwheel,
-and other releases than the one that the wheel was built on. Its arguments are the backends, both by
-default. It ends with an exception if one of them can not be had.
+Needs Python and the package only, so that it runs in the images of cibuildwheel and on other
+distributions than the one that built the wheel. The arguments are the backends, by default both. An
+unavailable backend ends the program with an exception.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import uringloop
 from uringloop._ring import features
 
-# More than a socket's buffer has room for, so that both sides wait for each other.
+# More than a socket's buffer holds, so that both sides wait for each other.
 MESSAGE = bytes(range(256)) * 4096
-# A loop that hangs ends the program, long before whatever runs it loses patience.
+# A loop that hangs ends the program after this many seconds, long before its caller's timeout.
 PATIENCE_S = 60
 
 
@@ -30,7 +30,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def echo(message: bytes) -> bytes:
-    """Send *message* to a server of this loop, and return what comes back."""
+    """Send *message* to a server of this loop, and return the answer."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
@@ -62,7 +62,7 @@ def main() -> None:
     version = f"Python {platform.python_version()}, {' '.join(platform.libc_ver())}"
     for backend in sys.argv[1:] or ("io_uring", "soft"):
         with tempfile.TemporaryDirectory() as folder:
-            # What is no ring's name is a ValueError.
+            # An unknown name raises ValueError.
             loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type]
             try:
                 loop.run_until_complete(check(Path(folder) / "file"))

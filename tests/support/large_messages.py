@@ -1,8 +1,8 @@
-"""What the tests of large messages share: connections that have had some, and who reads them.
+"""Helpers of the tests of large messages: readers, and connections that have received some.
 
-A connection whose messages are large is read in another way than one with small messages, and
-changes back and forth as they grow and shrink. None of that is to be seen from outside: every test
-brings its connection there first, by large messages that are acknowledged.
+A connection with large messages is polled and read by recv(2), one with small messages is not; it
+changes back and forth as messages grow and shrink, which users must not notice. Each test starts
+with large messages, of which each waits for the one before to be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ both_kinds = pytest.mark.parametrize("kind", ["tcp", "unix"])
 
 
 def in_flight(loop: Loop) -> tuple[int, int]:
-    """Return how many operations do not end and how many buffers are out; asyncio has none."""
+    """Return how many operations stay in flight and how many buffers in use; 0, 0 on asyncio."""
     if not isinstance(loop, uringloop.Loop):
         return 0, 0
     deadline = time.monotonic() + PATIENCE
@@ -40,11 +40,11 @@ def in_flight(loop: Loop) -> tuple[int, int]:
     return loop._operations_in_flight, loop._buffers_out
 
 
-# ── who reads ─────────────────────────────────────────────────────────────────────────────────
+# ── readers ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Plain(Collector):
-    """Reads as a Protocol."""
+    """A reader that is a Protocol."""
 
     @property
     def protocol(self) -> asyncio.BaseProtocol:
@@ -61,12 +61,12 @@ class Plain(Collector):
 
 
 class Filled(Plain, asyncio.BufferedProtocol):
-    """Reads as a BufferedProtocol, which several updates may be needed to fill for one arrival."""
+    """A reader that is a BufferedProtocol; one receive may take several updates."""
 
     size = 10_000
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        # A view: asyncio's TLS fills slices of what it gets.
+        # A view, because asyncio's TLS writes into slices of the buffer.
         self.memory = memoryview(bytearray(self.size))
         return self.memory
 
@@ -75,7 +75,7 @@ class Filled(Plain, asyncio.BufferedProtocol):
 
 
 class Streamed:
-    """Reads by asyncio's StreamReader."""
+    """A reader that is asyncio's StreamReader."""
 
     def __init__(self, loop: Loop) -> None:
         self.reader = asyncio.StreamReader(loop=loop)
@@ -112,7 +112,7 @@ def pair_of(kind: str) -> tuple[socket.socket, socket.socket]:
 
 
 async def enlarge(loop: Loop, sink: Sink, peer: socket.socket) -> None:
-    """Send large messages until the average one is large; each waits for the one before."""
+    """Send large messages until the average message is large; each waits for the one before."""
     for _ in range(40):
         await loop.sock_sendall(peer, MESSAGE)
         assert await sink.take(len(MESSAGE)) == MESSAGE
@@ -135,10 +135,10 @@ async def large(
 
 @contextlib.contextmanager
 def beside(peer: socket.socket, work: Callable[[], object]) -> Iterator[None]:
-    """Do *work* with the peer's socket, now a blocking one, in a thread beside the block."""
+    """Do *work* in a thread during the block, with the peer's socket made blocking."""
 
     def run() -> None:
-        # Reset or closed by the block, where that is what it tests.
+        # Some blocks reset or close the connection while the thread works.
         with contextlib.suppress(ConnectionError):
             work()
 
@@ -158,11 +158,11 @@ def beside(peer: socket.socket, work: Callable[[], object]) -> Iterator[None]:
 
 
 def fail(kind: str, transport: asyncio.WriteTransport, peer: socket.socket) -> None:
-    """End the connection with an error for the transport."""
+    """Close the peer's socket so that the transport gets ECONNRESET."""
     if kind == "tcp":
         reset(peer)
     else:
-        # A UNIX socket closed with something unread in it.
+        # A UNIX socket that is closed with unread bytes resets the connection.
         transport.write(b"unread")
         assert isinstance(transport, asyncio.Transport)
         transport.get_write_buffer_size()

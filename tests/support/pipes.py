@@ -1,7 +1,7 @@
-"""What the tests of pipes share: a protocol for each end, and pipes of several kinds.
+"""Helpers of the tests of pipes: a protocol for each end, and pipes of several kinds.
 
-The other end of each pipe is a plain non-blocking descriptor, so that a test sees what went through
-and when.
+The other end of a pipe is a plain file object, so that a test controls which bytes go through the
+pipe, and when.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from support.roles import Loop, until
 
 Ends = tuple[IO[bytes], IO[bytes]]
 
-# What a pipe holds, and what is more than that.
+# The capacity of a pipe, and much more than that.
 CAPACITY = 64 * 1024
 PLENTY = 4 * 1024 * 1024
 
 
 class Reader(Collector):
-    """Collects from a pipe."""
+    """Record all bytes of a pipe."""
 
     pipe: asyncio.ReadTransport
 
@@ -41,7 +41,7 @@ class Reader(Collector):
 
 
 class Writer(Collector):
-    """Notes what becomes of the writing end."""
+    """Record the callbacks of a pipe's writing end."""
 
     pipe: asyncio.WriteTransport
 
@@ -77,7 +77,7 @@ KINDS = pytest.mark.parametrize("make", [a_pipe, a_fifo, a_socket_pair])
 
 
 def terminal() -> Ends:
-    """Return the sides of a raw pseudo-terminal, the master first."""
+    """Return both sides of a raw pseudo-terminal, the master first."""
     master, slave = os.openpty()
     tty.setraw(slave)
     return os.fdopen(master, "r+b", 0), os.fdopen(slave, "r+b", 0)
@@ -115,7 +115,7 @@ async def writing(loop: Loop, file: IO[bytes]) -> AsyncIterator[Writer]:
 
 
 def peek(file: IO[bytes]) -> bytes | None:
-    """Read what is there now: None for nothing, and no bytes at the end."""
+    """Read without blocking: return None if there are no bytes, b"" at EOF."""
     os.set_blocking(file.fileno(), False)
     try:
         return os.read(file.fileno(), 1 << 20)
@@ -124,7 +124,7 @@ def peek(file: IO[bytes]) -> bytes | None:
 
 
 async def drain(file: IO[bytes]) -> bytes:
-    """Read to the end while the loop runs."""
+    """Read to EOF while the loop runs."""
     data = bytearray()
     while (piece := peek(file)) != b"":
         data += piece or b""

@@ -1,4 +1,4 @@
-"""What the tests of processes share: who is a child of ours, and a protocol that remembers."""
+"""Helpers of the tests of processes: fixtures, the children of this process, a protocol."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOREVER = "600"
 
 @pytest.fixture(autouse=True)
 def watcher(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give stock asyncio the watcher that it has by itself from 3.12 on."""
+    """Give stock asyncio before 3.12 the child watcher that is the default since then."""
     if sys.version_info >= (3, 12) or "each_loop" not in request.fixturenames:
         yield
         return
@@ -36,7 +36,7 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[None]:
     asyncio.set_child_watcher(pidfd)
     yield
     with warnings.catch_warnings():
-        # A test that failed has left a child behind, and has said so itself.
+        # A failed test may leave a child behind, and reports that itself.
         warnings.simplefilter("ignore", RuntimeWarning)
         asyncio.set_child_watcher(before)
 
@@ -60,28 +60,28 @@ def children() -> set[int]:
 
 
 def thread_names() -> dict[int, str]:
-    """Return the threads of this process by number, the kernel's too, each with its name."""
+    """Return the names of the threads of this process, including kernel workers, by thread id."""
     found: dict[int, str] = {}
     for task in Path("/proc/self/task").iterdir():
-        # One may end meanwhile.
+        # A thread may end in the meantime.
         with contextlib.suppress(OSError):
             found[int(task.name)] = (task / "comm").read_text().rstrip("\n")
     return found
 
 
 async def ended_unseen(code: int, options: int) -> asyncio.subprocess.Process:
-    """Start a process and wait until it has ended, without a turn of the loop in between."""
+    """Start a process and wait until it exits, without running a turn of the loop."""
     source, sink = os.pipe()
     process = await asyncio.create_subprocess_shell(f"read go; exit {code}", stdin=source)
     os.close(source)
     os.close(sink)
-    # Blocking is the point.
+    # Blocks on purpose.
     os.waitid(os.P_PID, process.pid, options)  # noqa: ASYNC222
     return process
 
 
 class Recorder(asyncio.SubprocessProtocol):
-    """Keeps what a process writes, and the order of the callbacks."""
+    """Record the output of a process and the order of the callbacks."""
 
     def __init__(self, loop: Loop) -> None:
         self.calls: list[str] = []

@@ -1,8 +1,8 @@
-"""What the tests of connections share beyond conftest: running a test on its loop, and its peers.
+"""Helpers of the tests of connections: running a test on its loop, raw peers, transports, servers.
 
-A peer is a plain non-blocking socket driven by ``loop.sock_*``, so that a test sees exactly
-what went over the wire and when. Every context manager here closes what it opened and waits
-until the loop has let go of it.
+A peer is a plain non-blocking socket driven by ``loop.sock_*``, so that a test controls which bytes
+go over the wire, and when. Every context manager here closes what it opened, and waits until the
+loop has released it.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ Complaint = dict[str, object]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A test that hangs fails after this time; nothing here waits for it on purpose.
+# A test that hangs fails after this many seconds; no test waits as long on purpose.
 TIME_LIMIT = 30.0
 
-# What takes longer than this on loopback does not happen at all.
+# Seconds after which an expected event on loopback counts as missing.
 PATIENCE = 10.0
 
-# After so many rounds of a conversation a process is busy.
+# After this many rounds of a conversation a process counts as busy.
 BUSY_ROUNDS = 100
 
 
 class Token:
-    """Something that a weak reference can watch."""
+    """An object that a weak reference can refer to."""
 
 
 # ── running ───────────────────────────────────────────────────────────────────────────────
 
 
 def run_script(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run *script* in an interpreter of its own."""
+    """Run *script* in a new interpreter."""
     command = [sys.executable, *options, "-c", textwrap.dedent(script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def in_thread(function: Callable[[], T]) -> T:
-    """Run *function* in a thread that ends with it, and return or raise what it does."""
+    """Run *function* in a new thread, and return its result or raise its exception."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result(2 * PATIENCE)
 
@@ -73,7 +73,7 @@ def wait_until(fact: Callable[[], bool]) -> None:
 
 
 def kernel_version() -> tuple[int, ...]:
-    """Return the first two numbers of the kernel's."""
+    """Return major and minor version of the running kernel."""
     return tuple(map(int, os.uname().release.split(".")[:2]))
 
 
@@ -84,14 +84,17 @@ def resident_bytes() -> int:
 
 
 def complaints(loop: Loop) -> list[Complaint]:
-    """Collect what *loop* reports to its exception handler from now on."""
+    """Return a list to which *loop* appends each report to its exception handler from now on."""
     seen: list[Complaint] = []
     loop.set_exception_handler(lambda _, context: seen.append(context))
     return seen
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run an async test on its `each_loop` or `loop`, and fail it on an unexpected complaint."""
+    """Run an async test on its `each_loop` or `loop`; a call of the exception handler fails it.
+
+    A test that expects reports calls `complaints` itself.
+    """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -130,7 +133,7 @@ async def released(transport: asyncio.BaseTransport) -> None:
 
 async def ended(transport: asyncio.WriteTransport) -> None:
     """Abort *transport* unless it has closed its socket, and wait until it has."""
-    # Asyncio's abort() trips over its own state once a close() has flushed and finished.
+    # asyncio's abort() fails on its own state after a close() that has flushed and finished.
     if transport.get_extra_info("socket").fileno() != -1:
         transport.abort()
         await released(transport)
@@ -138,7 +141,7 @@ async def ended(transport: asyncio.WriteTransport) -> None:
 
 @contextlib.asynccontextmanager
 async def nothing_left(loop: uringloop.Loop) -> AsyncIterator[None]:
-    """Check that the block leaves no descriptor, no operation in flight and no buffer out."""
+    """Check that the block leaves no descriptor, no operation in flight and no buffer in use."""
     await turns(3)
     fds = open_fds()
     operations, buffers = loop._operations_in_flight, loop._buffers_out
@@ -174,21 +177,21 @@ def narrow_pair(buffer_size: int) -> tuple[socket.socket, socket.socket]:
 
 @contextlib.contextmanager
 def pair(buffer_size: int = 0) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two connected non-blocking sockets, closed at the end."""
+    """Yield two connected non-blocking sockets, closed at the end."""
     left, right = narrow_pair(buffer_size) if buffer_size else tcp_pair()
     with left, right:
         yield left, right
 
 
 def on_disk(folder: Path, data: bytes) -> IO[bytes]:
-    """Write a file, and return it opened."""
+    """Write a file, and return it open for reading."""
     path = folder / "content"
     path.write_bytes(data)
     return path.open("rb")
 
 
 def fill(write: Callable[[bytes], int]) -> None:
-    """Write until nothing more fits."""
+    """Write until the descriptor's buffer is full."""
     with contextlib.suppress(BlockingIOError):
         while True:
             write(bytes(65_536))
@@ -251,7 +254,7 @@ async def read_exactly(loop: Loop, sock: socket.socket, count: int) -> bytes:
 
 
 async def read_to_end(loop: Loop, sock: socket.socket) -> bytes:
-    """Read from the peer's socket until end of stream."""
+    """Read from the peer's socket until EOF."""
     data = bytearray()
     while piece := await loop.sock_recv(sock, 1 << 20):
         data += piece
@@ -262,7 +265,7 @@ async def read_to_end(loop: Loop, sock: socket.socket) -> bytes:
 
 
 class HalfOpen(Collector):
-    """A collector that keeps its side open after the peer's end of stream."""
+    """A collector that keeps its side open after the peer's EOF."""
 
     def eof_received(self) -> bool:
         super().eof_received()
@@ -334,7 +337,7 @@ class Connected(Protocol):
 async def serving(
     loop: Loop, factory: Callable[[], asyncio.BaseProtocol], *, backlog: int = 1000
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve *factory* on a free port, and wait at the end until every client is gone."""
+    """Serve *factory* on a free port; at the end wait until every transport is released."""
     accepted: list[asyncio.BaseProtocol] = []
 
     def remember() -> asyncio.BaseProtocol:
@@ -372,25 +375,25 @@ class Guests:
         await until(lambda: sum(guest.made.done() for guest in self.seen) >= count)
 
     async def end(self) -> None:
-        """Wait until every connection is gone, aborting those that are open."""
+        """Abort the connections that are open, and wait until all are released."""
         for guest in self.seen:
             await ended(guest.transport)
 
 
 def connected(address: tuple[str, int]) -> socket.socket:
-    """Connect a blocking socket; the kernel does it without the loop."""
+    """Connect a blocking socket; the kernel completes this without the loop."""
     return socket.create_connection(address[:2], timeout=10)
 
 
 def converse(client: socket.socket, rounds: int) -> None:
-    """Have a server be busy: it sleeps for a moment in each round."""
+    """Exchange one byte per round, so that the server sleeps only briefly between rounds."""
     for _ in range(rounds):
         client.sendall(b"x")
         assert client.recv(1) == b"x"
 
 
 async def answers(loop: Loop, address: tuple[str, int]) -> bool:
-    """Tell whether an echo server listens at *address*."""
+    """Return whether an echo server listens at *address*."""
     sock = connected(address)
     with sock:
         sock.setblocking(False)
@@ -399,6 +402,6 @@ async def answers(loop: Loop, address: tuple[str, int]) -> bool:
 
 
 async def gone(server: asyncio.AbstractServer) -> None:
-    """Close *server* and wait for its end."""
+    """Close *server* and wait until it is closed."""
     server.close()
     await server.wait_closed()

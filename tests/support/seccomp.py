@@ -1,8 +1,8 @@
-"""A filter for the system calls of io_uring, as containers have them, for a child process.
+"""A seccomp filter for the system calls of io_uring, as in containers, for a child process.
 
-Run as a script it filters itself and becomes the command that it is given:
-`python seccomp.py EPERM command...`, or KILL for a sandbox that ends the process. `enter-EPERM`
-refuses io_uring_enter alone, and so on. `run` starts such a child.
+As a script it installs the filter and executes a command: `python seccomp.py EPERM command...`
+makes the calls fail with EPERM; KILL ends the process, as some sandboxes do; `enter-EPERM` refuses
+io_uring_enter only, and so on. `run` starts such a child.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 SETUP, ENTER, REGISTER = CALLS = (425, 426, 427)
 ALONE = {"setup": SETUP, "enter": ENTER, "register": REGISTER}
 
-# No child of these tests takes a second; a failing one must not take the suite with it.
+# Seconds; no child of these tests takes one. A child that hangs must not hang the suite.
 PATIENCE = 60
 
 
@@ -39,7 +39,7 @@ def instruction(code: int, true: int, false: int, value: int) -> bytes:
 
 
 def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
-    """Have the kernel answer *calls* with *answer* from now on, here and in all children."""
+    """Install a filter that answers *calls* with *answer*, in this process and its children."""
     program = instruction(LOAD_WORD, 0, 0, 0)
     for number, call in enumerate(calls):
         program += instruction(JUMP_IF_EQUAL, len(calls) - number, 0, call)
@@ -56,18 +56,18 @@ def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment, of uringloop's *variables* with these alone.
+    """Return this process's environment with *variables* as the only ones of uringloop.
 
-    The warning that a ring is refused is off, since most of these tests refuse one.
-    What the tests import can be imported there too.
+    The warning about a refused ring is off, since most of these tests refuse it. The package and
+    the tests' modules are on PYTHONPATH.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("URINGLOOP_")}
-    # Not in a filtered process, which has no site-packages.
+    # Imported here, because the filtered script runs without site-packages.
     import uringloop
 
     places = (Path(uringloop.__file__).resolve().parents[1], Path(__file__).resolve().parents[1])
     kept["URINGLOOP_WARN_FALLBACK"] = "0"
-    # Some of these programs end by os._exit, and what they print must have left them.
+    # Some of these programs end by os._exit, which does not flush stdout.
     kept["PYTHONUNBUFFERED"] = "1"
     return {**kept, "PYTHONPATH": os.pathsep.join(map(str, places)), **variables}
 
@@ -75,7 +75,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(
     *arguments: str, under: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with *arguments*, under the filter of that name if there is one."""
+    """Run Python with *arguments*, under the filter named *under* if given."""
     command = [sys.executable, *arguments]
     if under is not None:
         command = [sys.executable, "-IS", __file__, under, *command]
@@ -90,15 +90,15 @@ def run(
 
 
 def lines_of(script: str, *options: str, under: str | None = None, **variables: str) -> list[str]:
-    """Run *script* in a child, which must end well and complain of nothing; return its lines."""
+    """Run *script* in a child, which must exit with 0 and an empty stderr; return its lines."""
     ended = run(*options, "-c", textwrap.dedent(script), under=under, **variables)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()
 
 
-# ── programs to run so ───────────────────────────────────────────────────────────────────────
+# ── programs to run under a filter ───────────────────────────────────────────────────────────
 
-# One for asyncio, which knows nothing of us.
+# A program for asyncio that does not mention uringloop.
 PROGRAM = """
 import asyncio, os, signal, tempfile, threading
 
@@ -150,7 +150,7 @@ async def main():
 asyncio.run(main())
 """
 
-# Connections over TCP and UNIX sockets to their ends, datagrams there and back, a file.
+# Connections over TCP and UNIX sockets until EOF, datagrams in both directions, a file.
 ROUNDS = """
 import asyncio, os, sys, tempfile
 import uringloop
@@ -222,7 +222,7 @@ def main() -> None:
     call, _, answer = name.rpartition("-")
     calls = (ALONE[call],) if call else CALLS
     if answer == "KILL":
-        # Its end is expected: nobody wants to look into it.
+        # The process is expected to be killed: it needs no core dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         refuse(SECCOMP_RET_KILL_PROCESS, calls)
     else:

@@ -1,4 +1,4 @@
-"""What the tests of the software ring share."""
+"""Helpers of the tests of the software ring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import seccomp
 
 
 def output(script: str) -> str:
-    """Run *script* in a process of its own, which must end well, and return its output."""
+    """Run *script* in a child, which must exit with 0 and an empty stderr; return its output."""
     done = seccomp.run("-c", textwrap.dedent(script), URINGLOOP_BACKEND="soft")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -20,9 +20,9 @@ def output(script: str) -> str:
 
 @contextlib.contextmanager
 def room_for(files: int) -> Iterator[None]:
-    """Let this process open so many more descriptors, and none beyond."""
+    """Limit this process to *files* more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The lowest free number, which the next one gets, bounds them.
+    # The limit bounds descriptor numbers, and the next file gets the lowest free one.
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + files, hard))

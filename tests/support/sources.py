@@ -12,7 +12,7 @@ SOURCES = sorted(
     for folder in ("uringloop", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".c")
-    # What Cython makes of a .pyx is not ours.
+    # C files made by Cython are not sources.
     and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
 )
 SOURCES.append(ROOT / "setup.py")
@@ -24,7 +24,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """Return the dotted name of a file of the package, without the package's own."""
+    """Return the dotted module name of a file of the package, without `uringloop.`."""
     parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
     if parts[-1] == "__init__" and len(parts) > 1:
         parts.pop()

@@ -1,4 +1,4 @@
-"""TLS contexts over the certificates of `certificates/README.md`."""
+"""TLS contexts with the certificates of `certificates/README.md`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Contexts:
 
 
 def telling_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Have a stream that ends without close_notify be an error, as gh-95494 did in 3.11.4."""
+    """Make EOF without close_notify an error, as it is by default since 3.11.4 (gh-95494)."""
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
 
 
 def server_context() -> ssl.SSLContext:
-    """Return a context with the server's certificate; it asks clients for none."""
+    """Return a context with the server's certificate, which requires none of clients."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "server.pem")
     return telling_cuts(context)
 
 
 def strict_server_context() -> ssl.SSLContext:
-    """Return a server's context that wants a certificate of the client."""
+    """Return a server's context that requires a certificate of the client."""
     context = server_context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(AUTHORITY)
@@ -52,5 +52,5 @@ def known_client_context() -> ssl.SSLContext:
 
 
 def stranger_context() -> ssl.SSLContext:
-    """Return a client's context that trusts nobody."""
+    """Return a client's context without trusted authorities."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,6 +1,6 @@
-"""What the tests of TLS share: contexts, connections of ours to a peer, and the peer itself.
+"""Helpers of the tests of TLS: a peer, connections to it, servers, raw TLS records.
 
-The peer is a raw socket and an `ssl.SSLObject`, driven by ``loop.sock_*``: a test decides which
+The peer is a raw socket and an `ssl.SSLObject`, driven by ``loop.sock_*``: a test controls which
 bytes of which record go over the wire, and when.
 """
 
@@ -21,15 +21,15 @@ from support.tls_contexts import Contexts
 
 T = TypeVar("T")
 
-# Whether asyncio tells a peer by an alert why it ends the connection: gh-98078, Python 3.16.
+# Whether asyncio sends an alert before it closes a connection on an error: gh-98078, Python 3.16.
 SENDS_ALERTS = "SSLError" in vars(asyncio.sslproto.SSLProtocol)["_do_read"].__code__.co_names
 
 
-# ── who reads into a buffer ──────────────────────────────────────────────────────────────────
+# ── a buffered protocol ──────────────────────────────────────────────────────────────────────
 
 
 class Filler(asyncio.BufferedProtocol):
-    """Collects through a buffer of its own, of a size that may change."""
+    """Record received bytes through its own buffer, whose size may change."""
 
     transport: asyncio.Transport
 
@@ -46,7 +46,7 @@ class Filler(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> bytearray:
         self.hints.append(sizehint)
-        # asyncio fills the slices of what it gets, which must not be copies.
+        # A view, because asyncio writes into slices of the buffer.
         return memoryview(self.buffer)  # type: ignore[return-value]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -63,7 +63,7 @@ class Filler(asyncio.BufferedProtocol):
 
 
 class Peer:
-    """The other end: TLS by hand over a raw, non-blocking socket."""
+    """The other end of a connection: an SSLObject over a raw, non-blocking socket."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Peer:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side, name)
 
     def records(self, step: Callable[[], object]) -> bytes:
-        """Take a step of the protocol, and return what it wants to send."""
+        """Run a step of the TLS protocol, and return the bytes that it wants to send."""
         with contextlib.suppress(ssl.SSLWantReadError):
             step()
         return self.outgoing.read()
 
     async def flush(self) -> None:
-        """Send what the protocol has to say."""
+        """Send all pending bytes of the TLS protocol."""
         await self.loop.sock_sendall(self.sock, self.outgoing.read())
 
     async def _drive(self, step: Callable[[], T]) -> T:
@@ -113,7 +113,7 @@ class Peer:
         await self.flush()
 
     async def read(self) -> bytes:
-        """Read some; nothing after a close_notify, an SSLEOFError after a bare end of stream."""
+        """Read some bytes: b"" after close_notify; raise SSLEOFError on EOF without it."""
         try:
             return await self._drive(lambda: self.tls.read(1 << 20))
         except ssl.SSLZeroReturnError:
@@ -143,14 +143,14 @@ class Peer:
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> Callable[[], int]:
-    """Return what tells a transport's descriptor; a TLS one forgets its socket at the end."""
+    """Return the bound fileno() of the socket, which a closed TLS transport no longer has."""
     fileno: Callable[[], int] = transport.get_extra_info("socket").fileno
     return fileno
 
 
 @contextlib.asynccontextmanager
 async def ending(*transports: asyncio.WriteTransport) -> AsyncIterator[None]:
-    """At the end abort what is still open, and wait until every socket is closed."""
+    """Abort the transports that are open at the end, and wait until every socket is closed."""
     sockets = [transport.get_extra_info("socket") for transport in transports]
     try:
         yield
@@ -171,7 +171,7 @@ async def tls_stream(
     buffer_size: int = 0,
     shutdown_timeout: float | None = None,
 ) -> AsyncIterator[tuple[asyncio.Transport, Peer]]:
-    """Connect *protocol* to a peer over TLS, as the client or as the server."""
+    """Connect *protocol* to a peer over TLS, as the client or with *server_side* as the server."""
     ours, theirs = narrow_pair(buffer_size) if buffer_size else tcp_pair()
     with theirs:
         if server_side:
@@ -226,7 +226,7 @@ async def tls_serving(
     *,
     handshake_timeout: float | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve *factory* over TLS on a free port, and end without a connection left."""
+    """Serve *factory* over TLS on a free port; at the end wait until no connection is left."""
     server = await loop.create_server(
         factory,
         "127.0.0.1",
@@ -244,11 +244,11 @@ async def tls_serving(
 
 
 async def everybody_gone(server: asyncio.Server) -> None:
-    """Wait until a closed server has no connection left; wait_closed() does so since 3.12."""
+    """Wait until a closed server has no connection left; before 3.12 wait_closed() does not."""
     await server.wait_closed()
     clients = getattr(server, "_clients", None)
     if clients is None:
-        # Before 3.12 stock asyncio only counts, and so do our servers.
+        # Before 3.12 asyncio's servers only count connections, and so do uringloop's.
         await until(lambda: getattr(server, "_active_count", 0) == 0)
     else:
         await until(lambda: not clients)
@@ -273,7 +273,7 @@ async def tls_client(
 
 @contextlib.contextmanager
 def accepting() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
-    """Listen with a raw, non-blocking socket: its clients are the test's to answer."""
+    """Listen with a raw, non-blocking socket from which the test accepts."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         yield listener, listener.getsockname()

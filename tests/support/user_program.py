@@ -1,6 +1,6 @@
-"""A user's program: `make type` checks it as strictly as mypy and pyright can, and a test runs it.
+"""A user's program: `make type` checks it with mypy and pyright in strict mode, a test runs it.
 
-What is asked for here, the annotations and stubs of the package have to know.
+The package's annotations and stubs must cover everything that it uses.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the tests of the monitor and of top share: programs that are watched, and plain clients."""
+"""Helpers of the tests of the monitor and of top: programs with a monitor, and plain clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.roles import PATIENCE
 from uringloop import monitor
 from uringloop._monitor.server import Told
 
-# It is told to go on by a line of its standard input, and has told that it is there by one.
+# ready() prints a line, by which a test waits for the program; go() waits for a line of the test.
 PRELUDE = """
 import asyncio, os, sys, threading, time
 import uringloop
@@ -47,16 +47,16 @@ loop.run_forever()
 loop.close()
 """
 
-# What is not closed, and a warning, would be an error.
+# Runs top with warnings, also those about unclosed resources, as errors.
 STRICT = ("-Werror", "-Xdev", "-m", "uringloop.top")
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-# Of the users that own nothing.
+# The user and group ids of a user that owns no files.
 NOBODY = 65534
 
 
 class Program(NamedTuple):
-    """A process whose script says when it is ready, and does what follows when it is told to."""
+    """A process whose script prints when it is ready, and goes on after a line of input."""
 
     process: subprocess.Popen[str]
     socket: Path
@@ -70,7 +70,7 @@ class Program(NamedTuple):
         return there(self.process.stdout).readline().rstrip("\n")
 
     def go(self) -> None:
-        """Have the program go on."""
+        """Let the program go on."""
         stdin = there(self.process.stdin)
         stdin.write("\n")
         stdin.flush()
@@ -83,13 +83,13 @@ class Program(NamedTuple):
 
 
 def there(file: IO[str] | None) -> IO[str]:
-    """Return one of the pipes of a process that has it."""
+    """Return a pipe of a process, which is not None."""
     assert file is not None
     return file
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """Return the variables of a program that has its socket in *folder*, if it has one."""
+    """Return the environment of a program whose monitor, if any, has its socket in *folder*."""
     folder.chmod(0o700)
     inherited = {name: value for name, value in os.environ.items() if name != "URINGLOOP_MONITOR"}
     return {**inherited, "XDG_RUNTIME_DIR": str(folder), **variables}
@@ -97,7 +97,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def program(folder: Path, script: str, **variables: str) -> Iterator[Program]:
-    """Run *script* with the monitor on, from its first line "ready" on; kill it in the end."""
+    """Run *script* with the monitor on, wait for its line "ready", and kill it at the end."""
     variables = {"URINGLOOP_MONITOR": "1", **variables}
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
@@ -119,16 +119,16 @@ def program(folder: Path, script: str, **variables: str) -> Iterator[Program]:
 
 @contextlib.contextmanager
 def connected(path: Path | str) -> Iterator[socket.socket]:
-    """Connect to a monitor as anybody could."""
+    """Connect to a monitor with a plain socket."""
     with socket.socket(socket.AF_UNIX) as sock:
-        # With a timeout it would not wait for its place in the queue.
+        # A connect with a timeout would not wait for room in the backlog.
         sock.connect(str(path))
         sock.settimeout(2 * PATIENCE)
         yield sock
 
 
 def reply_of(sock: socket.socket) -> bytes:
-    """Return what comes until the end of a line, or until the end."""
+    """Return the bytes up to the end of a line, or up to EOF."""
     received = b""
     while not received.endswith(b"\n"):
         data = sock.recv(65536)
@@ -139,7 +139,7 @@ def reply_of(sock: socket.socket) -> bytes:
 
 
 def told_by(path: Path | str) -> Told:
-    """Return one answer of the monitor at *path*."""
+    """Return one snapshot of the monitor at *path*."""
     with connected(path) as sock:
         sock.sendall(b"\n")
         told: Told = json.loads(reply_of(sock))
@@ -148,7 +148,7 @@ def told_by(path: Path | str) -> Told:
 
 
 def error_of(sock: socket.socket) -> str:
-    """Return why a monitor closes the connection."""
+    """Return the error that a monitor sends before it closes the connection."""
     told: dict[str, str] = json.loads(reply_of(sock))
     assert sock.recv(1) == b""
     return told["error"]
@@ -167,7 +167,7 @@ def run_top(folder: Path, *arguments: object, **variables: str) -> subprocess.Co
 
 @contextlib.contextmanager
 def following(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run top until the block ends."""
+    """Run top until the end of the block."""
     with subprocess.Popen(
         [sys.executable, *STRICT, *map(str, arguments)],
         env=environment(folder),
@@ -183,7 +183,7 @@ def following(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder for sockets: the path of one is 107 bytes at most, and those of pytest are long."""
+    """A folder for sockets: a socket's path has 107 bytes at most, too few for pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="uringloop-test-") as name:
         yield Path(name)
 
