@@ -1,9 +1,9 @@
-"""Files by their paths: the functions of `os`, `shutil` and `pathlib`, awaited.
+"""Functions of `os`, `shutil` and `pathlib` that take paths, as coroutines.
 
-Names, arguments, results and errors are those of the functions of the same name. What the kernel's
-ring can do is done there (open, stat, mkdir, rename, unlink, rmdir, symlink, link, read, write,
-fsync); what it knows of a local file is answered at once. The rest is done by a thread of the
-loop's executor, and the docstring says so. Under another loop than this package's all of it is.
+Names, arguments, results and errors are those of the functions of the same name. The ring does what
+it can (open, stat, mkdir, rename, unlink, rmdir, symlink, link, read, write, fsync); what the
+kernel has in its caches of a local file is returned at once. A thread of the loop's executor does
+the rest, as the docstrings say. Under other event loops threads do all of it.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ __all__ = [
     "write_text",
 ]
 
-# os.link follows a link in its first argument since Python 3.14, as it always said.
+# os.link follows a symbolic link in its first argument since Python 3.14, as documented before.
 LINK_FOLLOWS = "follow_symlinks=True" not in str(getattr(os.link, "__text_signature__", ""))
 COPY_BYTES = 1024 * 1024
 
 
-# ── what is there ────────────────────────────────────────────────────────────────────────────
+# ── status ───────────────────────────────────────────────────────────────────────────────────
 
 
 async def stat(
@@ -104,7 +104,7 @@ def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat
 
 
 async def _mode(path: Any, *, follow_symlinks: bool = True) -> int:
-    """Return the mode, 0 if there is nothing or the path is none."""
+    """Return the mode of the file, 0 if it does not exist or *path* is invalid."""
     try:
         return (await (stat(path) if follow_symlinks else lstat(path))).st_mode
     except (OSError, ValueError):
@@ -194,7 +194,7 @@ async def getcwd() -> str:
 
 
 async def abspath(path: Any) -> Any:
-    """os.path.abspath, in a thread: it may ask for the current folder."""
+    """os.path.abspath, in a thread: it may call os.getcwd."""
     return await in_thread(os.path.abspath, path)
 
 
@@ -217,7 +217,7 @@ async def makedirs(name: StrOrBytesPath, mode: int = 0o777, exist_ok: bool = Fal
     if not last:
         parent, last = os.path.split(parent)
     if parent and last and not await exists(parent):
-        # Somebody else may have made it meanwhile.
+        # Another task or process may have created it meanwhile.
         with contextlib.suppress(FileExistsError):
             await makedirs(parent, exist_ok=exist_ok)
         if last in (os.curdir, os.fsencode(os.curdir)):
@@ -225,7 +225,7 @@ async def makedirs(name: StrOrBytesPath, mode: int = 0o777, exist_ok: bool = Fal
     try:
         await mkdir(name, mode)
     except OSError:
-        # Whatever the error: the folder may be on a file system that can only be read.
+        # Not only FileExistsError: for an existing directory the kernel may return EROFS.
         if not exist_ok or not await isdir(name):
             raise
 
@@ -303,12 +303,12 @@ async def link(
 
 
 async def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int) -> int:
-    """os.sendfile, in a thread; see `loop.sendfile` for one that waits for room."""
+    """os.sendfile, in a thread; `loop.sendfile` also waits until a socket has room."""
     return await in_thread(os.sendfile, out_fd, in_fd, offset, count)
 
 
 async def truncate(path: FileDescriptorOrPath, length: int) -> None:
-    """os.truncate, in a thread: the ring knows it for open files only."""
+    """os.truncate, in a thread: the ring can truncate open files only."""
     await in_thread(os.truncate, path, length)
 
 
@@ -331,7 +331,7 @@ async def read_text(
     newline: str | None = None,
 ) -> str:
     """pathlib.Path.read_text, on the ring."""
-    # What is wrong with these is said before the file is opened.
+    # Raises errors of the arguments before the file is opened.
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
     turns = Turns()
     decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
@@ -355,7 +355,7 @@ async def write_text(
     errors: str | None = None,
     newline: str | None = None,
 ) -> int:
-    """pathlib.Path.write_text, on the ring; what can not be encoded leaves the file as it was."""
+    """pathlib.Path.write_text, on the ring; if *data* cannot be encoded the file is unchanged."""
     if not isinstance(data, str):
         raise TypeError(f"data must be str, not {type(data).__name__}")
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
@@ -366,21 +366,21 @@ async def write_text(
     return len(data)
 
 
-# ── past the page cache ──────────────────────────────────────────────────────────────────────
+# ── direct I/O ───────────────────────────────────────────────────────────────────────────────
 
 
 def direct(path: str, flags: int) -> int:
-    """An `opener` for open(): what is read and written goes past the page cache (O_DIRECT).
+    """An `opener` for open(), for reads and writes that bypass the page cache (O_DIRECT).
 
-    Where, how much and from which memory is then for the file system to allow; multiples of 4096
-    and `aligned_buffer` always are. Others raise OSError with EINVAL, and so does a file system
-    that has no such way.
+    The file system then decides which offsets, sizes and memory it accepts; it always accepts
+    multiples of 4096 and an `aligned_buffer`. Others raise OSError with EINVAL, and so does a file
+    system without direct I/O.
     """
     return os.open(path, flags | os.O_DIRECT, 0o666)
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Return *size* bytes of memory that begins at a page, to read into and write from."""
+    """Return *size* bytes of page-aligned memory, to read into and write from."""
     return memoryview(mmap.mmap(-1, size))
 
 
@@ -412,7 +412,7 @@ async def copyfile(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) 
 
 
 async def copy(src: StrPath, dst: StrPath, *, follow_symlinks: bool = True) -> StrPath:
-    """shutil.copy: the bytes on the ring, the permissions by a thread."""
+    """shutil.copy: the bytes on the ring, the permissions in a thread."""
     if await isdir(dst):
         dst = os.path.join(dst, os.path.basename(src))
     await copyfile(src, dst, follow_symlinks=follow_symlinks)

@@ -1,7 +1,7 @@
-"""Temporary files and folders: those of the standard library's `tempfile`, awaited.
+"""The temporary files and directories of the standard library's `tempfile`, for `async with`.
 
-Each is for `async with`, or to be awaited. They are made, and folders removed, by a thread of the
-loop's executor; what is read and written is done as `uringloop.open` does it.
+The files may also be awaited. Threads of the loop's executor create them, and remove directories;
+reads and writes are those of `uringloop.open`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def NamedTemporaryFile(
 ) -> Opening[Any]:
     """tempfile.NamedTemporaryFile: a file with a name, removed when it is closed.
 
-    Without *delete_on_close*, which the standard library knows since Python 3.12, it is removed at
-    the end of `async with`, and without *delete* never.
+    Without *delete_on_close*, which the standard library has since Python 3.12, it is removed at
+    the end of `async with`; without *delete* it is never removed.
     """
 
     async def make() -> NamedFile:
@@ -120,7 +120,7 @@ def _unlink(name: Any) -> None:
 
 
 class NamedFile:
-    """A temporary file with a name: all of it is the file's, but for its end."""
+    """A temporary file with a name: everything but its removal is forwarded to `file`."""
 
     def __init__(self, file: Any, name: Any, delete: bool, delete_on_close: bool) -> None:
         self.file = file
@@ -167,7 +167,7 @@ class NamedFile:
 
     def __del__(self) -> None:
         if self._remains:
-            # That it was forgotten is for the file to say.
+            # The ResourceWarning is the file's.
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
 
@@ -214,7 +214,7 @@ def _text_in_memory(encoding: str | None, errors: str | None, newline: str | Non
 
 
 class SpooledFile(Lines[Any]):
-    """A file that is in memory until it is too large for that, or `fileno()` or `rollover` ask."""
+    """A file in memory until it exceeds *max_size*, or `fileno()` or `rollover()` is called."""
 
     def __init__(
         self,
@@ -231,9 +231,10 @@ class SpooledFile(Lines[Any]):
         self._make = make
         self._make_now = make_now
         self._mode = mode
-        # Where a text was left by `fileno()`: to go on there its next call may have to read.
+        # The position of a text file that `fileno()` has moved to disk: the next call seeks there,
+        # and that may have to read.
         self._left_at = 0
-        # The one that is used.
+        # The file in use: `memory`, or the one on disk.
         self._file = memory
         self._turns = Turns()
 
@@ -242,12 +243,12 @@ class SpooledFile(Lines[Any]):
         return self._file is not self._memory
 
     def __getattr__(self, name: str) -> Any:
-        # closed, encoding, errors, newlines.
+        # For closed, encoding, errors and newlines.
         return getattr(self._file, name)
 
     @property
     def name(self) -> Any:
-        """What a TemporaryFile has; None in memory."""
+        """The name of the TemporaryFile; None in memory."""
         return getattr(self._file, "name", None)
 
     @property
@@ -263,7 +264,7 @@ class SpooledFile(Lines[Any]):
         return self
 
     async def _do(self, method: str, *args: Any) -> Any:
-        """Call a method of the file that is used."""
+        """Call *method* of the file in use."""
         if self._left_at:
             await self._file.seek(self._left_at)
             self._left_at = 0
@@ -271,12 +272,15 @@ class SpooledFile(Lines[Any]):
         return await result if self._rolled else result
 
     async def _rest(self) -> None:
-        """Let others have their turn, if this one has no time left for files."""
+        """Wait for the next turn if this one has no time left for files."""
         if self._turns.spent():
             await self._turns.pause()
 
     async def _in_pieces(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what *read* takes from memory in many turns; if that fails it is there again."""
+        """Await *read*, which reads from memory over several turns.
+
+        If it is cancelled or raises anything but UnicodeError, seek back to where it began.
+        """
         start = self._memory.tell()
         try:
             return await read()
@@ -315,7 +319,7 @@ class SpooledFile(Lines[Any]):
         return await self._in_pieces(lambda: self._readline(limit, []))
 
     async def _readline(self, limit: int, parts: list[Any]) -> Any:
-        """Return the line of which *parts* are the beginning: one of PIECE, or none."""
+        """Return a line; *parts* is empty, or has its first PIECE characters or bytes."""
         while True:
             if parts:
                 end = await self._end_behind(parts[-1])
@@ -332,7 +336,7 @@ class SpooledFile(Lines[Any]):
         return await joined(self._turns, parts)
 
     async def _end_behind(self, part: Any) -> Any:
-        """Take what is left of a line end behind *part*; None if no line ends there."""
+        """Read the rest of a line end that *part* ends with; return None if no line ends there."""
         if isinstance(part, bytes):
             return b"" if part.endswith(b"\n") else None
         if part.endswith("\r") and self._newline in ("", "\r\n"):
@@ -351,7 +355,7 @@ class SpooledFile(Lines[Any]):
         return await self._in_pieces(lambda: self._readlines(limit))
 
     async def _readlines(self, limit: int) -> list[Any]:
-        # Of bytes in memory as many as *limit* are enough, of text it takes more.
+        # As in the standard library: BytesIO stops at *limit* bytes, text only after more.
         exact = isinstance(self._memory, io.BytesIO)
         enough = (limit if exact else limit + 1) if limit > 0 else sys.maxsize
         lines: list[Any] = []
@@ -377,7 +381,7 @@ class SpooledFile(Lines[Any]):
                     return lines
                 lines.append(line)
                 length += size
-                # A longer line takes more of it.
+                # A longer line takes more time.
                 time -= 1 + (size >> 8)
         return lines
 
@@ -421,7 +425,7 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def write(self, data: Any) -> Any:
-        # What is too large for memory is not put there first.
+        # Data that is too large for memory goes to disk directly.
         known = self._max_size > 0 and isinstance(data, (str, bytes, bytearray))
         return await self._changed(self._write(data), len(data) if known else -1)
 
@@ -437,7 +441,7 @@ class SpooledFile(Lines[Any]):
         if len(data) <= PIECE:
             return await self._do("write", data)
         if is_text:
-            # What can not be encoded leaves the file as it was.
+            # Text that cannot be encoded must leave the file as it was.
             memory = self._memory
             encoder = codecs.getincrementalencoder(memory.encoding)(memory.errors)
             await encoded(self._turns, memory.encoding, encoder, data, None)
@@ -454,7 +458,7 @@ class SpooledFile(Lines[Any]):
         if self._rolled:
             await self._do("writelines", lines)
             return
-        # Whether it is open.
+        # Raises ValueError if the file is closed.
         self._memory.writelines(())
         some: list[Any] = []
         try:
@@ -463,17 +467,17 @@ class SpooledFile(Lines[Any]):
                 if len(some) == LINES:
                     await self._write_some(some)
         finally:
-            # Also if there was an error where they come from.
+            # Also if the iterable has raised an exception.
             await self._write_some(some)
 
     async def _write_some(self, lines: list[Any]) -> None:
-        """Write *lines*, which are taken from the list."""
+        """Write *lines*, and clear the list."""
         some = lines[:]
         lines.clear()
         try:
             size = sum(map(len, some))
         except TypeError:
-            # Whatever it is, writing it says so.
+            # Some line is not text or bytes: writing it raises the error.
             size = 0
         if size <= PIECE:
             await self._do("writelines", some)
@@ -489,7 +493,7 @@ class SpooledFile(Lines[Any]):
         return await self._changed(self._do("truncate", size), size)
 
     async def _changed(self, change: Coroutine[Any, Any, Any], size: int = -1) -> Any:
-        """Make the change, and roll over if the file has become too large for memory."""
+        """Await *change*, and roll over if the file is, or with *size* will be, too large."""
         if size > self._max_size:
             await self._roll_over()
         result = await change
@@ -499,7 +503,7 @@ class SpooledFile(Lines[Any]):
 
     @in_turn
     async def rollover(self) -> None:
-        """Have it be a file on disk from now on."""
+        """Move the file from memory to disk."""
         await self._roll_over()
 
     async def _roll_over(self) -> None:
@@ -518,14 +522,14 @@ class SpooledFile(Lines[Any]):
             await file.close()
             raise
         if self._rolled:
-            # fileno() did not wait for it.
+            # fileno() has rolled over meanwhile.
             await file.close()
             return
         self._file = file
         self._free_memory(content)
 
     def _free_memory(self, content: list[bytes]) -> None:
-        """Close the file in memory, and free its *content* in as many turns as that takes."""
+        """Close the file in memory, and free its *content*, over several turns if it is large."""
         self._memory.close()
         free(content)
 
@@ -536,7 +540,7 @@ class SpooledFile(Lines[Any]):
         return content
 
     def fileno(self) -> Any:
-        """Return the descriptor, after a `rollover` that the loop waits for if it is in memory."""
+        """Return the descriptor. A file in memory is rolled over first, which blocks the loop."""
         if not self._rolled:
             self._roll_over_now()
         return self._file.fileno()
@@ -560,7 +564,7 @@ class SpooledFile(Lines[Any]):
 
 
 class TemporaryDirectory:
-    """tempfile.TemporaryDirectory: a folder that is removed with all that is in it."""
+    """tempfile.TemporaryDirectory: a directory that is removed with all that is in it."""
 
     def __init__(
         self,
@@ -577,7 +581,7 @@ class TemporaryDirectory:
 
     @property
     def name(self) -> Any:
-        """The path, once it has been made."""
+        """The path; None before the directory is created."""
         return None if self._made is None else self._made.name
 
     async def __aenter__(self) -> Any:
@@ -593,6 +597,6 @@ class TemporaryDirectory:
         await self.cleanup()
 
     async def cleanup(self) -> None:
-        """Remove it now."""
+        """Remove the directory now."""
         if self._made is not None:
             await in_thread(self._made.cleanup)

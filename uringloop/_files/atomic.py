@@ -1,16 +1,17 @@
-"""write_atomic(): the whole of the new contents or the whole of the old, whatever happens.
+"""write_atomic(): replace all of a file's contents or, if anything fails, none of them.
 
-Where the file system has nameless files (O_TMPFILE) the contents are written and synced in one, so
-that a process that is killed meanwhile leaves nothing. A new file is then linked to its name. One
-that is there can not be replaced by a link: the nameless file gets a temporary name beside it, and
-that is renamed in the same submission. A process that is killed between these two calls of the
-kernel leaves the temporary name, with all of the new contents.
+On file systems with O_TMPFILE the data is written to an unnamed file and synced, so that a process
+that is killed meanwhile leaves nothing behind. A new file is then linked to its name. A link cannot
+replace an existing file: the unnamed file is linked to a temporary name beside it, which is renamed
+in the same submission. A process that is killed between these two system calls leaves the temporary
+name, with all of the new contents.
 
-Elsewhere a file with a temporary name is written, and a killed process leaves it as far as it was
-written. Temporary names begin with the name of the file, and end in a random number and `.tmp`.
+Elsewhere a file with a temporary name is written, and a killed process leaves it with what was
+written so far. Temporary names begin with the name of the file, and end in a random number and
+`.tmp`.
 
-While the data is written only the owner may read it, and only if the owner of the file that is
-replaced may. The rights of that file are given when all is written (see `rights`).
+While the data is written only the owner may read it, and only if the owner of the replaced file
+may. The permissions of that file are copied after the last write (see permissions.py).
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from uringloop._files.permissions import PRIVATE, resemble
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, StrOrBytesPath
 
-# What a temporary name adds to that of the file, and how often one is tried.
+# The end of temporary names, and the number of names that are tried.
 SUFFIX = ".tmp"
 TRIES = 100
-# As long as names are on most file systems, in bytes.
+# The longest name that most file systems allow, in bytes.
 NAME_BYTES = 255
-# What has no name in a folder has one here.
+# An unnamed file can be linked by its path in this directory.
 DESCRIPTORS = "/proc/self/fd"
-# The mode that a new file is opened with, as by open().
+# The mode of a new file before the umask, as for open().
 NEW_MODE = 0o666
 
 
 async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
-    """Have *path* hold *data*, durably, or what it held before: whatever happens meanwhile.
+    """Replace the contents of *path* by *data*, durably, or leave them as they were.
 
-    The data is written and synced beside it, takes its place, and then the folder is synced. A file
-    that is there keeps its permissions, its ACL, and its owner and group as far as the caller may
-    give them; a link is replaced, not followed. Raises OSError, and leaves nothing behind. A
-    process that is killed may leave a file whose name begins with that of *path* and ends in
-    `.tmp`: docs/files.md says when.
+    The data is written and synced beside *path*, takes its place, and then the directory is synced.
+    An existing file keeps its permissions, its ACL, and its owner and group as far as the caller
+    may set them; a symbolic link is replaced, not followed. Raises OSError, and then leaves nothing
+    behind. A process that is killed may leave a file whose name begins with that of *path* and ends
+    in `.tmp`: docs/files.md says when.
     """
     name: Any = os.fspath(path)
     folder = os.path.dirname(name) or os.curdir
@@ -60,7 +61,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
 
 
 async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: int) -> bool:
-    """Do it with a file that has no name before it is whole; False if there are none here."""
+    """Write *data* by way of an unnamed file; return False if that is not possible here."""
     fd = await path_operations.open_nameless(folder, mode)
     if fd < 0:
         return False
@@ -69,7 +70,7 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
         try:
             await path_operations.stat(source, None, True)
         except FileNotFoundError:
-            # There is no /proc: it could not be given a name.
+            # Without /proc the file cannot be linked to a name.
             return False
         await file.write(data)
         exists = await _resemble(file, name)
@@ -78,7 +79,7 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
             try:
                 await path_operations.link(source, name)
             except FileExistsError:
-                # It is a link, or has been made meanwhile.
+                # *name* is a symbolic link, or was created meanwhile.
                 if await _resemble(file, name):
                     await file.fsync()
             except OSError as exc:
@@ -90,7 +91,7 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
 
 
 async def _replace(source: str, name: Any) -> None:
-    """Give the nameless file a temporary name, and let that take the place of *name*."""
+    """Link the unnamed file to a temporary name, and rename that to *name*."""
     for temporary in _temporary_names(name):
         try:
             await path_operations.link_and_rename(source, temporary, name)
@@ -104,7 +105,7 @@ async def _replace(source: str, name: Any) -> None:
             await _discard(temporary)
             raise OSError(exc.errno, exc.strerror, name) from None
         except BaseException:
-            # The rename may have been done; then there is nothing to remove.
+            # If the rename was done, the temporary name no longer exists.
             await _discard(temporary)
             raise
         return
@@ -112,7 +113,7 @@ async def _replace(source: str, name: Any) -> None:
 
 
 async def _write_named(name: Any, data: ReadableBuffer, mode: int) -> None:
-    """Do it with a file that has a temporary name."""
+    """Write *data* by way of a file with a temporary name."""
     temporary, fd = await _temporary_beside(name, mode)
     try:
         async with RawFile(fd, temporary, mode="wb") as file:
@@ -137,18 +138,18 @@ async def _temporary_beside(name: Any, mode: int) -> tuple[Any, int]:
                 continue
             raise OSError(exc.errno, exc.strerror, name) from None
         except BaseException:
-            # It may have been made all the same.
+            # The file may have been created all the same.
             await _discard(temporary)
             raise
     raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
 
 
 def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
-    """Yield names beside *name* that begin with it, or with as much of it as there is room for."""
+    """Yield names beside *name* that begin with it, or with as much of it as fits."""
     folder, last = os.path.split(os.fsdecode(name))
     for number in range(TRIES):
         end = f".{os.urandom(6).hex()}{SUFFIX}"
-        # Some file systems, and some paths, have room for less.
+        # Some file systems and long paths allow less.
         room = (NAME_BYTES - len(end)) >> (number // 10)
         while len(os.fsencode(last)) > room:
             last = last[:-1]
@@ -157,7 +158,7 @@ def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
 
 
 async def _facts(name: Any) -> os.stat_result | None:
-    """Return what is known of the file with this *name*, if it is one whose rights are kept."""
+    """Return the stat result of *name* if it is a regular file, whose permissions are kept."""
     try:
         facts = await path_operations.stat(name, None, False)
     except FileNotFoundError:
@@ -166,11 +167,11 @@ async def _facts(name: Any) -> os.stat_result | None:
 
 
 async def _resemble(file: RawFile, name: Any) -> bool:
-    """Give *file* the rights of the one with this *name*; return whether there is one."""
+    """Give *file* the permissions of the regular file *name*; return whether that exists."""
     facts = await _facts(name)
     if facts is None:
         return False
-    # Until its end: the thread has the descriptor, which is closed after that.
+    # Not cancelled: the descriptor must stay open while the thread uses it.
     loop = asyncio.get_running_loop()
     await path_operations.to_its_end(
         loop.run_in_executor(None, resemble, file.fileno(), name, facts)

@@ -1,4 +1,4 @@
-"""What files of every kind share: their turns, their iteration, and their end."""
+"""The base of all files: the order of their calls, iteration by lines, `async with`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Line = TypeVar("Line", bytes, str)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call what may wait in a thread of the loop's executor."""
+    """Call *function*, which may block, in a thread of the loop's executor."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 def limit_of(size: SupportsIndex | None) -> int:
-    """Return how much is asked for at most, -1 without a limit; refuse in plain files' words."""
+    """Return *size* as an int, -1 for None. A TypeError has the message of built-in files."""
     if size is None:
         return -1
     if not hasattr(type(size), "__index__"):
@@ -33,9 +33,9 @@ def limit_of(size: SupportsIndex | None) -> int:
 
 
 def in_turn(method: M) -> M:
-    """Have calls of one file wait for each other, in the order in which they were begun.
+    """Run the calls of one file one after another, in the order in which they were started.
 
-    They also wait for the next turn when this one has no time left for files.
+    A call also waits for the next turn of the loop if this one has no time left for files.
     """
 
     @functools.wraps(method)
@@ -52,7 +52,7 @@ def in_turn(method: M) -> M:
 
 
 def in_order(method: M) -> M:
-    """The same, whatever the time: a close must be begun even if its caller is cancelled."""
+    """Like `in_turn`, but never wait for another turn, as a cancel there would prevent a close."""
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def in_order(method: M) -> M:
 
 
 class Fact(int):
-    """A truth that may be awaited too, as aiofiles would have it."""
+    """A bool that may also be awaited, as `readable()` and others are coroutines in aiofiles."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class Fact(int):
 
 
 class Closing:
-    """What is closed at the end of `async with`."""
+    """The base of objects that `async with` closes."""
 
     async def close(self) -> None:
         raise NotImplementedError
@@ -97,7 +97,7 @@ class Closing:
 
 
 class Lines(Closing, Generic[Line]):
-    """What is read line by line with `async for`."""
+    """The base of objects that `async for` reads line by line."""
 
     async def readline(self, size: int = -1) -> Line:
         raise NotImplementedError
@@ -116,11 +116,11 @@ class Lines(Closing, Generic[Line]):
 
 
 class AsyncFile(Lines[Line]):
-    """The methods that need only those of the file itself."""
+    """Methods that are the same for all files, in terms of the file's other methods."""
 
     _turns: Turns
     _detached = False
-    # A call that goes to the end of the file, and may read ahead as much as it likes.
+    # True during a readlines() without a limit, which may read ahead any amount.
     _reads_all = False
     _DETACHED = "raw stream has been detached"
 
@@ -130,7 +130,7 @@ class AsyncFile(Lines[Line]):
 
     @property
     def _file(self) -> Self:
-        """Where aiofiles keeps the plain file, whose `fileno()` and `closed` programs ask for."""
+        """The file itself; in aiofiles the built-in file, of which programs use `fileno()`."""
         return self
 
     async def write(self, data: Line) -> int | None:
@@ -147,19 +147,19 @@ class AsyncFile(Lines[Line]):
         return self
 
     async def _line(self, limit: int) -> Line:
-        """Read a line, which may have to be read ahead, of at most *limit* unless that is -1."""
+        """Read a line, of at most *limit* bytes or characters unless that is -1."""
         raise NotImplementedError
 
     def _cut_lines(self, lines: list[Line], length: int, limit: int) -> int:
-        """Append whole lines that are there; return the *length* of all."""
+        """Append whole lines that were read ahead; return *length* plus their length."""
         return length
 
     def _mark(self) -> object:
-        """Return what `_return` needs to know of where the file stands."""
+        """Return the position and state of the file, for `_return`."""
         return None
 
     async def _return(self, lines: list[Line], mark: object) -> None:
-        """Have the *lines* that a cancelled call has read since *mark* be read again."""
+        """Unread the *lines* that a cancelled call has read since *mark*."""
         raise NotImplementedError
 
     @in_turn
@@ -179,7 +179,7 @@ class AsyncFile(Lines[Line]):
                 if self._turns.spent():
                     await self._turns.pause()
         except UnicodeError:
-            # Plain files forget the lines.
+            # Built-in files lose the lines, too.
             raise
         except BaseException:
             await self._return(lines, mark)
@@ -199,6 +199,6 @@ class AsyncFile(Lines[Line]):
 
 
 def warn_unclosed(file: object) -> None:
-    """Say that a file was forgotten, as plain files do."""
+    """Warn that *file* was not closed, as built-in files do."""
     if not sys.is_finalizing():
         warnings.warn(f"unclosed file {file!r}", ResourceWarning, stacklevel=3, source=file)

@@ -1,8 +1,7 @@
-"""Binary files, without a buffer and with one.
+"""Binary files: RawFile without a buffer, BufferedFile with one.
 
-A BufferedFile keeps bytes that it has read ahead, or bytes that it has yet to write, never both.
-Where the descriptor stands is known to the kernel: behind the bytes read ahead, in front of those
-to write.
+A BufferedFile holds bytes that it has read ahead or bytes that it has yet to write, never both. The
+kernel alone keeps the descriptor's position: after the bytes read ahead, before those to write.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from uringloop._files.scheduling import Turns, joined
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# As much as is read at once of what has no known size; what is joined later is freed in such parts.
+# The largest single read of a file of unknown size. Joining such parts frees them one by one.
 CHUNK_BYTES = 1024 * 1024
-# What a readline without a buffer reads, to put back what is behind the line.
+# Bytes that RawFile.readline() reads at once; it then seeks back to the end of the line.
 LINE_BYTES = 1024
 
 
 class BinaryFile(OpenFile, AsyncFile[bytes]):
-    """What both have."""
+    """The methods that RawFile and BufferedFile share."""
 
     _NOT_READABLE = "File not open for reading"
     _NOT_WRITABLE = "File not open for writing"
@@ -83,16 +82,16 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
             raise io.UnsupportedOperation(self._NOT_WRITABLE)
 
     async def _read_to_end(self, parts: list[bytes]) -> bytes:
-        """Read what there is, behind *parts*, which have it all if that is cancelled."""
+        """Return *parts* and the rest of the file. If cancelled, *parts* has all that was read."""
         size = io.DEFAULT_BUFFER_SIZE
         if self._regular:
             ahead = b"".join(parts)
-            # One byte more than there should be: the answer then tells whether that was all.
+            # One byte more than the size says, to see the end of the file.
             wanted = min(max(self._size() - self._tell(), 0) + 1, REQUEST_MAX)
             parts[:] = [await self._fill_behind(ahead, wanted)]
             if len(parts[0]) == len(ahead):
                 return ahead
-        # Not every short read is the end: /proc has files without a size.
+        # A short read is not always the end of the file: those in /proc have no size.
         while chunk := await self._fill(size):
             parts.append(chunk)
             size = min(2 * size, CHUNK_BYTES) if len(chunk) == size else io.DEFAULT_BUFFER_SIZE
@@ -100,7 +99,7 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
 
 
 class RawFile(BinaryFile):
-    """A file without a buffer: each call is one of the kernel's."""
+    """A binary file without a buffer: every call goes to the kernel."""
 
     @in_turn
     async def read(self, size: int | None = -1) -> bytes:
@@ -155,7 +154,7 @@ class RawFile(BinaryFile):
 
     @in_turn
     async def write(self, data: Buffer) -> int:
-        """Write all of *data*. An OSError tells with `characters_written` what has gone."""
+        """Write all of *data*. An OSError has the bytes written as `characters_written`."""
         view = bytes_of(data)
         self._check_writable()
         await self._drain(view)
@@ -192,7 +191,7 @@ class RawFile(BinaryFile):
 
 
 class BufferedFile(LineFile, BinaryFile):
-    """A file that reads ahead, and collects what is written."""
+    """A binary file that reads ahead and buffers writes."""
 
     _NOT_READABLE = "read"
     _NOT_WRITABLE = "write"
@@ -212,7 +211,7 @@ class BufferedFile(LineFile, BinaryFile):
         self._buffer_size = buffer_size
 
     def _abandon(self) -> None:
-        """Write what is left, as plain files do; there is nobody to tell if that fails."""
+        """Write the buffered bytes, as the finalizer of built-in files does."""
         try:
             while self._pending:
                 del self._pending[: os.write(self.fileno(), self._pending)]
@@ -232,12 +231,12 @@ class BufferedFile(LineFile, BinaryFile):
         return self._ahead[start : self._start]
 
     async def _fetch(self) -> bool:
-        """Read ahead; the bytes read ahead before must be used up. False at the end."""
+        """Read ahead, once the bytes read ahead are used up; False means the end of the file."""
         self._ahead, self._start = await self._fill(self._buffer_size), 0
         return bool(self._ahead)
 
     def _put_back(self, parts: list[bytes]) -> None:
-        """Make what a cancelled read has taken the bytes to be read next."""
+        """Unread *parts*, which a cancelled read has taken."""
         self._ahead = b"".join(parts) + self._ahead[self._start :]
         self._start = 0
 
@@ -320,7 +319,7 @@ class BufferedFile(LineFile, BinaryFile):
 
     @in_turn
     async def peek(self, size: int = 0) -> bytes:
-        """Return bytes that the next read will return too, without reading more than once."""
+        """Return bytes without moving the position, after at most one read from the file."""
         index(size)
         await self._prepare_to_read()
         if self._start == len(self._ahead):
@@ -380,7 +379,7 @@ class BufferedFile(LineFile, BinaryFile):
         return len(view)
 
     async def _write_out(self) -> None:
-        """Write what is kept; what an error or a cancel leaves of it is kept on."""
+        """Write the buffered bytes; those that an error or a cancel leaves stay buffered."""
         if self._pending:
             try:
                 await self._drain(bytes(self._pending))
@@ -388,7 +387,7 @@ class BufferedFile(LineFile, BinaryFile):
                 del self._pending[: self._moved]
 
     async def _forget_ahead(self) -> None:
-        """Have the descriptor stand where the next byte is read from."""
+        """Drop the bytes read ahead and seek back to the first unread one, if the file can seek."""
         unread = len(self._ahead) - self._start
         if unread and self._seekable:
             await self._seek(-unread, os.SEEK_CUR)
@@ -470,7 +469,7 @@ class BufferedFile(LineFile, BinaryFile):
         return size
 
     def detach(self) -> IO[bytes]:
-        """Return a plain file that has the descriptor from now on, and what is still to write."""
+        """Return a built-in file that takes over the descriptor and the buffered writes."""
         self._check_open()
         unread = len(self._ahead) - self._start
         if unread:
@@ -495,7 +494,7 @@ class BufferedFile(LineFile, BinaryFile):
         try:
             await self._flush()
         except GeneratorExit:
-            # Thrown away, and maybe its loop is too: the rest is done when the file is.
+            # The coroutine is destroyed, perhaps with its loop: the file's finalizer does the rest.
             raise
         except BaseException:
             await self._close_descriptor()

@@ -1,4 +1,4 @@
-"""Decoding and encoding of text that may be long, by the standard library's codecs."""
+"""Decode and encode text of any length over several turns, by the standard library's codecs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 from uringloop._files.scheduling import Turns, joined
 
-# Characters or bytes that are decoded, encoded or taken at once, however slow their codec is: 30 to
-# 300 us.
+# Characters or bytes that are decoded, encoded or copied without a look at the clock: 30 to 300 us,
+# depending on the codec.
 PIECE = 64 * 1024
-# Encodings in which text that is encoded in pieces becomes other bytes.
+# Encodings whose output depends on how the text is split: it is encoded as a whole.
 WHOLE = frozenset(("utf-7", "punycode", "idna"))
 
 
 def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
-    """Return a decoder that makes of line ends what open() does with this *newline*."""
+    """Return a decoder that translates line ends as open() does with this *newline*."""
     decoder: Any = codecs.getincrementaldecoder(encoding)(errors)
     if newline is None or newline == "":
-        # Both find all of them; only for None they are translated.
+        # Both recognize every kind of line end; only None translates them.
         decoder = io.IncrementalNewlineDecoder(decoder, newline is None)
     return decoder
 
 
 async def decoded(turns: Turns, decoder: Any, data: bytes, final: bool) -> list[str]:
-    """Decode *data* in as many turns as that takes. If it fails the decoder is as it was before."""
+    """Decode *data*, over several turns if it is long. A failure restores the decoder's state."""
     if len(data) <= PIECE:
         return [decoder.decode(data, final)]
     state = decoder.getstate()
@@ -39,14 +39,14 @@ async def decoded(turns: Turns, decoder: Any, data: bytes, final: bool) -> list[
     except BaseException as exc:
         decoder.setstate(state)
         if isinstance(exc, UnicodeDecodeError):
-            # As if it had been one piece, with what the decoder held back before.
+            # Positions as if all were one piece, with the bytes that the decoder had held back.
             move(exc, state[0] + data, len(state[0]) + at + len(piece) - len(exc.object))
         raise
     return texts
 
 
 def move(exc: Any, whole: bytes | str, skipped: int) -> None:
-    """Have *exc* tell of *whole*, of which it was told without what was *skipped*."""
+    """Make *exc* refer to *whole*; its object was the part that begins after *skipped*."""
     exc.object = whole
     exc.start += skipped
     exc.end += skipped
@@ -60,9 +60,9 @@ def with_line_ends(text: str, newline: str | None) -> str:
 async def encoded(
     turns: Turns, encoding: str, encoder: Any, text: str, newline: str | None
 ) -> bytes:
-    """Encode *text* in as many turns as that takes, with *newline* in place of its line ends.
+    """Encode *text* with *newline* for its line ends, over several turns if it is long.
 
-    If it fails the encoder is as it was before.
+    A failure restores the encoder's state.
     """
     size = PIECE
     if len(text) <= PIECE or codecs.lookup(encoding).name in WHOLE:

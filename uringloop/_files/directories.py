@@ -1,4 +1,4 @@
-"""What is in folders: `os.scandir`, `os.listdir` and `os.walk`, in threads: no ring lists them."""
+"""`os.scandir`, `os.listdir` and `os.walk`, in threads: the ring cannot list directories."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from uringloop._files.base import Closing, in_thread
 if TYPE_CHECKING:
     from _typeshed import GenericPath
 
-# Entries that are fetched by one call of a thread.
+# Entries that one call in a thread fetches.
 ENTRIES = 256
 
 
 class Scan(Closing, Generic[AnyStr]):
-    """The entries of a folder: `async for`, and better within `async with`, which closes it.
+    """The entries of a directory, for `async for`; `async with` closes it.
 
-    Or awaited, for an iterator as os.scandir's that has all of them.
+    Awaiting it fetches all entries and returns an iterator like that of os.scandir.
     """
 
     def __init__(self, path: Any) -> None:
@@ -30,7 +30,7 @@ class Scan(Closing, Generic[AnyStr]):
         self._entries: Any = None
         self._fetched: deque[os.DirEntry[AnyStr]] = deque()
         self._ended = False
-        # A thread may still be in there when its caller has been cancelled.
+        # A thread may still run _fetch() after its caller has been cancelled.
         self._lock = threading.Lock()
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -70,7 +70,7 @@ class Scan(Closing, Generic[AnyStr]):
         return self._fetched.popleft()
 
     def _fetch(self) -> None:
-        """Fetch some more; a thread calls this."""
+        """Fetch up to ENTRIES entries; runs in a thread."""
         with self._lock:
             if self._ended:
                 return
@@ -83,7 +83,7 @@ class Scan(Closing, Generic[AnyStr]):
             self._ended = True
 
     async def close(self) -> None:
-        """Let go of the folder."""
+        """Close the directory."""
         if self._lock.locked():
             await in_thread(self._close)
         else:
@@ -98,9 +98,9 @@ class Scan(Closing, Generic[AnyStr]):
 
 
 def scandir(path: Any = ".") -> Scan[Any]:
-    """os.scandir, in threads: what is iterated over by `async for` is `os.DirEntry`.
+    """os.scandir, in threads: `async for` yields `os.DirEntry` objects.
 
-    Their `stat()` waits for the disk; `is_dir()`, `is_file()` and `is_symlink()` mostly do not.
+    Their `stat()` may block; `is_dir()`, `is_file()` and `is_symlink()` mostly do not.
     """
     return Scan(path)
 
@@ -116,7 +116,7 @@ async def walk(
     onerror: Callable[[OSError], object] | None = None,
     followlinks: bool = False,
 ) -> AsyncIterator[tuple[AnyStr, list[AnyStr], list[AnyStr]]]:
-    """os.walk, a folder at a time in a thread; *onerror* is called where the loop runs."""
+    """os.walk, a directory at a time in a thread; *onerror* is called in the loop's thread."""
     errors: list[OSError] = []
     folders: Any = os.walk(top, topdown, errors.append, followlinks)
     try:
@@ -131,5 +131,5 @@ async def walk(
             yield found
     finally:
         with contextlib.suppress(ValueError):
-            # A thread may still be in it, if the caller has been cancelled.
+            # ValueError: after a cancel a thread may still run the generator.
             folders.close()

@@ -1,13 +1,13 @@
-"""Lines: cut out of what a file has read ahead, bytes or text."""
+"""Fast paths of files: lines out of the bytes or text read ahead, and buffered writes."""
 
 from uringloop._files.open_file cimport OpenFile
 from uringloop._files.scheduling cimport Turns
 
 
 cdef class LineFile(OpenFile):
-    cdef public bytes _ahead        # read, and from _start on not yet given to anybody
+    cdef public bytes _ahead        # bytes read ahead; those from _start on are unread
     cdef public Py_ssize_t _start
-    cdef public bytearray _pending  # still to be written; empty while there is something ahead
+    cdef public bytearray _pending  # bytes to be written; empty while _ahead is not
     cdef public Py_ssize_t _buffer_size
     cdef public Turns _turns
 
@@ -16,11 +16,11 @@ cdef class LineFile(OpenFile):
 
 
 cdef class LineText:
-    cdef public LineFile buffer     # whose bytes are decoded
-    cdef public str _chars          # decoded, and from _used on not yet given to anybody
+    cdef public LineFile buffer     # the binary file that is decoded
+    cdef public str _chars          # decoded text; that from _used on is unread
     cdef public Py_ssize_t _used
-    cdef public Turns _turns        # those of the buffer
-    cdef str newline                # as of open(): None, "", or how lines end
+    cdef public Turns _turns        # the buffer's
+    cdef str newline                # as for open(): None, "", or the line end
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1
     cdef str next_line(self)

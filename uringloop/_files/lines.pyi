@@ -1,4 +1,4 @@
-"""Lines: cut out of what a file has read ahead, bytes or text."""
+"""Fast paths of files: lines out of the bytes or text read ahead, and buffered writes."""
 
 from collections.abc import Awaitable
 from typing import Self, final

@@ -1,8 +1,8 @@
-"""Lines: cut out of what a file has read ahead, bytes or text.
+"""Fast paths of files: lines out of the bytes or text read ahead, and buffered writes.
 
-What a line needs that is all there is done here, in one call, and so is a write that is kept; all
-else is for the classes in Python. Nothing here waits, and nothing goes on when the turn has no time
-for files.
+A line that was read ahead is returned, and a write that fits the buffer is copied there, in one
+call. Everything else is done by the Python subclasses in binary.py and text.py. Nothing here waits,
+and nothing goes on when the turn has no time left for files.
 """
 
 cimport cython
@@ -25,7 +25,7 @@ from uringloop._files.open_file cimport OpenFile
 from uringloop._files.scheduling cimport Turns
 
 
-# Lines that are cut between two looks at the clock, if they are short; and how much, if not.
+# Lines or bytes, whichever comes first, that are cut between two looks at the clock.
 LINES_MAX = 64
 LINE_BYTES_MAX = 16 * 1024
 
@@ -37,12 +37,12 @@ cdef Py_ssize_t LINE_BYTES = LINE_BYTES_MAX
 @cython.no_gc
 @cython.freelist(8)
 cdef class ReadyLine:
-    # What __anext__ returns for a line that is there: awaiting it does not suspend. One that nobody
-    # awaits gives its line back.
+    # The result of __anext__ for a line that was read ahead: awaiting it does not suspend. If it is
+    # dropped before it is awaited, the line becomes unread again.
     cdef object line
-    cdef LineFile file              # one of the two, which has given the line
+    cdef LineFile file              # the source of the line: either `file` or `text`
     cdef LineText text
-    cdef Py_ssize_t end             # where that one was behind it
+    cdef Py_ssize_t end             # the source's _start or _used after the line
 
     def __await__(self):
         return self
@@ -51,7 +51,7 @@ cdef class ReadyLine:
         return self
 
     def __next__(self):
-        # Replaced by `ready_line_step`; it makes the type an iterator.
+        # Makes the type an iterator; `set_step` replaces it by `ready_line_step`.
         raise StopIteration
 
     def __dealloc__(self):
@@ -81,7 +81,7 @@ cdef class LineFile(OpenFile):
         self._turns = Turns()
 
     cdef Py_ssize_t end_of_line(self) noexcept:
-        """Return the index behind the next line end that was read ahead, 0 if there is none."""
+        """Return the index after the next line end that was read ahead, 0 if there is none."""
         cdef const char *data = PyBytes_AS_STRING(self._ahead)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(self._ahead) - self._start
         cdef const char *end
@@ -91,7 +91,7 @@ cdef class LineFile(OpenFile):
         return 0 if end == NULL else end - data + 1
 
     cdef bytes next_line(self):
-        """Return the next line if it is there and may be had now, else None."""
+        """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._start
         cdef Py_ssize_t end
         if self.fd < 0 or not self._readable or self._pending or self._turns.taken:
@@ -120,7 +120,7 @@ cdef class LineFile(OpenFile):
         return line
 
     async def _readline(self, size):
-        """Read a line that is not all there, or may not be had now: for the classes in Python."""
+        """Read a line that `next_line` does not return; the Python subclass implements this."""
         raise NotImplementedError
 
     async def readline(self, size=-1):
@@ -131,18 +131,18 @@ cdef class LineFile(OpenFile):
         return await self._readline(size)
 
     async def write(self, data):
-        """Write *data*, or keep it; what is not kept must not change meanwhile."""
+        """Buffer *data* or write it; it must not change before this returns."""
         if not self._turns.taken and type(data) is bytes and not self._turns.is_spent():
             if self._keep(data):
                 return PyBytes_GET_SIZE(data)
         return await self._write_now(data)
 
     async def _write_now(self, data):
-        """Write what is not simply kept: for the class in Python."""
+        """Write *data* that `_keep` does not take; the Python subclass implements this."""
         raise NotImplementedError
 
     def _keep(self, bytes data):
-        """Keep *data* to be written later; False where something else must be done first."""
+        """Buffer *data*; return False if the file's state or a lack of room does not allow it."""
         cdef Py_ssize_t kept = PyByteArray_GET_SIZE(self._pending)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         if self.fd < 0 or not self._writable or self._ahead or kept + size > self._buffer_size:
@@ -152,9 +152,9 @@ cdef class LineFile(OpenFile):
         return True
 
     def _cut_lines(self, list lines, Py_ssize_t length, Py_ssize_t limit):
-        """Append whole lines that are there, while there is time, until *length* exceeds *limit*.
+        """Append whole lines that were read ahead, until *length* exceeds *limit* or time is up.
 
-        Returns the *length* of all lines; without a positive limit it has none.
+        Returns *length* plus the length of these lines. A *limit* of 0 or less means no limit.
         """
         cdef const char *data = PyBytes_AS_STRING(self._ahead)
         cdef Py_ssize_t count = 0
@@ -185,7 +185,7 @@ cdef class LineText:
         self._chars = ""
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1:
-        """Return the index behind the first line end from *start* on, 0 if there is none."""
+        """Return the index after the first line end from *start* on, 0 if there is none."""
         cdef Py_ssize_t size = len(self._chars)
         cdef Py_ssize_t lf, cr
         if start >= size:
@@ -205,7 +205,7 @@ cdef class LineText:
         return self.end_of_line(start)
 
     cdef str next_line(self):
-        """Return the next line if it is there and may be had now, else None."""
+        """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._used
         cdef Py_ssize_t end
         if self.buffer.fd < 0 or self._turns.taken:
@@ -234,7 +234,7 @@ cdef class LineText:
         return line
 
     async def _readline(self, size):
-        """Read a line that is not all there, or may not be had now: for the classes in Python."""
+        """Read a line that `next_line` does not return; the Python subclass implements this."""
         raise NotImplementedError
 
     async def readline(self, size=-1):
@@ -245,9 +245,9 @@ cdef class LineText:
         return await self._readline(size)
 
     def _cut_lines(self, list lines, Py_ssize_t length, Py_ssize_t limit):
-        """Append whole lines that are there, while there is time, until *length* exceeds *limit*.
+        """Append whole lines that were read ahead, until *length* exceeds *limit* or time is up.
 
-        Returns the *length* of all lines; without a positive limit it has none.
+        Returns *length* plus the length of these lines. A *limit* of 0 or less means no limit.
         """
         cdef Py_ssize_t count = 0
         cdef Py_ssize_t size = 0

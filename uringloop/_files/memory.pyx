@@ -1,4 +1,4 @@
-"""The memory that a file is read into or written from: bytes, or views of what the caller has."""
+"""The memory that a file is read into or written from: bytes, or views of the caller's buffers."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
@@ -9,7 +9,7 @@ from uringloop._kernel.libc cimport iovec
 
 
 cdef const char *start_of(object data) noexcept:
-    """Return where *data* is, bytes or a memoryview."""
+    """Return the address of *data*, bytes or a memoryview."""
     return PyBytes_AS_STRING(data) if type(data) is bytes else view_data(data)
 
 
@@ -18,7 +18,7 @@ cdef char *view_data(object view) noexcept:
 
 
 def room_in(buffer):
-    """Return a view of the bytes of *buffer*, to be filled."""
+    """Return a writable view of the bytes of *buffer*."""
     view = memoryview(buffer)
     if view.readonly:
         raise TypeError(
@@ -28,7 +28,7 @@ def room_in(buffer):
 
 
 def bytes_of(data):
-    """Return *data* in a form whose length is its number of bytes."""
+    """Return *data* as bytes or a memoryview of bytes: its length is its size."""
     if type(data) is bytes:
         return data
     if isinstance(data, str):
@@ -37,7 +37,7 @@ def bytes_of(data):
 
 
 cdef bytes shortened(PyObject *data, Py_ssize_t size):
-    """Return the first *size* of the bytes *data*, a reference that is taken over."""
+    """Return the first *size* bytes of *data*; steals the reference to *data*."""
     if size != PyBytes_GET_SIZE(<object>data):
         PyBytes_Resize(&data, size)
     return take_bytes(data)

@@ -1,8 +1,8 @@
-"""open(): the built-in's, awaited, on the ring of the running loop.
+"""open(): an awaitable counterpart of the built-in, on the ring of the running loop.
 
-Under another loop than ours the same calls are made by threads of its executor, so that a library
-may use this without asking which loop runs. What open() takes, and says about what it does not
-take, is left to the built-in itself: it is called with an opener that opens nothing.
+Under other event loops threads of the loop's executor make the same system calls, so that a library
+need not know which loop runs. The built-in open() itself checks the arguments and raises errors: it
+is called with an opener that opens nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = TypeVar("F", bound="AsyncFile[Any]")
 
 
 class Opening(Generic[F]):
-    """A file to be opened: to be awaited, or used with `async with`."""
+    """A file to be opened, with `await` or `async with`."""
 
     def __init__(self, opening: Coroutine[Any, Any, F]) -> None:
         self._opening = opening
@@ -110,14 +110,15 @@ def open(
 ) -> Any:
     """Open *file* as the built-in does, for `await` or `async with`.
 
-    The file belongs to no loop: each call uses the one that runs. Calls of one file wait for each
-    other, in the order in which they were begun; those with an offset (`pread`, `pwrite`) do not.
+    The file belongs to no loop: each call uses the running one. Calls of one file run one after
+    another, in the order in which they were started; those with an offset (`pread`, `pwrite`) run
+    concurrently.
     """
     return Opening(_open(file, mode, buffering, encoding, errors, newline, closefd, opener))
 
 
 class _Checked(BaseException):
-    """Carries what the built-in would have opened; nobody else sees it."""
+    """Carries path and flags from the opener out of the built-in open(), to `_checked`."""
 
     def __init__(self, path: str, flags: int) -> None:
         self.path = path
@@ -127,21 +128,21 @@ class _Checked(BaseException):
 def _checked(
     file: FileDescriptorOrPath, mode: str, buffering: int, closefd: bool, texts: tuple[Any, ...]
 ) -> tuple[int | str | bytes, int]:
-    """Return path and flags of what is to be opened; a descriptor is returned as it is."""
+    """Have the built-in check the arguments; return path and flags, or a descriptor and 0."""
 
     def stop(path: str, flags: int) -> int:
         raise _Checked(path, flags)
 
     check: Callable[..., object] = builtins.open
     if isinstance(file, int):
-        # Neither closed nor taken over, only looked at.
+        # The built-in only checks the descriptor: with closefd=False it does not own it.
         check(file, mode, buffering, *texts, closefd=False, opener=stop)
         return file, 0
     try:
         check(file, mode, buffering, *texts, closefd=closefd, opener=stop)
     except _Checked as checked:
         return checked.path, checked.flags
-    raise AssertionError("the built-in open() asks its opener")
+    raise AssertionError("the built-in open() has not called its opener")
 
 
 async def _open(
@@ -170,7 +171,7 @@ async def _open(
 
 
 async def _open_by(opener: Opener, path: Any, flags: int) -> int:
-    """Have *opener* open it, in a thread: it may wait."""
+    """Call *opener* in a thread, as it may block, and return its descriptor."""
     lock = threading.Lock()
     opened: list[Any] = []
     wanted = True
@@ -215,14 +216,14 @@ def layered(
     newline: str | None,
     closefd: bool,
 ) -> RawFile | BufferedFile | TextFile:
-    """Make the file of the kind that was asked for."""
+    """Return a raw, buffered or text file on *fd*, as *mode* and *buffering* say."""
     binary = "b" in mode
     if buffering == 0 and not binary:
-        # The built-in has said so too, but for a path, which it was kept from opening.
+        # For a path the built-in did not come to this check, which follows the opener's call.
         raise ValueError("can't have unbuffered text I/O")
     kind = next(letter for letter in mode if letter in "rwax")
     plus = "+" if "+" in mode else ""
-    # As a plain binary file has it: before 3.15 "w+" is "rb+" there.
+    # The mode that built-in binary files show: before Python 3.15 "rb+" for "w+".
     raw_mode = "rb+" if kind + plus == "w+" and sys.version_info < (3, 15) else f"{kind}b{plus}"
     if buffering == 0:
         return RawFile(fd, name, mode=raw_mode, closefd=closefd)
@@ -235,7 +236,7 @@ def layered(
     if binary:
         return buffer
     try:
-        # It knows the default encoding, and what is wrong with another.
+        # TextIOWrapper supplies the default encoding and rejects unsuitable arguments.
         model = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
         return TextFile(
             buffer,

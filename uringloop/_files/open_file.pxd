@@ -1,4 +1,4 @@
-"""An open file: its descriptor, and what is done with it at an offset or where it stands."""
+"""An open file: its descriptor, with calls at an offset and at the descriptor's position."""
 
 from libc.stdint cimport int64_t
 
@@ -10,10 +10,10 @@ cdef class OpenFile(FileRequests):
     cdef readonly bint _readable
     cdef readonly bint _writable
     cdef readonly unsigned int _block_size
-    cdef bint local                 # no server and no process is asked about it
-    cdef unsigned int synced        # how many of its writes were done when it was last synced
-    cdef readonly Py_ssize_t _moved  # bytes that the last _fill or _drain has moved
-    cdef object stray               # a view of what cancelled reads have taken from a stream
+    cdef bint local                 # neither a network server nor a FUSE process serves it
+    cdef unsigned int synced        # the count of `writes` that the last sync covers
+    cdef readonly Py_ssize_t _moved  # bytes that the last _drain or _drain_and_sync has written
+    cdef object stray               # a view of bytes that cannot be unread by a seek, or None
 
     cdef int go_to_end(self, int fd, int64_t size) except -1
     cdef int check(self, bint able, str message) except -1

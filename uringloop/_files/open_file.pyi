@@ -1,4 +1,4 @@
-"""An open file: its descriptor, and what is done with it at an offset or where it stands."""
+"""An open file: its descriptor, with calls at an offset and at the descriptor's position."""
 
 from collections.abc import Iterable
 from typing import Final, overload

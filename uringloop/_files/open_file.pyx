@@ -1,8 +1,8 @@
-"""An open file: its descriptor, and what is done with it at an offset or where it stands.
+"""An open file: its descriptor, with calls at an offset and at the descriptor's position.
 
-Calls with an offset run beside each other; those without are made by one caller at a time, which
-is for the classes in Python to see to. Where the descriptor stands is the kernel's to know, as for
-plain files: it is shared with children and copies. What is cancelled leaves it where it was.
+Calls with an offset may run concurrently; those without must be made one at a time, which the
+Python subclasses ensure. As with built-in files the kernel alone keeps the position, which child
+processes and duplicates of the descriptor share. A cancelled read leaves it where it was.
 """
 
 import io
@@ -79,10 +79,10 @@ cdef class OpenFile(FileRequests):
         self._appending = appending
 
     cdef int go_to_end(self, int fd, int64_t size) except -1:
-        """Stand where plain files stand; what is written goes to the end wherever that is."""
+        """Seek to the end, as built-in files do; writes go to the end from any position."""
         cdef int error
         if self._regular and self.writes_at:
-            # By what is known of it here: a server's lseek would wait.
+            # By the size that is known locally: SEEK_END could wait for a server.
             lseek(fd, size, SEEK_SET)
             return 0
         error = errno if lseek(fd, 0, SEEK_END) < 0 else 0
@@ -105,7 +105,7 @@ cdef class OpenFile(FileRequests):
         return 0
 
     async def flush(self):
-        """Hand over what is kept here: nothing, where there is no buffer."""
+        """Write buffered data; this class has no buffer."""
         self.check_open()
 
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
@@ -125,10 +125,10 @@ cdef class OpenFile(FileRequests):
         return self.result_of(operation)
 
     async def pread_into(self, buffer, offset):
-        """Read at *offset* into *buffer*; return how many bytes there were.
+        """Read at *offset* into *buffer*; return the number of bytes.
 
-        The buffer must not change meanwhile. Who is cancelled comes back when the kernel has
-        let go of it.
+        The buffer must not be used meanwhile. A cancelled call returns only after the kernel has
+        finished with it.
         """
         cdef FileOperation operation
         cdef int64_t start
@@ -141,10 +141,10 @@ cdef class OpenFile(FileRequests):
         return self.count_of(operation)
 
     async def pwrite(self, data, offset):
-        """Write all of *data* at *offset*; return how many bytes that were.
+        """Write all of *data* at *offset*; return its size in bytes.
 
-        After an OSError its `characters_written` tells how many have been written. A file that was
-        opened for appending is appended to, as by os.pwrite.
+        An OSError has the number of bytes written as `characters_written`. A file that was opened
+        for appending is appended to, as by os.pwrite.
         """
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
@@ -163,7 +163,7 @@ cdef class OpenFile(FileRequests):
         return written
 
     async def preadv(self, buffers, offset):
-        """Read at *offset* into *buffers*, one after the other; return how many bytes came."""
+        """Read at *offset* into *buffers*, one after the other; return the number of bytes."""
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._readable, "not readable")
@@ -179,7 +179,7 @@ cdef class OpenFile(FileRequests):
         return self.count_of(operation)
 
     async def pwritev(self, buffers, offset):
-        """Write all of *buffers* at *offset*; return how many bytes that were. See `pwrite`."""
+        """Write all of *buffers* at *offset*; return their size in bytes. See `pwrite`."""
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
         cdef int64_t start
@@ -201,7 +201,7 @@ cdef class OpenFile(FileRequests):
         return written
 
     cdef int64_t start_at(self, object offset, bint able) except -1:
-        """Return *offset*, if that is one, and the file is *able* to take it."""
+        """Return *offset* as an int64; raise ValueError if negative, ESPIPE unless *able*."""
         cdef int64_t start = PyNumber_Index(offset)
         if start < 0:
             raise ValueError("negative offset")
@@ -209,12 +209,12 @@ cdef class OpenFile(FileRequests):
             raise self.failure(-ESPIPE)
         return start
 
-    # ── where the descriptor stands ──────────────────────────────────────────────────────────
+    # ── at the descriptor's position ─────────────────────────────────────────────────────────
 
     async def _fill(self, Py_ssize_t n, buffer=None):
-        """Read up to *n* bytes, into *buffer* if there is one; return them, or how many they were.
+        """Read up to *n* bytes and return them; with *buffer* read into it and return their number.
 
-        Of a regular file less than that only at its end, of a stream what is there.
+        A regular file returns fewer only at its end; a pipe or terminal returns what it has.
         """
         cdef FileOperation operation
         self.check_open()
@@ -243,12 +243,12 @@ cdef class OpenFile(FileRequests):
         else:
             data = count = self.count_of(operation)
         if self.reads_at and operation.res > 0:
-            # What was cached has moved it already.
+            # Bytes from the page cache have moved the position already.
             self.move_to(operation.request.off + operation.res)
         return data
 
     async def _fill_behind(self, bytes ahead, Py_ssize_t n):
-        """Return *ahead* and up to *n* bytes behind it, less only at the end of a regular file."""
+        """Return *ahead* plus the next *n* bytes of a regular file, fewer only at its end."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(ahead)
         cdef Py_ssize_t before = size
         cdef Py_ssize_t count
@@ -266,7 +266,7 @@ cdef class OpenFile(FileRequests):
                     await self._ask(operation)
                 count = self.count_of(operation)
                 if self.reads_at and operation.res > 0:
-                    # What was cached has moved it already.
+                    # Bytes from the page cache have moved the position already.
                     self.move_to(operation.request.off + operation.res)
                 operation.held = operation = None
                 if count == 0:
@@ -284,7 +284,7 @@ cdef class OpenFile(FileRequests):
         return shortened(data, size)
 
     def _give_back(self, list parts):
-        """Have the bytes in *parts*, the last ones that were read, be what is read next."""
+        """Unread the bytes in *parts*, which were read last."""
         cdef Py_ssize_t size = sum(map(len, parts))
         if size == 0 or self.fd < 0:
             return
@@ -295,7 +295,7 @@ cdef class OpenFile(FileRequests):
         self.stray = memoryview(b"".join(parts))
 
     async def _drain(self, view):
-        """Write all of *view*, bytes or a memoryview; `_moved` has gone, also after errors."""
+        """Write all of *view*, bytes or a memoryview; `_moved` is exact also after errors."""
         cdef FileOperation operation
         cdef int64_t position = -1
         self.check_open()
@@ -319,7 +319,8 @@ cdef class OpenFile(FileRequests):
     async def _drain_and_sync(self, data, unsigned int flags):
         """Write *data* and sync the file, in one submission; return whether both were done.
 
-        What has gone is `_moved`, also after errors; the rest is for the caller to do.
+        If not, the caller writes what is left after `_moved` bytes, and syncs. `_moved` is exact
+        also after errors.
         """
         cdef FileOperation writing, syncing
         cdef unsigned int done
@@ -342,7 +343,7 @@ cdef class OpenFile(FileRequests):
             if writing.has_ended and writing.res > 0:
                 self.note_written(writing.res, len(data), position)
         if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
-            # A short write, or a ring that was lost.
+            # The write was short, or the ring was lost.
             return False
         self.written_of(writing, 0)
         self.count_of(syncing)
@@ -350,25 +351,25 @@ cdef class OpenFile(FileRequests):
         return True
 
     cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1:
-        """Note that *count* more of all *size* bytes have gone, from *position* on or appended."""
+        """Note that *count* more of *size* bytes were written, at *position* unless it is -1."""
         self._moved += count
-        # Thrown away together with who has written, the file may be closed by now.
+        # If the writing coroutine was destroyed, the file may be closed by now.
         if self.fd < 0:
             return 0
         if position >= 0:
             self.move_to(position + count)
         elif self._moved < size and self._regular and self.writes_at:
-            # An append that an error ends in the middle does not move it in the ring.
+            # On the ring an append that an error cuts short does not move the position.
             self.move_to(self._size())
         return 0
 
     async def _seek(self, int64_t offset, int whence):
-        """Move the descriptor; return where it then stands."""
+        """Move the descriptor's position; return the new one."""
         cdef FileOperation operation
         cdef int64_t position
         self.check_open()
         if whence == SEEK_END and self._regular:
-            # The size may be a server's to tell: lseek would wait for it here.
+            # lseek would block the loop if a server has to report the size.
             operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
             uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
             operation.op.policy |= RUN_WAITS
@@ -387,18 +388,18 @@ cdef class OpenFile(FileRequests):
         return self.position()
 
     def _size(self):
-        """Return the size of the file as far as it is known here."""
+        """Return the size of the file as known without asking a server, 0 if that fails."""
         cdef uring_file_facts facts
         return facts.size if uring_find_facts(self.fd, False, &facts) == 0 else 0
 
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 
     async def fsync(self):
-        """Have the kernel write the file to its disk; what is still kept here is written first."""
+        """Write buffered data, and have the kernel write the file to its disk (fsync(2))."""
         await self._write_and_sync(0)
 
     async def fdatasync(self):
-        """Like `fsync`, but of what is known about the file only what it takes to read it."""
+        """Like `fsync`, but with only the metadata that it takes to read the data."""
         await self._write_and_sync(IORING_FSYNC_DATASYNC)
 
     async def _write_and_sync(self, unsigned int flags):
@@ -409,7 +410,7 @@ cdef class OpenFile(FileRequests):
         cdef unsigned int done = self.writes_done()
         self.check_open()
         if self.in_memory:
-            # There is nothing that it could be synced to.
+            # No disk backs the file.
             return
         operation = new_operation(self, None)
         operation.repeatable = True
@@ -419,7 +420,7 @@ cdef class OpenFile(FileRequests):
         self.synced = done
 
     cdef unsigned int writes_done(self) noexcept:
-        """How many writes a sync that begins now includes, as far as that can be told."""
+        """Return how many of `writes` a sync that starts now covers for certain."""
         return self.synced if self.operations_in_flight else self.writes
 
     async def fallocate(self, offset, size, *, mode=0):
@@ -448,7 +449,7 @@ cdef class OpenFile(FileRequests):
         self.count_of(operation)
 
     async def _close_descriptor(self):
-        """Close it when what is in flight has ended. It is closed even if that tells an error."""
+        """Close the descriptor once no operation uses it. It is closed even if close(2) fails."""
         cdef FileOperation operation
         cdef int fd = self.fd
         if fd < 0:
@@ -459,7 +460,7 @@ cdef class OpenFile(FileRequests):
         if not self.closefd:
             return
         if self.local and (self.in_memory or self.writes == self.synced):
-            # There is nothing to write back.
+            # Without data to write back close(2) does not block.
             if close(fd) < 0:
                 raise self.failure(-errno)
             return
@@ -477,14 +478,14 @@ cdef class OpenFile(FileRequests):
         self.count_of(operation)
 
     def _close_now(self):
-        """Close the descriptor of a file that nobody refers to any more."""
+        """Close the descriptor of a file that is finalized."""
         cdef int fd = self.fd
         self.fd = -1
         if fd >= 0 and self.closefd:
             close(fd)
 
     def _give_up_descriptor(self):
-        """Return the descriptor, which somebody else closes from now on."""
+        """Return the descriptor, which the caller owns from now on."""
         cdef int fd = self.fd
         self.check_open()
         self.fd = -1

@@ -7,45 +7,45 @@ from uringloop._ring.ring cimport Operation
 from uringloop._turn.turn cimport LoopCore
 
 cdef enum:
-    # How long files work in a turn while somebody waits for the next one, in ns: an echo beside a
-    # task that reads lines takes at most twice its time so.
+    # The time of files in a turn while other work waits for the next turn, in ns: an echo beside a
+    # task that reads lines takes at most twice as long.
     TURN_NS = 10 * 1000
-    # The same on the software ring, which does not know whether anybody waits.
+    # The same on the software ring, which does not know whether other work waits.
     SOFT_TURN_NS = 35 * 1000
     # The same under other loops, whose turns are not known and cost more.
     OTHERS_TURN_NS = 50 * 1000
-    # How often it is looked whether somebody waits, once that time is over, in ns.
+    # The interval of the checks for other work once that time is over, in ns.
     LOOK_NS = 2 * 1000
-    # Bytes that are copied without a look at the clock: 15 to 60 us with memory that is new.
+    # Bytes that are copied without a look at the clock: 15 to 60 us into fresh memory.
     SLICE_BYTES = 128 * 1024
 
 
 cdef class InFlight:
     # Counts the operations that use a descriptor: it is not closed before they have ended.
     cdef readonly int operations_in_flight
-    cdef object idle                # a Future of who waits for them, or None
+    cdef object idle                # the future of `_become_idle`, or None
 
     cdef int ended(self) except -1
 
 
 cdef class FileOperation:
     cdef Operation op
-    cdef io_uring_sqe request       # what is asked for: submitted, again if its ring is lost
+    cdef io_uring_sqe request       # copied to the ring; copied again if the ring is lost
     cdef LoopCore loop              # whose ring has it; None for a thread of the executor
-    cdef InFlight file              # what it counts for; None for one without a descriptor
-    cdef object held                # bytes, views, paths: what the kernel reads or fills
-    cdef object future              # of who waits
+    cdef InFlight file              # whose operations_in_flight counts it, or None
+    cdef object held                # bytes, views, paths: the memory that the kernel reads or fills
+    cdef object future              # resolved at the end of the operation
     cdef int res                    # a count, a descriptor or -errno, once it has ended
     cdef int generation             # of the ring that it was submitted to
-    cdef bint in_thread             # the kernel's ring can not do it
+    cdef bint in_thread             # done by a thread: the kernel's ring lacks this operation
     cdef bint counted               # in operations_in_flight
     cdef bint has_ended
-    cdef bint cancelled             # by who waits
+    cdef bint cancelled             # by the task that awaits it
     cdef bint follows               # linked: an ECANCELED means that the first one was not done
-    cdef bint repeatable            # doing it twice is doing it once
-    cdef bint detachable            # who waits need not wait for the end of what he cancels
-    cdef bint postponed             # the turn had no share for it, and it may be cached
-    cdef Py_ssize_t filled          # bytes that were there without waiting
+    cdef bint repeatable            # idempotent: may be submitted again
+    cdef bint detachable            # a cancelled caller need not wait for the end
+    cdef bint postponed             # the turn had no time for the rest, which may be cached
+    cdef Py_ssize_t filled          # bytes that were read from the page cache
 
     cdef object run(self)
     cdef int begin(self) except -1

@@ -1,14 +1,14 @@
 """One request of a file, in flight on the loop's ring or in a thread of its executor.
 
-A FileOperation owns all that the kernel reads or fills on its behalf, until the kernel has
-answered: the ring, or the thread, holds the operation. The request is a submission of its own,
-copied into the ring's queue; under another loop than ours the same request is performed by a
-thread. Who awaits it comes back after its end, and so do those who cancel it, except where all
-memory is the operation's own and nothing is changed by it (`detachable`).
+A FileOperation owns all memory that the kernel reads or fills for it until the kernel has finished:
+the ring, or the thread, holds a reference to the operation. The request is a submission of its own,
+which is copied into the ring's queue; under other event loops a thread performs the same request.
+Awaiting and cancelling both return only after the end of the operation, except where the operation
+owns all the memory and changes nothing (`detachable`).
 
-An ECANCELED that nobody asked for has one of two reasons. A ring that is lost, with a thread that
-has ended: what can be done twice is submitted again. Or the kernel could start no worker, for the
-limits of the process: then it is done here, and the loop waits.
+An ECANCELED without a cancel has one of two causes. If the ring was lost with a thread that has
+ended, idempotent operations are submitted again. If the kernel could not start a worker because of
+the process's limits, the request is performed in the loop's thread, which blocks.
 """
 
 from asyncio import CancelledError, Future, get_running_loop
@@ -70,14 +70,14 @@ cdef class FileOperation:
 
     def __dealloc__(self):
         if self.op.policy & HOLDS_DESCRIPTOR and self.res >= 0:
-            # Nobody has taken it.
+            # The opened descriptor was not taken.
             close(self.res)
         if self.counted:
-            # Its loop was closed before it could be told of the end.
+            # The loop was closed before the completion was delivered.
             self.file.ended()
 
     cdef object run(self):
-        """Have it done, and return what waits for its end. The result is then in `res`."""
+        """Start the operation; return a coroutine that waits for its end, when `res` is set."""
         self.begin()
         return self.end()
 
@@ -95,7 +95,7 @@ cdef class FileOperation:
         return 0
 
     async def end(self):
-        """Wait for its end."""
+        """Wait for the end of the operation."""
         try:
             await self.future
         except CancelledError:
@@ -107,11 +107,11 @@ cdef class FileOperation:
                 try:
                     await self.future
                 except CancelledError:
-                    # The first one is raised when the kernel has let go of the memory.
+                    # The first CancelledError is raised once the kernel has finished.
                     continue
             raise
         except BaseException:
-            # Whoever awaits it is thrown away: it ends alone.
+            # The awaiting coroutine is destroyed: the operation ends by itself.
             self.cancel()
             raise
 
@@ -121,13 +121,13 @@ cdef class FileOperation:
             self.loop.ring.limit_workers()
         sqe = self.loop.ring.submission()
         uring_copy_submission(sqe, &self.request)
-        # Submitted again it stands alone.
+        # A second submission is not linked.
         uring_unlink(&self.request)
         self.generation = self.loop.ring.generation
         return self.loop.ring.start(sqe, &self.op)
 
     cdef int cancel(self) except -1:
-        """Ask for an early end. A thread can not be stopped, and what closes must not be."""
+        """Submit a cancel, unless a thread performs it or it closes a descriptor."""
         if self.op.policy & NEVER_CANCELLED:
             return 0
         self.cancelled = True
@@ -136,13 +136,13 @@ cdef class FileOperation:
         return 0
 
     def _perform(self):
-        """Do it here and now: a thread of the executor calls this."""
+        """Perform the request as a system call; runs in a thread of the executor."""
         cdef int res
         with nogil:
             res = uring_perform(&self.request)
             while res == -EINTR and not self.op.policy & NEVER_CANCELLED:
                 res = uring_perform(&self.request)
-        # The loop may be closed before it is told.
+        # Kept here, too: the loop may be closed before `_performed` runs.
         self.res = res
         return res
 
@@ -153,7 +153,7 @@ cdef class FileOperation:
         if res == -ECANCELED and self.had_no_worker():
             with nogil:
                 res = uring_perform_here(&self.request)
-        # A descriptor is closed at once, whatever it says.
+        # close(2) has closed the descriptor even if it fails with EINTR.
         if ((res == -EINTR and not self.op.policy & NEVER_CANCELLED)
                 or (res == -ECANCELED and self.repeatable)):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
@@ -166,17 +166,17 @@ cdef class FileOperation:
         return self.tell()
 
     cdef bint had_no_worker(self) noexcept:
-        """Whether an ECANCELED means that nobody could be found to do it."""
+        """Whether an ECANCELED means that the kernel could not start a worker."""
         if self.cancelled or self.follows or self.loop is None:
             return False
         if self.generation != self.loop.ring.generation or not self.loop.ring.u.open:
             return False
-        # The end of a loop cancels everything, but never what closes.
+        # Closing a loop cancels every operation but those that close a descriptor.
         return self.op.policy & NEVER_CANCELLED != 0 or not self.loop.closed
 
     cdef int tell(self) except -1:
         if self.future.get_loop().is_closed():
-            # Nobody will be resumed; and what a worker may still use keeps only what it must.
+            # No task can be resumed; a worker may keep the operation alive, but not the future.
             self.future = None
         elif not self.future.done():
             self.future.set_result(None)
@@ -193,12 +193,12 @@ cdef FileOperation new_operation(InFlight file, object held):
 
 
 def is_cached(int fd, int64_t offset, int64_t size):
-    """Whether reading that much of a file there would not wait for its disk."""
+    """Whether *size* bytes at *offset* can be read without waiting for the disk."""
     return uring_is_cached(fd, offset, size)
 
 
 async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
-    """Have that much of a file be read into the page cache, if it can be."""
+    """Read *size* bytes at *offset* into the page cache, ignoring errors."""
     cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
     operation.op.policy |= RUN_WAITS
     operation.repeatable = operation.detachable = True
@@ -209,9 +209,9 @@ async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
 
 
 cdef int begin_linked(FileOperation first, FileOperation second) except -1:
-    """Begin both on the ring, *second* when *first* has been done, and only if that was all of it.
+    """Submit both to the ring; *second* starts only after *first* has been done in full.
 
-    Otherwise *second* ends with ECANCELED; so it must not be `repeatable`.
+    Otherwise *second* ends with ECANCELED, so it must not be `repeatable`.
     """
     ring_loop().ring.make_room(2)
     uring_link(&first.request)
@@ -222,16 +222,16 @@ cdef int begin_linked(FileOperation first, FileOperation second) except -1:
 
 
 cdef LoopCore ring_loop():
-    """Return the running loop if it is one of ours, else None."""
+    """Return the running loop if it is a uringloop.Loop, else None."""
     loop = get_running_loop()
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
 
 
 cdef bint is_spent(LoopCore loop) except -1:
-    """Whether files have used up their time in this turn, and somebody waits for the next one.
+    """Whether files have used up their time in this turn, and other work waits for the next one.
 
-    While nobody waits they go on. In debug mode they do not: a callback that takes so long would be
-    reported.
+    While no work waits, files may go on; but not in debug mode, in which the loop would report the
+    callback as slow.
     """
     cdef int64_t now = uring_clock_ns()
     if now < loop.files_until:
@@ -246,9 +246,9 @@ cdef bint is_spent(LoopCore loop) except -1:
 
 
 cdef bint nobody_waits(LoopCore loop) except -1:
-    """Whether a turn would find nothing to do now: known without a call of the kernel."""
+    """Whether a turn would find no work now, as far as is known without a system call."""
     cdef int64_t deadline
-    # The software ring would have to ask the kernel.
+    # The software ring would need a system call.
     if loop.ring.u.soft != NULL or not loop.is_idle():
         return False
     if PyList_GET_SIZE(loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:

@@ -1,1 +1,1 @@
-"""What takes a path: functions of the module only, so nothing is declared for others."""
+"""Operations on paths: Python functions only, so nothing is declared for other modules."""

@@ -1,4 +1,4 @@
-"""What takes a path, as an operation of the ring: open, stat, mkdir, rename, unlink, link."""
+"""Operations on paths, on the ring: open, stat, mkdir, rename, unlink, link."""
 
 import asyncio
 import os

@@ -1,7 +1,8 @@
-"""What takes a path, as an operation of the ring: open, stat, mkdir, rename, unlink, link.
+"""Operations on paths, on the ring: open, stat, mkdir, rename, unlink, link.
 
-Arguments are as those of `os`, and so are the errors, with the paths in them. What the kernel has
-in its cache of a local file system is answered without the ring, up to a share of the turn.
+Arguments and errors, with the paths in them, are those of `os`. Opens and stats that the kernel can
+serve from its caches of a local file system are done without the ring, while the turn has time for
+files.
 """
 
 import os
@@ -60,14 +61,14 @@ from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES
 from uringloop._ring.ring cimport HOLDS_DESCRIPTOR
 from uringloop._turn.turn cimport LoopCore
 
-# What the arguments are made of is for `os` to judge, in its own words.
+# Unsuitable arguments: the function of `os` is then called, to raise its own error.
 cdef tuple UNFIT = (TypeError, ValueError, OverflowError)
 
 
 async def open_descriptor(path, int flags, int mode=0o666):
     """Open *path* and return the descriptor. Raises OSError with *path* as it was given.
 
-    A file that is made has *mode*, without what the umask takes away.
+    A new file gets *mode*, reduced by the umask.
     """
     cdef bytes name = name_of(path)
     cdef FileOperation operation
@@ -79,11 +80,11 @@ async def open_descriptor(path, int flags, int mode=0o666):
             return taken(fd, path)
     operation = new_operation(None, name)
     io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
-    # The file may be a FIFO, whose open waits for its peer; in the ring it would not.
+    # The open of a FIFO must wait for its peer; without a worker the ring's open would not.
     uring_leave_to_worker(&operation.request)
     operation.op.policy |= HOLDS_DESCRIPTOR
     operation.res = -1
-    # A second time it would find what the first one has made.
+    # With O_EXCL a second open would find the file that the first one has created.
     operation.repeatable = not flags & O_EXCL
     await operation.run()
     fd = taken(operation.res, path)
@@ -92,24 +93,24 @@ async def open_descriptor(path, int flags, int mode=0o666):
 
 
 async def open_nameless(folder, int mode):
-    """Return a descriptor to write a file of *folder* that has no name; -1 if there are none."""
+    """Open a new unnamed file in *folder* for writing; return -1 if that is not possible."""
     if not uses(NAMELESS_FILES):
         return -1
     try:
         return await open_descriptor(
             folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode)
     except OSError:
-        # The file system has none, or nothing can be made there: a file with a name will tell why.
+        # No O_TMPFILE here, or no file can be created: then opening a named one raises the error.
         return -1
 
 
 async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
-    """os.stat: on the ring, or from the kernel's cache; *judge* says what is wrong with a path."""
+    """os.stat, on the ring or from the kernel's caches; *judge* raises errors of the arguments."""
     cdef int folder, flags
     cdef bytes name
     cdef FileOperation operation
     if isinstance(path, int) and (path < 0 or dir_fd is not None or not follow_symlinks):
-        # To the kernel one of the negative ones is the current folder.
+        # To the kernel -100 is AT_FDCWD, the current directory.
         return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     try:
         if isinstance(path, int):
@@ -138,7 +139,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
 
 
 def read_now(path):
-    """Return what a regular file holds if it is all in the cache, else None."""
+    """Return the contents of a small regular file if all is in the page cache, else None."""
     cdef LoopCore loop = ring_loop()
     cdef uring_file_facts facts
     cdef Py_ssize_t count
@@ -154,7 +155,7 @@ def read_now(path):
     try:
         if uring_find_facts(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
             return None
-        # One byte more than there should be: whether that was all.
+        # One byte more than the size says, to see the end of the file.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
         count = uring_read_cached(
             fd, PyBytes_AS_STRING(held), facts.size + 1, 0, facts.in_memory, &rest)
@@ -183,7 +184,7 @@ async def mkdir(path, mode=0o777, dir_fd=None):
 
 
 async def unlink(path, dir_fd=None, *, judge=os.unlink):
-    """os.unlink and os.remove, which are the same but for what *judge* says, on the ring."""
+    """os.unlink or os.remove, on the ring; *judge* is the one that raises argument errors."""
     cdef FileOperation operation
     try:
         operation = new_operation(None, name_of(path))
@@ -210,7 +211,7 @@ async def rmdir(path, dir_fd=None):
 
 
 async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename):
-    """os.rename and os.replace, which are the same but for what *judge* says, on the ring."""
+    """os.rename or os.replace, on the ring; *judge* is the one that raises argument errors."""
     cdef FileOperation operation
     cdef bytes old, new
     try:
@@ -227,7 +228,7 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename)
 
 
 async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=True):
-    """os.link, on the ring; *follow_symlinks* is what the kernel is told."""
+    """os.link, on the ring; *follow_symlinks* sets AT_SYMLINK_FOLLOW."""
     cdef FileOperation operation
     cdef bytes old, new
     try:
@@ -245,9 +246,9 @@ async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=
 
 
 async def link_and_rename(src, temporary, dst):
-    """Link *src* to *temporary*, and rename that to *dst*: in one submission, one after the other.
+    """Link *src* to *temporary*, then rename that to *dst*, in one submission.
 
-    An OSError of the link has *temporary* as its second path, one of the rename has *dst*.
+    The second path of an OSError is *temporary* if the link has failed, *dst* if the rename has.
     """
     cdef FileOperation linking, renaming
     cdef bytes source = name_of(src)
@@ -268,19 +269,19 @@ async def link_and_rename(src, temporary, dst):
         await renaming.end()
     taken(linking.res, src, temporary)
     if renaming.res == -ECANCELED:
-        # The ring was lost between the two.
+        # The ring was lost between link and rename.
         return await rename(temporary, dst, judge=os.replace)
     taken(renaming.res, temporary, dst)
 
 
 def perform_both(FileOperation first, FileOperation second):
-    """Do the first and, if that succeeds, the second; a thread calls this."""
+    """Perform *first* and, if that succeeds, *second*; runs in a thread of the executor."""
     if first._perform() >= 0:
         second._perform()
 
 
 async def to_its_end(future):
-    """Wait for the end of what can not be cancelled; a cancel is raised after that."""
+    """Wait for *future* without cancelling it; raise CancelledError only after it is done."""
     cancelled = None
     while not future.done():
         try:
@@ -309,7 +310,7 @@ async def symlink(src, dst, dir_fd=None):
 
 
 async def sync(int fd, path):
-    """fsync of what is open as *fd*, on the ring; errors have *path* in them."""
+    """fsync the descriptor *fd*, on the ring; an OSError has *path* as its filename."""
     cdef FileOperation operation = new_operation(None, None)
     operation.repeatable = True
     io_uring_prep_fsync(&operation.request, fd, 0)
@@ -332,17 +333,17 @@ cdef int folder_of(object dir_fd) except? -1:
 
 
 cdef object audited(object dir_fd):
-    """Return what `os` tells those who watch the program (sys.addaudithook)."""
+    """Return *dir_fd* as `os` passes it to audit hooks (sys.addaudithook)."""
     return -1 if dir_fd is None else dir_fd
 
 
 cdef bint may_look(LoopCore loop) except -1:
-    """Whether the turn may still answer from the cache."""
+    """Whether this turn may still look into the kernel's caches."""
     return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
 
 
 cdef int taken(int res, object path, object second=None) except -1:
-    """Return a result; raise what it stands for, as `os` would."""
+    """Return *res*, or raise the OSError that it stands for, as `os` would."""
     if res >= 0:
         return res
     reason = strerror(-res).decode("utf-8", "replace")
@@ -354,7 +355,7 @@ cdef int taken(int res, object path, object second=None) except -1:
 
 
 cdef object stat_now(int folder, bytes name, bint follow):
-    """Return the result if it can be had without waiting, else None."""
+    """Return the result if the kernel's caches have it, else None."""
     cdef statx facts
     if not may_look(ring_loop()) or uring_stat_cached(folder, name, follow, &facts) < 0:
         return None
@@ -390,5 +391,5 @@ cdef double seconds(statx_timestamp at) noexcept:
 
 
 cdef object nanoseconds(statx_timestamp at):
-    # An int64 would do until 2262; Python's own are longer.
+    # A Python int, as an int64 would overflow in 2262.
     return <object>at.tv_sec * 1_000_000_000 + at.tv_nsec

@@ -1,7 +1,7 @@
 """Positions of text files: the numbers that `tell` returns and `seek` takes.
 
-They are those of plain files, opaque where a decoder has state: where to begin to decode, the state
-to begin with, and how far to go from there.
+They are the same as of built-in files, and opaque where a decoder has state: the byte at which to
+start decoding, the decoder's state there, and how far to decode.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any, Self
 from uringloop._files.codecs import decoded
 from uringloop._files.scheduling import Turns
 
-# Where the parts of a position are, as in a plain file's.
+# The parts of a position begin at these bits, as in those of built-in files.
 SHIFTS = (0, 64, 96, 128, 160)
 POSITION_MASK = (1 << 64) - 1
 PART_MASK = (1 << 32) - 1
-# All zero at the beginning of a file, where a decoder has no state.
+# The byte position and the decoder's flags: both are 0 at the beginning of a file.
 START_MASK = POSITION_MASK | PART_MASK << SHIFTS[1]
 # Bytes that are decoded one by one between two looks at the clock: 10 to 30 us.
 BYTES = 64
 
 
-# Both classes are written out: making two named tuples took a twentieth of the package's import.
+# Not named tuples: creating two of them took a twentieth of the package's import time.
 class Place:
     """A position in its parts.
 
-    Decoding begins at the byte *position*, with the decoder's *flags*. It is fed *feed* bytes, and
-    *skip* characters of what they are come before the position; *at_end* is whether the file ends
-    with them.
+    Decoding begins at the byte *position*, with *flags* as the decoder's state. The next *feed*
+    bytes are decoded, and *skip* characters of the result come before the position; *at_end* is
+    whether the file ends after these bytes.
     """
 
     __slots__ = ("at_end", "feed", "flags", "position", "skip")
@@ -43,7 +43,7 @@ class Place:
 
     def cookie(self) -> int:
         """Return the position as a number."""
-        # Flags may have more bits than there is room for, as of plain files.
+        # As in built-in files, flags may have more bits than there is room for.
         parts = (self.position, self.flags, self.feed, self.skip, self.at_end)
         number = 0
         for part, shift in zip(parts, SHIFTS, strict=True):
@@ -57,22 +57,22 @@ class Place:
 
 
 class Chunk:
-    """Bytes that were decoded at once: whoever has read some of their characters may ask where."""
+    """Bytes that were decoded at once, from which `tell` computes the byte of a character."""
 
     __slots__ = ("bytes_read", "chars", "data", "flags")
 
     def __init__(self, flags: int, data: bytes, bytes_read: int, chars: int) -> None:
         self.flags = flags
-        self.data = data  # with those that the decoder held back before
+        self.data = data  # including the bytes that the decoder had held back
         self.bytes_read = bytes_read
         self.chars = chars
 
 
 async def found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
-    """Find out which bytes of *chunk* the first *chars* characters are, in many turns.
+    """Return the position after the first *chars* characters of *chunk*, over several turns.
 
-    The position is relative to the chunk. Of the ways to say it, this is the one that plain files
-    choose. *guess* is about how many bytes they are. The decoder is left as it was.
+    It is relative to the chunk, and of all equivalent positions the one that built-in files choose.
+    *guess* is the estimated number of bytes. The decoder's state is restored.
     """
     before = decoder.getstate()
     try:
@@ -83,7 +83,7 @@ async def found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int
 
 async def _found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     flags, data = chunk.flags, chunk.data
-    # First the guess, or less until that is not too far.
+    # Decode up to the guess, or less until it is not beyond the position.
     low, back = min(guess, len(data)), 1
     while low > 0:
         decoder.setstate((b"", flags))
@@ -106,7 +106,7 @@ async def _found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: in
     feed = count = 0
     if not chars:
         return Place(low, state)
-    # Then byte by byte.
+    # Decode the rest byte by byte.
     for at in range(low, len(data)):
         count += len(decoder.decode(data[at : at + 1]))
         feed += 1

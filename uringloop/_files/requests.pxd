@@ -1,4 +1,4 @@
-"""The requests of an open file: what is cached is moved at once, the rest is asked for."""
+"""Reads and writes of an open file: from and to the page cache at once, else on the ring."""
 
 from libc.stdint cimport int64_t
 
@@ -10,13 +10,13 @@ cdef class FileRequests(InFlight):
     cdef public object name         # what was opened: a path or a descriptor
     cdef readonly bint _appending
     cdef readonly bint _seekable
-    cdef bint reads_at              # reads may be given an offset; and whoever reads
-    cdef bint writes_at             # or writes so moves the descriptor, not the kernel
-    cdef readonly bint _regular     # a file of a file system, whose reads end by themselves
-    cdef bint reads_cached          # the file system reads its page cache without waiting
+    cdef bint reads_at              # reads take an offset, and do not move the position then
+    cdef bint writes_at             # the same for writes
+    cdef readonly bint _regular     # a regular file: its reads and writes wait for no peer
+    cdef bint reads_cached          # the file system can read its page cache without waiting
     cdef bint writes_cached         # the same for writes
     cdef bint in_memory             # there is no disk to wait for
-    cdef unsigned int writes        # that have been begun
+    cdef unsigned int writes        # the number of writes that were started
 
     cdef int check_open(self) except -1
     cdef FileOperation reading(

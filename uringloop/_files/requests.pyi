@@ -1,4 +1,4 @@
-"""The requests of an open file: what is cached is moved at once, the rest is asked for."""
+"""Reads and writes of an open file: from and to the page cache at once, else on the ring."""
 
 from typing import Final
 

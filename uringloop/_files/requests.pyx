@@ -1,8 +1,8 @@
-"""The requests of an open file: what is cached is moved at once, the rest is asked for.
+"""Reads and writes of an open file: from and to the page cache at once, else on the ring.
 
-A read first takes what is in the page cache, without waiting and without a ring, as long as the
-turn has time for files or nobody waits for the next one; the rest goes to the ring. Where the file
-system can write without waiting the same holds for small writes.
+A read first copies what is in the page cache, without waiting and without a ring, as long as the
+turn has time for files or no other work waits for the next one; the rest goes to the ring. Where
+the file system can write without waiting the same holds for small writes.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from uringloop._ring.ring cimport RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 
-# The kernel moves 2 GiB less a page at once, and its answer is an int.
+# The kernel transfers at most 2 GiB less a page at once, and the result is an int.
 REQUEST_MAX = 1 << 30
-# Reads from this size on wait for the next turn, or are left to a worker of the kernel: the ring
-# would copy them in the loop's own thread.
+# Reads of at least this size wait for the next turn, or are left to a kernel worker: the ring would
+# copy them in the loop's own thread.
 WORKER_BYTES = 128 * 1024
 
 cdef Py_ssize_t REQUEST = REQUEST_MAX
@@ -61,9 +61,9 @@ cdef class FileRequests(InFlight):
 
     cdef FileOperation reading(
             self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset):
-        """Take what is cached into *target* behind its first *skip* bytes; ask for the rest of it.
+        """Read what is cached into *target* after its first *skip* bytes; prepare to read the rest.
 
-        *target* is a view, bytes that nobody else has yet, or None for new bytes.
+        *target* is a view, bytes that are not shared yet, or None for new bytes.
         """
         cdef FileOperation operation = new_operation(self, target)
         cdef char *data
@@ -84,7 +84,7 @@ cdef class FileRequests(InFlight):
         return operation
 
     cdef int take_cached(self, FileOperation operation) except -1:
-        """Read what is in the page cache while the turn has time; the rest stays asked for."""
+        """Read what is in the page cache while the turn has time; the request keeps the rest."""
         cdef LoopCore loop
         cdef Py_ssize_t share
         cdef ssize_t count
@@ -104,7 +104,7 @@ cdef class FileRequests(InFlight):
         return 0
 
     async def _ask(self, FileOperation operation):
-        """Have what is left of a read be done: in later turns as long as it is cached."""
+        """Do the rest of a read: in later turns while it is cached, then on the ring."""
         cdef Py_ssize_t before = -1
         while operation.postponed and operation.filled != before:
             before = operation.filled
@@ -118,7 +118,7 @@ cdef class FileRequests(InFlight):
             await operation.run()
 
     async def _next_turn(self):
-        """Let the loop go round once, with the file kept open."""
+        """Wait for the next turn of the loop; until then the descriptor stays open."""
         self.operations_in_flight += 1
         try:
             await asyncio.sleep(0)
@@ -126,7 +126,7 @@ cdef class FileRequests(InFlight):
             self.ended()
 
     cdef bint has_to_wait(self, Py_ssize_t size) except -1:
-        """Whether this turn has no time for a write that the next one may have time for."""
+        """Whether a write that may be cached must wait for a turn that has time for it."""
         cdef LoopCore loop
         if not self.writes_cached or size > SLICE_BYTES:
             return False
@@ -134,13 +134,13 @@ cdef class FileRequests(InFlight):
         return loop is not None and is_spent(loop)
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
-        """Write what the file system takes without waiting, or ask for all to be written."""
+        """Write what the file system takes without waiting, or prepare to write all of it."""
         cdef FileOperation operation
         cdef LoopCore loop
         cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
         cdef int res
         if self.writes_cached:
-            # More at once is left to a worker: in slices it would not be one write to others.
+            # Larger ones are left to a worker: in slices other processes would see several writes.
             loop = ring_loop() if size <= SLICE_BYTES else None
             if loop is not None and not is_spent(loop):
                 res = uring_write_cached(
@@ -168,7 +168,7 @@ cdef class FileRequests(InFlight):
         operation.repeatable = self._regular and not self._appending and offset >= 0
         return operation
 
-    # ── where the descriptor stands ───────────────────────────────────────────────────────────────
+    # ── the descriptor's position ─────────────────────────────────────────────────────────────────
 
     cdef int64_t position(self) except? -1:
         cdef int64_t position = lseek(self.fd, 0, SEEK_CUR)
@@ -184,14 +184,14 @@ cdef class FileRequests(InFlight):
     # ── results ───────────────────────────────────────────────────────────────────────────────────
 
     cdef object failure(self, int res):
-        """Build the OSError for *res*, with the name of the file where it has one."""
+        """Build the OSError for *res*, with the file's name if it was opened by one."""
         reason = strerror(-res).decode("utf-8", "replace")
         if isinstance(self.name, int):
             return OSError(-res, reason)
         return OSError(-res, reason, self.name)
 
     cdef object result_of(self, FileOperation operation):
-        """Return the bytes that a read has brought, without the room that they left."""
+        """Return the bytes that a read has returned, without the unused end of its buffer."""
         cdef Py_ssize_t count = self.count_of(operation)
         cdef PyObject *data = <PyObject*>operation.held
         Py_INCREF(operation.held)
@@ -199,14 +199,14 @@ cdef class FileRequests(InFlight):
         return shortened(data, count)
 
     cdef Py_ssize_t count_of(self, FileOperation operation) except -1:
-        """Return how many bytes were moved; an error is raised unless some were."""
+        """Return the number of bytes transferred; raise the error only if there are none."""
         if operation.res < 0 and not operation.filled:
             raise self.failure(operation.res)
         return operation.filled + max(operation.res, 0)
 
     cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1:
         if operation.res <= 0:
-            # Nothing written and no error: there is no room, and trying on would not end.
+            # A write of 0 bytes is reported as ENOSPC: to repeat it would never end.
             exc = self.failure(operation.res or -ENOSPC)
             exc.characters_written = before
             raise exc

@@ -1,11 +1,11 @@
-"""Whose turn it is: the order of a file's calls, and the time of files in the loop's turn."""
+"""The order of a file's calls, and the time of files in the loop's turn."""
 
 from libc.stdint cimport int64_t
 
 
 cdef class Turns:
-    cdef readonly bint taken        # by a call that uses the file
-    cdef object waiting             # a deque of Futures, of the calls that come after it
-    cdef int64_t until              # under other loops: until when files go on without a turn
+    cdef readonly bint taken        # a call is using the file
+    cdef object waiting             # a deque of the futures of later calls, or None
+    cdef int64_t until              # under other loops: when calls must wait for the next turn
 
     cdef bint is_spent(self) except -1

@@ -1,4 +1,4 @@
-"""Whose turn it is: the order of a file's calls, and the time of files in the loop's turn."""
+"""The order of a file's calls, and the time of files in the loop's turn."""
 
 import asyncio
 from typing import AnyStr, Final

@@ -1,9 +1,10 @@
-"""Whose turn it is: the order of a file's calls, and the time of files in the loop's turn.
+"""The order of a file's calls, and the time of files in the loop's turn.
 
-A call of a file that does not have to wait does not suspend its task, so that a task which makes
-many of them would keep the loop. Each call therefore asks here first, and what takes long within a
-call asks again and again. On a loop of ours the time is that of the turn, and is not over while
-nobody waits; another loop does not tell its turns, and a turn is let pass whenever it is over.
+A call that does not have to wait does not suspend its task, so a task that makes many such calls
+would block the loop. Each call therefore checks the time here first, and a long one checks again
+and again. On a uringloop.Loop files have a share of each turn, which is not used up while no other
+work waits. Other loops do not expose their turns: a call waits for the next one whenever the file's
+time is over.
 """
 
 from asyncio import get_running_loop, sleep
@@ -32,24 +33,24 @@ from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.turn cimport LoopCore
 
 
-# Bytes that are given back to the system in a turn: some 100 us.
+# Bytes of memory that are freed in a turn: some 100 us.
 FREED_BYTES = 1024 * 1024
 
 cdef Py_ssize_t FREED = FREED_BYTES
 
 
 cdef class Turns:
-    """Let calls have the file in the order in which they were begun: a lock that is no loop's."""
+    """A fair lock for the calls of a file; it belongs to no loop."""
 
     def start(self):
-        """Have the file if it is free and there is time; otherwise `take` is to be awaited."""
+        """Take the file if it is free and there is time; if not, the caller must await `take`."""
         if self.taken or self.is_spent():
             return False
         self.taken = True
         return True
 
     async def take(self):
-        """Wait until nobody before needs the file, and until the turn has time for files."""
+        """Wait until earlier calls have ended, and until a turn has time for files."""
         await self.wait()
         try:
             if self.is_spent():
@@ -59,7 +60,7 @@ cdef class Turns:
             raise
 
     async def wait(self):
-        """Wait until nobody before needs the file; do not suspend if nobody does."""
+        """Wait until earlier calls have ended; do not suspend if there are none."""
         if not self.taken:
             self.taken = True
             return
@@ -71,12 +72,12 @@ cdef class Turns:
             await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                # It had become our turn already.
+                # The file was passed to this call already.
                 self.give()
             raise
 
     def give(self):
-        """Let the next one have the file."""
+        """Pass the file to the next call."""
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():
@@ -85,7 +86,7 @@ cdef class Turns:
         self.taken = False
 
     cdef bint is_spent(self) except -1:
-        """Whether files have had their time, and others wait for theirs."""
+        """Whether files have used up their time while other work waits, or may wait."""
         cdef LoopCore loop = ring_loop()
         cdef int64_t now
         if loop is not None:
@@ -99,16 +100,16 @@ cdef class Turns:
         return self.is_spent()
 
     async def pause(self):
-        """Let the loop go round once."""
+        """Wait for the next turn of the loop."""
         await sleep(0)
         self.until = 0
 
 
 async def joined(Turns turns, list parts):
-    """Return *parts*, all bytes or all text, as one, in as many turns as that takes.
+    """Join *parts*, all bytes or all text, over several turns if they are long.
 
-    They are taken from the list, and the last ones first, so that their memory is not freed all at
-    once. If this is cancelled the list has them all again.
+    The parts are removed from the list, the last ones first, so that their memory is not freed all
+    at once. After a cancel the list holds all of the data again.
     """
     cdef Py_ssize_t total = 0
     cdef Py_ssize_t start, end, size
@@ -149,9 +150,9 @@ async def joined(Turns turns, list parts):
 
 
 def free(list held):
-    """Free the bytes that are alone in *held*, in later turns if they are large.
+    """Free the bytes that only *held* refers to, over several turns if they are large.
 
-    To give back the memory of 36 MB takes 3 ms.
+    Freeing 36 MB takes 3 ms.
     """
     if Py_REFCNT(PyList_GET_ITEM_borrowed(held, 0)) == 1:
         free_some(get_running_loop(), held)

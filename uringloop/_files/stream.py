@@ -1,8 +1,8 @@
-"""connect_file(): what connect_read_pipe does for a pipe, for any file.
+"""connect_file(): like connect_read_pipe(), but for any kind of file.
 
-A selector can not wait for a regular file, which is always ready; so asyncio refuses a redirected
-standard input. Here blocks are read on the ring, or by threads under another loop, and handed to
-the protocol as they come; one is read ahead at most.
+A selector cannot wait for a regular file, which is always ready, so asyncio refuses a redirected
+standard input. Here blocks are read on the ring, or by threads under other event loops, and
+delivered to the protocol; at most one is read ahead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uringloop._transport.stream_reader import lose
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# As asyncio's pipes read.
+# The size of a read of asyncio's pipe transports.
 BLOCK_BYTES = 256 * 1024
 
 
@@ -30,8 +30,8 @@ async def connect_file(
     """Read *file* as a stream; return a transport and its protocol.
 
     *file* has `fileno()` and `close()`, and belongs to the transport from now on. It is read from
-    where its descriptor stands. Pipes, sockets and terminals go to the loop's `connect_read_pipe`,
-    so that standard input may be whatever it is::
+    the position of its descriptor. Pipes, sockets and terminals go to the loop's
+    `connect_read_pipe`, so that standard input may be of any kind::
 
         reader = asyncio.StreamReader()
         await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -41,13 +41,13 @@ async def connect_file(
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(file.fileno()):
         transport, connected = await loop.connect_read_pipe(protocol_factory, file)
         return transport, connected
-    # Refused as open() refuses it.
+    # Raises IsADirectoryError for a directory, as open() does.
     source = OpenFile(file.fileno(), getattr(file, "name", file), closefd=False, readable=True)
     protocol = protocol_factory()
     made = FileReadTransport(loop, file, source, protocol)
     loop.call_soon(protocol.connection_made, made)
     loop.call_soon(made._start)
-    # As of a pipe: back when the protocol knows of it.
+    # Return after connection_made(), as connect_read_pipe() does.
     await asyncio.sleep(0)
     if loop.get_debug():
         logger.debug("File %r connected: (%r, %r)", file, made, protocol)
@@ -72,7 +72,7 @@ class FileReadTransport(asyncio.ReadTransport):
         self._loop = loop
         self._file = file
         self._source = source
-        # Whoever wants the bytes has the methods of asyncio.Protocol, of whatever class it is.
+        # It has the methods of asyncio.Protocol, whatever its class.
         self._protocol: Any = protocol
         self._held = b""
         self._reason: OSError | None = None
@@ -119,7 +119,7 @@ class FileReadTransport(asyncio.ReadTransport):
             self._end(None)
 
     def _start(self) -> None:
-        """Have a task read until reading is paused; while it is there is none."""
+        """Start the reading task, unless it runs or reading is paused."""
         if self.is_reading() and self._task is None:
             self._task = self._loop.create_task(self._read())
             self._task.add_done_callback(self._stopped)
@@ -132,7 +132,7 @@ class FileReadTransport(asyncio.ReadTransport):
                 if not self.is_reading():
                     self._held = data
                 elif data:
-                    # What it raises is reported as that of any callback.
+                    # An exception of data_received() is reported like that of any callback.
                     self._loop.call_soon(self._protocol.data_received, data)
                     await asyncio.sleep(0)
                 else:
@@ -143,12 +143,12 @@ class FileReadTransport(asyncio.ReadTransport):
                 self._end(exc)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        """Whatever ended it; it may have been cancelled before it began."""
+        """Handle the end of the reading task, which may have been cancelled before it began."""
         self._task = None
         if self._closing:
             self._lose()
         else:
-            # Paused, and resumed before it had come to its end.
+            # Reading may have been resumed before the paused task ended.
             self._start()
 
     def _end(self, exc: OSError | None) -> None:

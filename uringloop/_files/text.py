@@ -1,7 +1,7 @@
-"""Text files: characters out of the bytes of a BufferedFile, and into them.
+"""Text files, which decode and encode the bytes of a BufferedFile.
 
-Decoders, encoders and the translation of line ends are the standard library's. The numbers that
-`tell` returns are those of plain files (see `textposition`).
+Decoders, encoders and the translation of line ends are the standard library's. `tell` returns the
+same numbers as built-in files (see positions.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-# As much as plain text files decode at once: in a file that is read and written it shows.
+# The bytes that built-in text files decode at once: programs that read and write one see it.
 CHUNK_BYTES = 8192
-# Of what is unread for a line or a read that is longer a part is put aside.
+# A line or read that has more unread characters than this sets them aside as a part (see Aside).
 LONG = 256 * 1024
 
 
 class Mark:
-    """Where a text file stands: what it takes to go back there without waiting and decoding."""
+    """The position and state of a text file, to go back there without waiting or decoding."""
 
     def __init__(self, file: TextFile) -> None:
         self._file = file
@@ -41,7 +41,7 @@ class Mark:
         self._position = file.buffer._where() if file.buffer._seekable else 0
 
     async def go_back(self, parts: list[str]) -> None:
-        """Have *parts*, which is all that was taken since, be read again."""
+        """Go back to the mark; *parts* is all the text that was taken since then."""
         file = self._file
         if file.closed or not parts:
             return
@@ -50,7 +50,7 @@ class Mark:
             file._used = 0
             return
         if file.buffer._where() != self._position:
-            # Nothing is left to be written: bytes were read since.
+            # This does not wait: as bytes were read since, none are waiting to be written.
             await file.buffer._go(self._position, os.SEEK_SET)
         if self._state:
             file._decoder.setstate(self._state)
@@ -61,7 +61,7 @@ class Mark:
 
 
 class Aside:
-    """What a long line, or a large read, has taken of a text file before it is all there."""
+    """The text that an unfinished long line or large read has taken so far."""
 
     def __init__(self, file: TextFile) -> None:
         self.parts: list[str] = []
@@ -69,19 +69,19 @@ class Aside:
         self._mark: Mark | None = None
 
     def put(self, end: int) -> None:
-        """Take the characters that are unread, up to *end*."""
+        """Take the unread characters up to *end*."""
         if self._mark is None:
             self._mark = Mark(self._file)
         self.parts.append(self._file._take(end))
 
     async def put_back(self) -> None:
-        """Have the file stand where it stood, if something was taken: the call was cancelled."""
+        """After a cancel, go back to the file's position before anything was taken."""
         if self._mark is not None:
             await self._mark.go_back(self.parts)
 
 
 class TextFile(LineText, AsyncFile[str]):
-    """A text file over a binary one, in `buffer`."""
+    """A text file on top of the binary file `buffer`."""
 
     buffer: BufferedFile
     _DETACHED = "underlying buffer has been detached"
@@ -107,7 +107,7 @@ class TextFile(LineText, AsyncFile[str]):
         self._encoder: Any = None
         self._chunks: list[Chunk] = []
         self._bytes_per_char = 0.0
-        # A mark of the byte order belongs to the beginning of a file.
+        # A byte order mark is written at the beginning of a file only.
         self._past_start = bool(buffer._writable and buffer._seekable and buffer._where())
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class TextFile(LineText, AsyncFile[str]):
             f"encoding={self.encoding!r}>"
         )
 
-    # ── what the binary file knows ───────────────────────────────────────────────────────────
+    # ── attributes of the binary file ────────────────────────────────────────────────────────
 
     @property
     def name(self) -> object:
@@ -154,7 +154,7 @@ class TextFile(LineText, AsyncFile[str]):
         await self.buffer.close()
 
     def detach(self) -> IO[bytes]:
-        """Return a plain binary file that has the descriptor from now on."""
+        """Return a built-in binary file that takes over the descriptor."""
         self._check_open()
         plain = self.buffer.detach()
         self._detached = True
@@ -203,14 +203,14 @@ class TextFile(LineText, AsyncFile[str]):
         self._chunks.clear()
 
     async def _fetch(self, chars: int = 0) -> bool:
-        """Decode the next bytes behind what is unread; False at the end of the file.
+        """Decode the bytes after the unread text; return False at the end of the file.
 
-        As plain files do, it asks for as many bytes as *chars* may need.
+        As built-in files do, it reads as many bytes as *chars* may need.
         """
         if self._turns.spent():
             await self._turns.pause()
         decoder = self._get_decoder()
-        # More where a lot is unread already, so that a long line is not copied over and over.
+        # More if much is unread already, so that a long line is not copied over and over.
         unread = len(self._chars) - self._used
         least = PIECE if self._reads_all else CHUNK_BYTES
         wanted = max(least, unread, int(max(self._bytes_per_char, 1.0) * chars))
@@ -280,7 +280,7 @@ class TextFile(LineText, AsyncFile[str]):
             aside.parts.append(self._take(self._used + missing))
             return await joined(self._turns, aside.parts)
         except UnicodeError:
-            # What could be decoded counts as read, as of plain files.
+            # As in built-in files, the text that could be decoded counts as read.
             self._used = len(self._chars)
             raise
         except BaseException:
@@ -302,7 +302,7 @@ class TextFile(LineText, AsyncFile[str]):
                 unread = len(self._chars) - self._used
                 end = self._end_of_line(self._used + searched)
                 if not end and not more:
-                    # At the end of the file a plain one knows where it is by the bytes alone.
+                    # At the end built-in files derive their position from the bytes alone.
                     aside.parts.append(self._chars[self._used :])
                     self._forget_chars()
                     break
@@ -312,7 +312,7 @@ class TextFile(LineText, AsyncFile[str]):
                     aside.parts.append(self._take(end))
                     break
                 if unread >= LONG:
-                    # A line end of two characters may have been split.
+                    # The last character may be the first half of a line end.
                     aside.put(len(self._chars) - 1)
                     limit -= unread - 1 if limit > 0 else 0
                     unread = 1
@@ -320,7 +320,7 @@ class TextFile(LineText, AsyncFile[str]):
                 searched = max(unread - 1, 0)
             return await joined(self._turns, aside.parts)
         except UnicodeError:
-            # Plain files forget the line, and stand where they last began to decode.
+            # Built-in files drop the line, and go back to where they last began to decode.
             last = self._chunks[-1:]
             self._forget_chars()
             self._chunks += [Chunk(one.flags, one.data, one.bytes_read, 0) for one in last]
@@ -339,7 +339,7 @@ class TextFile(LineText, AsyncFile[str]):
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     async def write(self, data: str) -> int:
-        # As `in_turn` does it, without a coroutine more: this is called for each piece of a line.
+        # `in_turn` without its coroutine: programs call write() for each piece of a line.
         turns = self._turns
         if not turns.start():
             await turns.take()
@@ -378,7 +378,7 @@ class TextFile(LineText, AsyncFile[str]):
         return self._encoder
 
     def _set_encoder(self, position: int) -> None:
-        """Have a mark of the byte order be written at the beginning of the file only."""
+        """Have the encoder write a byte order mark only if *position* is 0."""
         self._past_start = bool(position)
         if self._encoder is not None:
             if position:

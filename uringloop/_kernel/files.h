@@ -1,7 +1,7 @@
-/* What files need from the kernel beside the ring: attempts that never wait, and the same requests
+/* System calls for files beside the ring: reads and writes that never wait, and the ring's requests
  * as plain system calls, for a thread of an executor where there is no ring.
  *
- * Every function returns a count or 0, or -errno.
+ * A function that can fail returns a count or 0, or -errno.
  */
 #ifndef URINGLOOP_FILECALLS_H
 #define URINGLOOP_FILECALLS_H
@@ -18,19 +18,19 @@
 #include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
 
-/* What the kernel reads at once is at least so much. */
+/* The distance of samples in the page cache: the kernel reads at least this much at once. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 
-/* What is known of an open file without asking a server. */
+/* Facts about an open file that are known without asking a server. */
 typedef struct uring_file_facts {
     int64_t size;
     unsigned mode;
     unsigned block_size;
-    bool local;     /* no server and no process is asked about it */
+    bool local;     /* neither a network server nor a FUSE process serves it */
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_facts;
 
-/* Where it lives is only asked for with *mounts*, which needs the GIL, see mounts.h. */
+/* Fills *facts*: `local` and `in_memory` only with *mounts*, which needs the GIL, see mounts.h. */
 static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts) {
     struct statx found;
     uring_mount_kinds kind;
@@ -50,19 +50,18 @@ static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts)
     return 0;
 }
 
-/* Whether reads and writes may be given an offset: those of an eventfd may not, nor the writes of a
- * file of /proc, though both can be positioned. Without a vector the file itself is not asked. */
+/* Whether reads and writes may have an offset: those of an eventfd may not, nor may writes to a
+ * file of /proc, although both accept lseek(). Without an iovec the call does not reach the file. */
 static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
 
 static inline bool uring_writes_at(int fd) {
     return pwritev(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
 }
 
-/* Reads at *offset* (-1: where the descriptor stands) what is in the page cache, without waiting
- * for anything else. Returns how much that was; *rest* is 0 if it is all that can be had, be it
- * *size* bytes or the end of the file, otherwise the -errno that stopped it: EAGAIN where a page is
- * not in the cache, EOPNOTSUPP where the file system can not tell. Files in memory can not tell and
- * need not. */
+/* Reads what the page cache has at *offset* (-1: at the descriptor's position), without waiting.
+ * Returns the number of bytes. *rest* is 0 after *size* bytes or at the end of the file, otherwise
+ * the -errno that stopped the read: EAGAIN if a page is not in the cache, EOPNOTSUPP if the file
+ * system does not support RWF_NOWAIT. Files in memory do not support it, and need not. */
 static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t offset,
                                         bool in_memory, int *rest) {
     size_t filled = 0;
@@ -84,7 +83,7 @@ static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t
     return (ssize_t)filled;
 }
 
-/* The same of at most *share* bytes of what a submission asks for; it then asks for what is left. */
+/* The same for at most *share* bytes of a read's submission, which is then left with the rest. */
 static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, bool in_memory,
                                         int *rest) {
     bool here = sqe->off == (uint64_t)-1;
@@ -98,7 +97,8 @@ static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, 
     return count;
 }
 
-/* Writes what the file system takes without waiting; the same result. ext4 has no such thing. */
+/* Writes what the file system takes without waiting; returns a count or -errno. ext4 does not
+ * support this. */
 static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, int64_t offset,
                                          bool in_memory) {
     struct iovec part = {.iov_base = (char *)(uintptr_t)data, .iov_len = size};
@@ -107,8 +107,8 @@ static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, 
     return res < 0 ? -errno : res;
 }
 
-/* Whether *size* bytes from *offset* on are in the page cache, as far as samples tell; a file system
- * that can not tell is taken at its word. */
+/* Whether *size* bytes from *offset* on are in the page cache, as far as samples show; true if the
+ * file system does not support RWF_NOWAIT. */
 static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
     char byte;
     struct iovec part = {.iov_base = &byte, .iov_len = 1};
@@ -119,7 +119,7 @@ static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
     return true;
 }
 
-/* Asks for the size of an open file; *facts* has room for sizeof(struct statx). */
+/* Prepares to get the size of an open file; *facts* has room for sizeof(struct statx). */
 static inline void uring_prep_size(struct io_uring_sqe *sqe, int fd, void *facts) {
     io_uring_prep_statx(sqe, fd, "", AT_EMPTY_PATH, STATX_SIZE, facts);
 }
@@ -140,17 +140,17 @@ static inline void uring_copy_submission(struct io_uring_sqe *sqe,
     *sqe = *source;
 }
 
-/* The next submission begins when this one has been done, all of it. */
+/* The next submission starts only after this one has been done in full. */
 static inline void uring_link(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_IO_LINK; }
 
 static inline void uring_unlink(struct io_uring_sqe *sqe) {
     sqe->flags &= (uint8_t)~IOSQE_IO_LINK;
 }
 
-/* A worker of the kernel takes it at once: it would wait, or copy for long. */
+/* Leaves the request to a kernel worker at once, since it would wait or copy for long. */
 static inline void uring_leave_to_worker(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_ASYNC; }
 
-/* Does what a submission asks for in the calling thread, waiting as long as that takes. */
+/* Performs a submission as a system call in the calling thread, which blocks. */
 static inline int uring_perform(const struct io_uring_sqe *sqe) {
     void *address = (void *)(uintptr_t)sqe->addr;
     bool here = sqe->off == (uint64_t)-1;
@@ -211,8 +211,8 @@ static inline int uring_perform(const struct io_uring_sqe *sqe) {
     return res < 0 ? -errno : (int)res;
 }
 
-/* The same in the loop's thread, for want of a worker: all that it does not wait for is the other end
- * of a FIFO, which may never come. */
+/* The same in the loop's thread, if the kernel could not start a worker. It returns -EAGAIN instead
+ * of waiting for the peer of a FIFO, which may never come. */
 static inline int uring_perform_here(const struct io_uring_sqe *sqe) {
     const int ready = O_NONBLOCK | O_PATH | O_RDWR;
     struct stat facts;

@@ -1,7 +1,7 @@
-/* What kind of file system something is on, without asking the file system: a server may not answer,
- * and a process that serves one may be this one. (statfs(2) does ask.)
+/* The kind of file system that a file is on, without a call of that file system: a network server
+ * may not answer, and a FUSE server may be this very process. (statfs(2) does call it.)
  *
- * Needs the GIL, for what is remembered.
+ * Needs the GIL, which protects the table of known mounts.
  */
 #ifndef URINGLOOP_MOUNTS_H
 #define URINGLOOP_MOUNTS_H
@@ -22,13 +22,13 @@
 #define URING_SYS_STATMOUNT 457           /* 6.8 */
 #define URING_STATMOUNT_SB_BASIC 1U
 
-/* Mounts that are remembered; a program has few. */
+/* The size of the table of known mounts; a program uses few. */
 #define URING_MOUNTS_MAX 64
 
 typedef enum uring_mount_kinds {
-    URING_MOUNT_OTHER,  /* a server, a process, or not known */
-    URING_MOUNT_LOCAL,  /* it answers for what is in the kernel's caches by itself */
-    URING_MOUNT_MEMORY, /* so, and there is no disk behind them */
+    URING_MOUNT_OTHER,  /* on a network server, of FUSE, or unknown */
+    URING_MOUNT_LOCAL,  /* the kernel alone decides whether its caches are valid */
+    URING_MOUNT_MEMORY, /* the same, and there is no disk behind the caches */
 } uring_mount_kinds;
 
 typedef struct uring_mount_request {
@@ -72,7 +72,7 @@ static inline uring_mount_kinds uring_kind_of_magic(uint64_t magic) {
 static inline uint64_t uring_mount_number(const struct statx *facts) {
     uint64_t number;
 
-    /* Older headers have no name for it, but the place. */
+    /* Older headers have no name for the field, but space. */
     memcpy(&number, (const char *)facts + 0x90, sizeof(number));
     return number;
 }
@@ -86,8 +86,8 @@ static inline bool uring_ask_mount(const struct statx *facts, uring_mount_facts 
     return syscall(URING_SYS_STATMOUNT, &request, mount, sizeof(*mount), 0) >= 0;
 }
 
-/* Tells the kind of what *facts* are about, which were asked for with URING_STATX_MNT_ID_UNIQUE. The
- * kernel gives the number of a mount only once, so that an answer stays right. */
+/* Returns the kind of the mount in *facts*, the result of a statx with URING_STATX_MNT_ID_UNIQUE.
+ * The kernel does not reuse these IDs, so that an answer stays valid. */
 static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
     static uint64_t numbers[URING_MOUNTS_MAX];
     static uring_mount_kinds kinds[URING_MOUNTS_MAX];

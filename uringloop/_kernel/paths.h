@@ -1,7 +1,7 @@
-/* What takes a path: looked up in the kernel's cache without waiting, or asked for.
+/* Opens and stats from the kernel's caches, which wait for no disk, no server and no peer.
  *
- * Every function returns 0, a descriptor or -errno. Those that look need the GIL, see mounts.h; none
- * waits for a disk, a server or a peer.
+ * Every function returns 0, a descriptor or -errno; -EAGAIN means that the ring must be used. All
+ * need the GIL, see mounts.h.
  */
 #ifndef URINGLOOP_PATHCALLS_H
 #define URINGLOOP_PATHCALLS_H
@@ -18,8 +18,8 @@
 #include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
 
-/* Finds what *name* means, if the kernel has that in its cache and the file system is a local one: a
- * descriptor of the place (O_PATH), with *facts* about it. EAGAIN: it must be asked for. */
+/* Looks up *name*. Returns an O_PATH descriptor and fills *facts* if the kernel has the path in its
+ * cache and the file system is local. */
 static inline int uring_find_cached(int folder, const char *name, bool follow, unsigned mask,
                                     struct statx *facts) {
     uring_open_how how = {
@@ -29,7 +29,7 @@ static inline int uring_find_cached(int folder, const char *name, bool follow, u
     int fd = uring_openat2(folder, name, &how);
 
     if (fd < 0)
-        /* Whatever else it says, a real answer is the kernel's to give in the ordinary way. */
+        /* Any other error may be due to the cached lookup: the ordinary call decides. */
         return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? -errno : -EAGAIN;
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask | URING_STATX_MNT_ID_UNIQUE,
               facts) == 0 &&
@@ -39,7 +39,7 @@ static inline int uring_find_cached(int folder, const char *name, bool follow, u
     return -EAGAIN;
 }
 
-/* stat() of what is in the cache. EAGAIN: ask. */
+/* stat() from the kernel's caches. */
 static inline int uring_stat_cached(int folder, const char *name, bool follow,
                                     struct statx *facts) {
     int fd = uring_find_cached(folder, name, follow, STATX_BASIC_STATS, facts);
@@ -50,8 +50,9 @@ static inline int uring_stat_cached(int folder, const char *name, bool follow,
     return 0;
 }
 
-/* Opens an existing regular file that is in the cache, neither creating nor emptying it. Anything else
- * may wait, as a FIFO does for its peer, or have effects, as a device: EAGAIN. */
+/* Opens an existing regular file whose path is cached, with flags that neither create nor truncate.
+ * Returns -EAGAIN for anything else: its open may wait, as a FIFO's for the peer, or have side
+ * effects, as a device's. */
 static inline int uring_open_cached(const char *name, int flags) {
     struct statx facts;
     char again[32];
@@ -64,7 +65,7 @@ static inline int uring_open_cached(const char *name, int flags) {
         return found;
     fd = -EAGAIN;
     if (S_ISREG(facts.stx_mode)) {
-        /* The same file, whatever has the name by now. */
+        /* By the descriptor, as the name may refer to another file by now. */
         snprintf(again, sizeof(again), "/proc/self/fd/%d", found);
         fd = open(again, flags);
         if (fd < 0)

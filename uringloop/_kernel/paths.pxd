@@ -1,4 +1,4 @@
-"""Declarations of paths.h: what takes a path."""
+"""Declarations of paths.h: operations on paths."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

@@ -1,10 +1,10 @@
-"""Child processes: started by subprocess.Popen, with pipe transports, their end noticed by a poll.
+"""Child processes: started by subprocess.Popen, with pipe transports, reaped after a pidfd poll.
 
-The checks of arguments and most of the transport are asyncio's own, those of the Python that runs.
-Ours is how the end of a child is noticed: by a one-shot poll of its pidfd on the ring, or, where
-none is to be had, by a thread that waits. No child watcher and no SIGCHLD is involved, so the loop
-may run in any thread. Every child is reaped, whatever becomes of its transport and its loop: by the
-loop while that is open, by `close` if it was killed, and by a thread if it outlives the loop.
+The checks of arguments and most of the transport are those of the running Python's asyncio. This
+module notices the exit of a child: by a one-shot poll of its pidfd on the ring or, without a pidfd,
+by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may run in any
+thread. Every child is reaped, whatever happens to its transport and its loop: by the loop while
+that is open, by `close` if the child was killed, and by a thread if the child outlives the loop.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# What asyncio reports as the exit code of a child that somebody else has reaped.
+# asyncio's exit code for a child that other code in the process has reaped.
 UNKNOWN_EXIT_CODE = 255
-# Seconds that closing a loop waits for the children that were killed: only one that hangs in the
+# Seconds that closing a loop waits for the children that were killed: only one that is stuck in the
 # kernel takes longer, and is left to a thread.
 KILLED_PATIENCE = 1.0
 
 
-# ── the end of a child ───────────────────────────────────────────────────────────────────────
+# ── the child ────────────────────────────────────────────────────────────────────────────────
 
 
 class Child:
@@ -44,22 +44,22 @@ class Child:
 
     def __init__(self, loop: Loop, transport: SubprocessTransport) -> None:
         self.loop = loop
-        # Told of the end; None once the loop is closed, for the transport may go before the child.
+        # Notified of the exit; None once the loop is closed, as the transport may be freed first.
         self.transport: SubprocessTransport | None = transport
         self.process = transport._proc
-        # Ours, closed when the child is reaped; -1 if there is none.
+        # Owned by this object, closed when the child is reaped; -1 without one.
         self.pidfd = -1
         self._watched = False
         self._lock = threading.Lock()
 
     def watch(self) -> None:
-        """Have the loop reap the child once it has ended, and tell the transport."""
+        """Have the loop reap the child when it exits, and notify the transport."""
         self.loop._children.add(self)
         try:
             self.pidfd = os.pidfd_open(self.process.pid)
         except (OSError, AttributeError):
-            # No descriptor is free, a sandbox forbids it, SIGCHLD is ignored and the child gone, or
-            # this Python was built with older headers.
+            # No descriptor is free, a sandbox forbids the call, SIGCHLD is ignored and the child
+            # gone, or Python was built with headers that lack pidfd_open.
             self._watch_in_thread()
             return
         self.loop._signals.before[signal.SIGCHLD] = take_ended
@@ -71,13 +71,13 @@ class Child:
         threading.Thread(target=self._wait_in_thread, name=name, daemon=True).start()
 
     def _wait_in_thread(self) -> None:
-        # The thread waits and the loop reaps: Popen.poll() there must not find the child gone.
+        # Only the loop's thread reaps (WNOWAIT), so that Popen.poll() there still finds the child.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         try:
             self.loop.call_soon_threadsafe(self._ended)
         except RuntimeError:
-            # The loop is closed: there is nobody to tell.
+            # The loop is closed: no transport waits for the exit code.
             self.reap()
 
     def _ended(self) -> None:
@@ -86,14 +86,14 @@ class Child:
             self._watched = False
         self.loop._children.discard(self)
         assert self.transport is not None
-        # In the turn after this one: what the child wrote before its end is read by then.
+        # In the next turn: by then what the child wrote before its exit has been read.
         self.loop.call_soon(self.transport._process_exited, self.reap())
 
     def reap(self) -> int:
-        """Return the exit code of a child that has ended, taken from the kernel only once."""
+        """Reap a child that has exited, if that is still to be done; return its exit code."""
         with self._lock:
             try:
-                # Popen.poll() may have been first.
+                # Popen.poll() may have reaped it.
                 if self.process.returncode is None:
                     self.process.returncode = self._take_exit_code()
             finally:
@@ -102,7 +102,7 @@ class Child:
 
     def _take_exit_code(self) -> int:
         pid = self.process.pid
-        # Through the pidfd it cannot be another process with the same number.
+        # Unlike the PID, the pidfd cannot refer to another process by now.
         kind, number = (os.P_PID, pid) if self.pidfd < 0 else (os.P_PIDFD, self.pidfd)
         try:
             result = os.waitid(kind, number, os.WEXITED)
@@ -122,12 +122,12 @@ class Child:
             self.pidfd = -1
 
     def leave(self, deadline: float) -> None:
-        """Reap the child of a loop that is closed; a thread does it if the child lives on."""
+        """Reap the child of a loop that is closed; a thread does it if the child still runs."""
         assert self.transport is not None
         patience = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None
         if self.pidfd < 0:
-            # A thread waits for it already, or has just told the loop.
+            # A thread waits for the exit already, or has just scheduled _ended().
             if self._has_ended():
                 self.reap()
             return
@@ -140,7 +140,7 @@ class Child:
         self._watch_in_thread()
 
     def take_if_ended(self) -> None:
-        # One that a thread waits for is the thread's to tell about.
+        # Without a pidfd the thread that waits schedules _ended().
         if self._watched and self._has_ended():
             self._ended()
 
@@ -153,13 +153,13 @@ class Child:
 
 
 def take_ended(loop: Any) -> None:
-    """Reap our children before a handler of SIGCHLD runs: it may reap every child there is."""
+    """Reap the loop's children before a SIGCHLD handler runs, which may reap every child."""
     for child in list(loop._children):
         child.take_if_ended()
 
 
 def close(loop: Loop) -> None:
-    """Let go of the children of a loop that is closed."""
+    """Reap the children of a loop that is closed, or leave them to threads."""
     deadline = time.monotonic() + KILLED_PATIENCE
     while loop._children:
         loop._children.pop().leave(deadline)
@@ -200,9 +200,10 @@ class SubprocessTransport(BaseSubprocessTransport):
             await super()._connect_pipes(waiter)
         finally:
             if self._closed or self._pending_calls is not None:
-                # Closed meanwhile, or failed: the other ends may be held open for ever.
+                # The transport was closed meanwhile, or connecting has failed. Other processes may
+                # hold the other ends open for ever.
                 self._close_pipes()
-            # Who waited may have been cancelled again, and the future with it.
+            # A cancel of wait_for_end() has cancelled the future, too.
             if not connecting.done():
                 connecting.set_result(None)
 
@@ -217,20 +218,20 @@ class SubprocessTransport(BaseSubprocessTransport):
                 file.close()
 
     def _has_transport(self, file: IO[bytes]) -> bool:
-        # A transport closes its file itself, when the kernel has let go of it.
+        # A transport closes its file itself, once no operation is in flight.
         return file.closed or self._loop._transport_of(file.fileno()) is not None
 
     def _process_exited(self, returncode: int) -> None:
         try:
             super()._process_exited(returncode)
         finally:
-            # Even if the protocol is none that could be told. Who waited may have been cancelled
-            # again, and the future with it.
+            # Also if the protocol has no process_exited(). A cancel of wait_for_end() has cancelled
+            # the future.
             if not self._reaped.done():
                 self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
-        """Wait until the child is reaped and its pipes are closing, whatever its start came to."""
+        """Wait until the child is reaped and its pipes are closing, also if its start failed."""
         await self._reaped
         if self._connecting is None:
             # The task was cancelled before its first step.
@@ -239,7 +240,7 @@ class SubprocessTransport(BaseSubprocessTransport):
             await self._connecting
 
     def send_signal(self, signal: int) -> None:
-        # Some versions of asyncio signal the number alone, which may be another process by now.
+        # Some versions of asyncio send the signal to the PID, which may be reused by now.
         self._check_proc()
         self._proc.send_signal(signal)
 
@@ -247,7 +248,7 @@ class SubprocessTransport(BaseSubprocessTransport):
         if self._loop is None or not self._loop.is_closed():
             super().close()
             return
-        # The pipes' transports can not end any more: they close their files when they go.
+        # Without the loop the pipes' transports cannot close their files before they are freed.
         if not self._closed:
             self._closed = True
             if self._returncode is None:
@@ -265,7 +266,7 @@ async def make_transport(
     bufsize: int,
     **options: Any,
 ) -> SubprocessTransport:
-    """Start a child and wait until its pipes are connected; asyncio's checks come before."""
+    """Start a child and wait until its pipes are connected; asyncio has checked the arguments."""
     waiter: asyncio.Future[None] = loop.create_future()
     transport = SubprocessTransport(
         loop, protocol, args, shell, stdin, stdout, stderr, bufsize, waiter=waiter, **options
