@@ -19,7 +19,7 @@ Loop = asyncio.AbstractEventLoop
 
 
 class Noting(asyncio.Protocol):
-    """Notes what it is told, and how much it was given."""
+    """Records its calls and the data that it receives."""
 
     def __init__(self, stop_after: int = -1) -> None:
         self.told: list[str] = []
@@ -54,7 +54,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_comes_whole_and_then_its_end(each_loop: Loop, source: Path) -> None:
+def test_a_whole_file_is_delivered_followed_by_eof(each_loop: Loop, source: Path) -> None:
     async def main() -> None:
         file = open(source, "rb")
         transport, protocol = await uringloop.connect_file(Noting, file)
@@ -71,7 +71,7 @@ def test_a_file_comes_whole_and_then_its_end(each_loop: Loop, source: Path) -> N
     run(each_loop, main)
 
 
-def test_a_stream_reader_reads_it_by_lines(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_stream_reader_reads_a_file_by_lines(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "lines"
     lines = [b"%d\n" % number for number in range(100_000)]
     path.write_bytes(b"".join(lines))
@@ -86,7 +86,7 @@ def test_a_stream_reader_reads_it_by_lines(each_loop: Loop, tmp_path: Path) -> N
     run(each_loop, main)
 
 
-def test_nothing_comes_while_it_is_paused(each_loop: Loop, tmp_path: Path) -> None:
+def test_nothing_is_delivered_while_reading_is_paused(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "source"
     path.write_bytes(os.urandom(2 << 20))
 
@@ -102,7 +102,7 @@ def test_nothing_comes_while_it_is_paused(each_loop: Loop, tmp_path: Path) -> No
             assert len(protocol.data) == before
             rounds += 1
             transport.resume_reading()
-            # Twice is once, and so is resumed, paused and resumed.
+            # Neither a second resume nor a resume after a pause starts a second reader.
             transport.resume_reading()
             transport.pause_reading()
             transport.resume_reading()
@@ -115,7 +115,7 @@ def test_nothing_comes_while_it_is_paused(each_loop: Loop, tmp_path: Path) -> No
     run(each_loop, main)
 
 
-def test_closing_ends_it_without_the_rest(each_loop: Loop, tmp_path: Path) -> None:
+def test_close_drops_the_rest_of_the_file(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "source"
     path.write_bytes(bytes(8 << 20))
 
@@ -137,7 +137,7 @@ def test_closing_ends_it_without_the_rest(each_loop: Loop, tmp_path: Path) -> No
     run(each_loop, main)
 
 
-def test_what_a_callback_raises_is_reported_and_reading_goes_on(
+def test_an_exception_of_data_received_is_reported_and_reading_goes_on(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     path = tmp_path / "source"
@@ -160,7 +160,7 @@ def test_what_a_callback_raises_is_reported_and_reading_goes_on(
     assert {str(report["exception"]) for report in reports} == {"data"}
 
 
-def test_a_folder_is_refused(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_directory_is_refused(each_loop: Loop, tmp_path: Path) -> None:
     class Folder:
         def __init__(self) -> None:
             self.fd = os.open(tmp_path, os.O_RDONLY)
@@ -176,7 +176,7 @@ def test_a_folder_is_refused(each_loop: Loop, tmp_path: Path) -> None:
         os.close(folder.fd)
 
 
-def test_a_pipe_goes_to_the_loop(each_loop: Loop) -> None:
+def test_a_pipe_is_passed_to_connect_read_pipe(each_loop: Loop) -> None:
     async def main() -> bytes:
         r, w = os.pipe()
         _, protocol = await uringloop.connect_file(Noting, open(r, "rb", 0))
@@ -188,7 +188,9 @@ def test_a_pipe_goes_to_the_loop(each_loop: Loop) -> None:
     assert run(each_loop, main) == b"through a pipe"
 
 
-def test_a_transport_that_is_forgotten_closes_its_file(each_loop: Loop, tmp_path: Path) -> None:
+def test_an_unreferenced_transport_warns_and_closes_its_file(
+    each_loop: Loop, tmp_path: Path
+) -> None:
     path = tmp_path / "source"
     path.write_bytes(bytes(1 << 20))
 
@@ -207,7 +209,7 @@ def test_a_transport_that_is_forgotten_closes_its_file(each_loop: Loop, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "null"])
-def test_standard_input_may_be_whatever_it_is(tmp_path: Path, kind: str) -> None:
+def test_standard_input_may_be_a_file_a_pipe_or_a_device(tmp_path: Path, kind: str) -> None:
     script = """
 import asyncio, sys, uringloop
 async def main():

@@ -1,4 +1,4 @@
-"""Files: what a plain file does, awaited, under any loop."""
+"""Files do what built-in files do, awaited, under any loop."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ BUFFERED_CALLS: list[Call] = [
 
 @pytest.mark.parametrize("mode", ["r", "rb", "r+", "r+b", "w+", "w+b", "a+b"])
 @pytest.mark.parametrize("buffering", [-1, 0, 5])
-def test_calls_of_every_kind_return_what_those_of_a_plain_file_return(
+def test_all_methods_return_the_same_as_those_of_built_in_files(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, buffering: int
 ) -> None:
     if "b" not in mode and buffering == 0:
-        pytest.skip("there is no such text file")
+        pytest.skip("text files are always buffered")
     calls = list(READ_CALLS)
     if "b" in mode:
         calls += BINARY_CALLS
@@ -74,7 +74,7 @@ def test_calls_of_every_kind_return_what_those_of_a_plain_file_return(
         if "+" in mode:
             calls.remove(("readlines", (3,)))
     else:
-        # It stops in the midst of its lines, where a plain file does not tell.
+        # It stops before the end, after which tell() of a built-in text file raises OSError.
         calls.remove(("readlines", (3,)))
     compare(each_loop, tmp_path, TEXT.encode(), mode, calls, buffering=buffering)
 
@@ -92,11 +92,11 @@ def test_calls_of_every_kind_return_what_those_of_a_plain_file_return(
     ],
 )
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_what_the_mode_forbids_is_refused_in_the_same_words(
+def test_calls_that_the_mode_forbids_raise_the_built_in_message(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, call: Call, buffering: int
 ) -> None:
     if "b" not in mode and (buffering == 0 or call[0] == "readinto"):
-        pytest.skip("there is no such text file")
+        pytest.skip("text files are always buffered")
     path = tmp_path / "file"
     path.touch()
     name, arguments = call
@@ -119,7 +119,7 @@ def test_what_the_mode_forbids_is_refused_in_the_same_words(
 
 
 class Two:
-    """An integer of another type, as numpy has them."""
+    """An integer of another type, like those of numpy."""
 
     def __index__(self) -> int:
         return 2
@@ -133,7 +133,7 @@ INTEGERS: list[Call] = [
     ("truncate", (1.5,)),
     ("read1", (1.5,)),
     ("peek", (1.5,)),
-    # A plain text file takes that, and returns it.
+    # A built-in text file accepts that, and returns it.
     ("seek", (1.5,)),
 ]
 
@@ -141,7 +141,7 @@ INTEGERS: list[Call] = [
 @pytest.mark.parametrize(
     ("mode", "buffering", "count"), [("r+b", 0, 5), ("r+b", -1, 7), ("r+", -1, 5)]
 )
-def test_a_float_is_no_integer_in_the_same_words(
+def test_a_float_argument_raises_the_built_in_message(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, buffering: int, count: int
 ) -> None:
     path = tmp_path / "file"
@@ -162,7 +162,7 @@ def test_a_float_is_no_integer_in_the_same_words(
 
 
 @pytest.mark.parametrize("mode", ["r+b", "r+"])
-def test_a_float_is_no_offset_and_other_integers_are(
+def test_offsets_may_be_index_objects_but_not_floats(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str
 ) -> None:
     path = tmp_path / "file"
@@ -203,7 +203,7 @@ def test_a_float_is_no_offset_and_other_integers_are(
     "name",
     ["read", "readline", "write", "flush", "seek", "tell", "truncate", "fileno", "isatty"],
 )
-def test_a_closed_file_says_so(
+def test_calls_of_a_closed_file_raise_value_error(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, name: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -225,7 +225,7 @@ def test_a_closed_file_says_so(
 
 
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r\n"])
-def test_lines_come_one_by_one(
+def test_async_for_yields_the_lines_of_a_built_in_file(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, newline: str | None
 ) -> None:
     path = tmp_path / "file"
@@ -240,7 +240,7 @@ def test_lines_come_one_by_one(
     assert run(each_loop, main) == expected
 
 
-def test_a_tty_is_buffered_by_lines(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_a_tty_is_line_buffered(each_loop: asyncio.AbstractEventLoop) -> None:
     ours, theirs = os.openpty()
 
     async def main() -> None:
@@ -249,7 +249,7 @@ def test_a_tty_is_buffered_by_lines(each_loop: asyncio.AbstractEventLoop) -> Non
             assert await file.isatty()
             await file.write("no end")
             await file.write(" of line\n")
-            # The kernel may pass on the line's end by itself.
+            # The kernel may deliver the line end separately.
             line = os.read(ours, 100)
             while not line.endswith(b"\n"):
                 line += os.read(ours, 100)
@@ -262,7 +262,7 @@ def test_a_tty_is_buffered_by_lines(each_loop: asyncio.AbstractEventLoop) -> Non
         os.close(theirs)
 
 
-def test_a_pipe_is_read_as_it_comes_and_written(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_a_pipe_is_read_as_data_arrives_and_written(each_loop: asyncio.AbstractEventLoop) -> None:
     reading, writing = os.pipe()
 
     async def main() -> None:
@@ -284,7 +284,7 @@ def test_a_pipe_is_read_as_it_comes_and_written(each_loop: asyncio.AbstractEvent
     run(each_loop, main)
 
 
-def test_a_fifo_is_opened_when_its_peer_is_there(
+def test_opening_a_fifo_waits_for_its_peer(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     path = tmp_path / "fifo"
@@ -328,10 +328,10 @@ CALLS_OF_PROC: list[Call] = [
 
 @pytest.mark.parametrize("path", ["/proc/self/comm", "/proc/version"])
 @pytest.mark.parametrize("mode", ["wb", "r+b"])
-def test_a_file_of_proc_is_written_where_it_stands(
+def test_a_file_of_proc_is_written_at_its_position(
     each_loop: asyncio.AbstractEventLoop, path: str, mode: str
 ) -> None:
-    # The kernel takes no offset for it, and does not move it either.
+    # The kernel takes no offset for such a file, and does not move its position.
     if not os.access(path, os.W_OK):
         pytest.skip("only root may open it")
     name = Path("/proc/self/comm").read_bytes()
@@ -353,7 +353,7 @@ def test_a_file_of_proc_is_written_where_it_stands(
 
 
 def test_an_eventfd_is_read_and_written(each_loop: asyncio.AbstractEventLoop) -> None:
-    # It says that it can be positioned, and takes no offset.
+    # lseek() succeeds on it, but it takes no offset.
     async def main() -> None:
         async with uringloop.open(os.eventfd(3), "r+b", 0) as file:
             assert await file.read(8) == (3).to_bytes(8, sys.byteorder)
@@ -400,7 +400,7 @@ def test_calls_with_an_offset_leave_the_position_alone(
     run(each_loop, main)
 
 
-def test_reads_at_offsets_run_beside_each_other(
+def test_reads_at_offsets_run_concurrently(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     content = os.urandom(1 << 20)
@@ -434,10 +434,10 @@ def test_large_files_are_read_and_written_whole(
     run(each_loop, main)
 
 
-# ── more than one at a time ──────────────────────────────────────────────────────────────────
+# ── concurrent calls ─────────────────────────────────────────────────────────────────────────
 
 
-def test_calls_of_one_file_are_made_in_their_order(
+def test_calls_of_one_file_run_in_order(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -474,7 +474,7 @@ def test_appends_of_two_files_do_not_overwrite_each_other(
     assert {len(set(line)) for line in lines} == {1}
 
 
-def test_a_child_goes_on_where_the_file_stands_and_the_file_behind_it(
+def test_a_child_process_shares_the_position_of_the_file(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -512,7 +512,7 @@ def test_thousands_of_files_are_open_at_once(
     run(each_loop, main)
 
 
-def test_one_file_is_used_by_one_loop_after_the_other(
+def test_a_file_may_be_used_by_several_loops_in_succession(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
@@ -536,7 +536,7 @@ def test_one_file_is_used_by_one_loop_after_the_other(
 
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
-def test_a_forgotten_file_is_written_closed_and_reported(
+def test_an_unreferenced_file_is_flushed_closed_and_reported(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: Any
 ) -> None:
     async def main() -> int:
@@ -552,7 +552,7 @@ def test_a_forgotten_file_is_written_closed_and_reported(
 
 
 @pytest.mark.parametrize("mode", ["r+", "r+b"])
-def test_a_detached_file_leaves_a_plain_one(
+def test_detach_returns_a_built_in_file(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: Any
 ) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")

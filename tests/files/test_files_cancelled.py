@@ -1,4 +1,4 @@
-"""Files: what a cancelled call has read is read again, and the file is where it was."""
+"""Files: a cancelled call loses no data and leaves the position unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import uringloop
 Loop = asyncio.AbstractEventLoop
 Call = Callable[[Any], Awaitable[Any]]
 
-# After so many turns a call is cancelled; more of them read all that there is.
+# Turns after which a call is cancelled; after more of them the whole file has been read.
 TURNS = (*range(8), 13, 21, 34, 55)
 TEXT = "".join("é" * 20 + "x" * size + "\n" for size in (5, 30_000, 8191, 10_000, 30, 400_000))
 
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 async def cancelled(call: Awaitable[Any], turns: int, times: int) -> bool:
-    """Cancel *call* after so many *turns*, so many *times*; return whether it ended before."""
+    """Cancel *call* after *turns* turns, *times* times; return whether it had ended before."""
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def cancelled(call: Awaitable[Any], turns: int, times: int) -> bool:
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cancelled_call_leaves_the_file_where_it_was(
+def test_a_cancelled_call_leaves_the_position_unchanged(
     each_loop: Loop, folder: Path, kind: str, call: str, times: int
 ) -> None:
     path, options = folder / "file", KINDS[kind]
@@ -77,7 +77,7 @@ def test_a_cancelled_call_leaves_the_file_where_it_was(
             while True:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-        # Calls of files let others have their turns, when there are any.
+        # Calls of files yield only while other tasks are ready.
         busy = asyncio.ensure_future(keep_busy())
         for skipped in (0, 1):
             for turns in TURNS:
@@ -91,7 +91,7 @@ def test_a_cancelled_call_leaves_the_file_where_it_was(
 @pytest.mark.parametrize("call", ["read", "readline", "readlines"])
 @pytest.mark.parametrize("buffering", [0, -1])
 @pytest.mark.parametrize("mode", ["rb", "r"])
-def test_a_cancelled_call_of_a_pipe_loses_nothing(
+def test_a_cancelled_call_of_a_pipe_loses_no_data(
     each_loop: Loop, call: str, buffering: int, mode: str
 ) -> None:
     if mode == "r" and not buffering:
@@ -102,7 +102,7 @@ def test_a_cancelled_call_of_a_pipe_loses_nothing(
         async with uringloop.open(reading, mode, buffering=buffering) as file:
             os.write(writing, b"one\ntwo\n" if call == "readlines" else b"one")
             task = asyncio.ensure_future(CALLS[call](file))
-            # On asyncio's loop threads read, until there is nothing more.
+            # On asyncio's loop a thread reads until the pipe is empty.
             await asyncio.sleep(0.05)
             task.cancel()
             os.write(writing, b" more\nend")
@@ -117,7 +117,7 @@ def test_a_cancelled_call_of_a_pipe_loses_nothing(
     run(each_loop, main)
 
 
-def test_what_a_cancelled_read_of_a_pipe_gave_back_is_read_at_once(loop: Loop) -> None:
+def test_bytes_that_a_cancelled_read_of_a_pipe_put_back_are_read_in_linear_time(loop: Loop) -> None:
     reading, writing = os.pipe()
     size = 1_000_000
 
@@ -129,7 +129,7 @@ def test_what_a_cancelled_read_of_a_pipe_gave_back_is_read_at_once(loop: Loop) -
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await sink.write(b"\n")
-            # Byte by byte, as of any pipe: not by copying what is left for each of them.
+            # Pipes are read byte by byte, which must not copy the rest of the bytes each time.
             assert await file.readline() == b"x" * size + b"\n"
 
     run(loop, main)

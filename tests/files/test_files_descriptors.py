@@ -24,7 +24,7 @@ MANY = 20
 
 
 def descriptors() -> dict[str, str]:
-    """Return what is open, but for the folder that tells."""
+    """Return the open descriptors and their targets, without that of the listing itself."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ def descriptors() -> dict[str, str]:
 
 
 def opening() -> int:
-    """Return how many threads there are that may open files, the software ring's too."""
+    """Return the number of threads that may open files, including the software ring's."""
     return sum(not name.startswith("iou-") for name in thread_names().values())
 
 
@@ -43,7 +43,7 @@ def none_is_lost() -> Iterator[None]:
     before, begun = descriptors(), opening()
     yield
     gc.collect()
-    # A worker of the kernel may be at its last, and a thread opens files until it ends.
+    # A kernel worker may still be at its last operation, and a thread may open files until it ends.
     until = time.monotonic() + 5
     while time.monotonic() < until:
         ended = opening() <= begun
@@ -56,12 +56,12 @@ def none_is_lost() -> Iterator[None]:
 
 
 def forgotten(task: asyncio.Task[Any]) -> None:
-    """Have nobody be told that *task* will never be resumed."""
+    """Suppress the report that *task* was destroyed while pending."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def begun_and_closed(factory: LoopFactory, calls: list[Coroutine[Any, Any, Any]]) -> None:
-    """Close a loop of which these have just begun."""
+    """Close a loop just after the start of *calls*."""
     loop = factory()
 
     async def begin() -> None:
@@ -74,17 +74,17 @@ def begun_and_closed(factory: LoopFactory, calls: list[Coroutine[Any, Any, Any]]
     loop.close()
 
 
-# What has been opened by then is a file that nobody closes.
+# Files that have been opened by then are not closed by the test.
 @pytest.mark.filterwarnings("ignore:unclosed file")
-def test_files_are_being_opened_when_their_loop_is_closed(
+def test_closing_a_loop_during_opens_loses_no_descriptor(
     loop_factory: LoopFactory, tmp_path: Path
 ) -> None:
     begun_and_closed(loop_factory, [opened(tmp_path / str(n), "wb") for n in range(MANY)])
 
 
 def is_left_alone(fifo: Path) -> bool:
-    """Return whether nobody waits for a writer any more."""
-    # Asked once, for the question itself would end the wait.
+    """Return whether no open waits for a writer any more."""
+    # Checked once, as the check itself would end the wait.
     time.sleep(0.2)
     with contextlib.suppress(OSError):
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
@@ -92,7 +92,7 @@ def is_left_alone(fifo: Path) -> bool:
     return True
 
 
-def test_a_fifo_waits_for_its_peer_when_its_loop_is_closed(tmp_path: Path) -> None:
+def test_closing_a_loop_ends_the_open_of_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     begun_and_closed(uringloop.new_event_loop, [opened(tmp_path / "fifo", "rb")])
     assert is_left_alone(tmp_path / "fifo")
@@ -115,7 +115,7 @@ def test_a_cancelled_open_of_a_fifo_ends_at_once(loop: uringloop.Loop, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file")
-def test_files_are_being_closed_when_their_loop_is_closed(
+def test_closing_a_loop_during_closes_loses_no_data_and_no_descriptor(
     loop_factory: LoopFactory, tmp_path: Path
 ) -> None:
     loop = loop_factory()
@@ -134,11 +134,11 @@ def test_files_are_being_closed_when_their_loop_is_closed(
     begun_and_closed(loop_factory, [file.close() for file in made])
     del made
     gc.collect()
-    # Threads of asyncio's may still be at it.
+    # asyncio's threads may still be writing.
     wait_until(lambda: all((tmp_path / str(n)).read_bytes() == b"bytes" for n in range(MANY)))
 
 
-def test_an_open_is_cancelled_at_any_time(
+def test_an_open_may_be_cancelled_at_any_time(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -158,7 +158,7 @@ def test_an_open_is_cancelled_at_any_time(
     each_loop.run_until_complete(main())
 
 
-def test_a_close_is_cancelled_at_any_time(
+def test_a_close_may_be_cancelled_at_any_time(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -176,14 +176,14 @@ def test_a_close_is_cancelled_at_any_time(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_an_opener_opens_for_nobody_is_closed(
+def test_the_descriptor_of_a_cancelled_opener_is_closed(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, when: str
 ) -> None:
     begun, waited_for, cancelled, done = (threading.Event() for _ in range(4))
 
     def opener(path: str, flags: int) -> int:
         begun.set()
-        # A quicker one is not waited for at all.
+        # The caller does not suspend for an opener that returns sooner.
         assert (cancelled if when == "after" else waited_for).wait(10)
         fd = os.open(path, flags, 0o600)
         done.set()
@@ -193,7 +193,7 @@ def test_what_an_opener_opens_for_nobody_is_closed(
         task = asyncio.ensure_future(_open_by(tmp_path / "file", opener))
         await asyncio.sleep(0)
         waited_for.set()
-        # The task is not told before this returns.
+        # The task is not resumed before this returns.
         assert (begun if when == "after" else done).wait(10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

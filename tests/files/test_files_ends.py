@@ -1,4 +1,4 @@
-"""Files: errors, cancels, and loops that end while the kernel still has a buffer."""
+"""Files: errors, cancels, and loops that end while the kernel still uses a buffer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.processes import thread_names
 import uringloop
 from uringloop._ring.ring import BOUNDED_WORKERS_MAX
 
-# What a worker of the kernel takes tens of milliseconds for.
+# A size that takes a kernel worker tens of milliseconds.
 LARGE = 64 << 20
 
 
@@ -33,7 +33,7 @@ async def operations(file: Any, count: int) -> None:
 
 
 def gone_before(exc: OSError) -> object:
-    """Return how much had been written when it was raised."""
+    """Return how many bytes had been written when *exc* was raised."""
     return getattr(exc, "characters_written", None)
 
 
@@ -55,7 +55,9 @@ def sparse(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("buffering", [0, -1])
-def test_a_full_device_tells_its_name(each_loop: asyncio.AbstractEventLoop, buffering: int) -> None:
+def test_a_full_device_raises_enospc_with_its_name(
+    each_loop: asyncio.AbstractEventLoop, buffering: int
+) -> None:
     async def main() -> None:
         file = await uringloop.open("/dev/full", "wb", buffering)
         with pytest.raises(OSError, match="No space left") as caught:
@@ -81,7 +83,7 @@ def small_files_only() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_no_byte_is_claimed_that_was_not_written(
+def test_characters_written_counts_only_the_bytes_written(
     each_loop: asyncio.AbstractEventLoop, folder: Path, small_files_only: int
 ) -> None:
     async def main() -> None:
@@ -100,7 +102,7 @@ def test_no_byte_is_claimed_that_was_not_written(
 
 
 @pytest.mark.parametrize("buffering", [0, -1])
-def test_an_append_that_fails_in_the_middle_leaves_the_file_at_its_end(
+def test_an_append_that_fails_midway_leaves_the_position_at_the_end(
     each_loop: asyncio.AbstractEventLoop, folder: Path, small_files_only: int, buffering: int
 ) -> None:
     path = folder / "file"
@@ -117,7 +119,7 @@ def test_an_append_that_fails_in_the_middle_leaves_the_file_at_its_end(
     assert os.path.getsize(path) == small_files_only
 
 
-def test_what_could_not_be_written_is_written_once_there_is_room(
+def test_bytes_that_a_failed_flush_left_are_written_later(
     each_loop: asyncio.AbstractEventLoop, folder: Path
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -137,7 +139,7 @@ def test_what_could_not_be_written_is_written_once_there_is_room(
 
 
 @pytest.mark.parametrize(("mode", "buffering"), [("rb", 0), ("rb", -1), ("r+b", 0), ("r", -1)])
-def test_a_close_tells_that_somebody_else_has_closed_the_descriptor(
+def test_close_raises_ebadf_if_the_descriptor_was_closed_elsewhere(
     each_loop: asyncio.AbstractEventLoop, folder: Path, mode: str, buffering: int
 ) -> None:
     path = folder / "file"
@@ -155,9 +157,9 @@ def test_a_close_tells_that_somebody_else_has_closed_the_descriptor(
     each_loop.run_until_complete(main())
 
 
-def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
-    # In a thread of its own: a thread keeps the kernel's workers from loop to loop, and may have
-    # one of the other kind, with a bound of its own, of a test before.
+def test_the_number_of_workers_is_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
+    # In a thread of its own: the kernel's workers belong to a thread and outlive its loops, and an
+    # earlier test may have left an unbounded worker, which has its own limit.
     def workers() -> int:
         kernels = f"iou-wrk-{threading.get_native_id()}"
         name = kernels if loop.backend == "io_uring" else "uringloop-files"
@@ -185,7 +187,7 @@ def test_workers_are_bounded(loop: uringloop.Loop, tmp_path: Path) -> None:
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cancelled_read_of_a_stream_loses_no_byte(
+def test_a_cancelled_read_of_a_pipe_loses_no_byte(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     reading, writing = os.pipe()
@@ -196,7 +198,7 @@ def test_a_cancelled_read_of_a_stream_loses_no_byte(
             os.write(writing, b"0123")
             await asyncio.sleep(0.05)
             task.cancel()
-            # A thread can not be stopped: under another loop it ends with the bytes.
+            # A thread cannot be stopped: under another loop it ends when it has read the bytes.
             os.write(writing, b"456789")
             os.close(writing)
             with pytest.raises(asyncio.CancelledError):
@@ -206,7 +208,9 @@ def test_a_cancelled_read_of_a_stream_loses_no_byte(
     each_loop.run_until_complete(main())
 
 
-def test_a_cancelled_read_moves_nothing(each_loop: asyncio.AbstractEventLoop, sparse: Path) -> None:
+def test_a_cancelled_read_leaves_the_position_unchanged(
+    each_loop: asyncio.AbstractEventLoop, sparse: Path
+) -> None:
     async def main() -> None:
         async with uringloop.open(sparse, "rb") as file:
             task = asyncio.ensure_future(file.read(LARGE))
@@ -220,7 +224,7 @@ def test_a_cancelled_read_moves_nothing(each_loop: asyncio.AbstractEventLoop, sp
     each_loop.run_until_complete(main())
 
 
-def test_a_lent_buffer_is_free_again_when_the_cancel_comes_back(
+def test_a_cancelled_pread_into_returns_once_the_buffer_is_free(
     each_loop: asyncio.AbstractEventLoop, sparse: Path
 ) -> None:
     async def main() -> None:
@@ -260,7 +264,7 @@ def test_a_cancelled_flush_writes_nothing_twice(
     assert content.endswith(b"xend")
 
 
-def test_who_waits_for_a_turn_can_be_cancelled(
+def test_a_call_that_waits_for_the_file_can_be_cancelled(
     each_loop: asyncio.AbstractEventLoop, sparse: Path
 ) -> None:
     async def main() -> None:
@@ -277,7 +281,7 @@ def test_who_waits_for_a_turn_can_be_cancelled(
     each_loop.run_until_complete(main())
 
 
-def test_close_waits_for_what_is_in_flight(
+def test_close_waits_for_operations_in_flight(
     each_loop: asyncio.AbstractEventLoop, sparse: Path
 ) -> None:
     async def main() -> None:
@@ -294,10 +298,10 @@ def test_close_waits_for_what_is_in_flight(
     each_loop.run_until_complete(main())
 
 
-# ── written and synced at once ───────────────────────────────────────────────────────────────
+# ── writes that are synced ───────────────────────────────────────────────────────────────────
 
 
-def test_a_sync_writes_first_what_is_kept(
+def test_a_sync_writes_buffered_data_first(
     each_loop: asyncio.AbstractEventLoop, folder: Path
 ) -> None:
     path = folder / "file"
@@ -322,11 +326,11 @@ def test_a_sync_writes_first_what_is_kept(
     each_loop.run_until_complete(main())
 
 
-def test_a_sync_takes_one_submission_for_both(loop: uringloop.Loop, tmp_path: Path) -> None:
+def test_a_write_and_its_sync_are_one_submission(loop: uringloop.Loop, tmp_path: Path) -> None:
     async def main() -> None:
         async with uringloop.open(tmp_path / "file", "wb", 1 << 20) as file:
             for _ in range(300):
-                # Each is a kernel entry that submits two, wherever in the queue they are.
+                # Each enter submits two linked requests, also across the end of the queue.
                 await file.write(b"some")
                 await file.fsync()
         assert (tmp_path / "file").read_bytes() == b"some" * 300
@@ -334,7 +338,7 @@ def test_a_sync_takes_one_submission_for_both(loop: uringloop.Loop, tmp_path: Pa
     loop.run_until_complete(main())
 
 
-def test_a_short_write_before_a_sync_loses_nothing(tmp_path: Path) -> None:
+def test_a_short_write_before_a_sync_loses_no_data(tmp_path: Path) -> None:
     path = tmp_path / "file"
     script = """
 import resource, signal, sys, uringloop
@@ -359,17 +363,17 @@ uringloop.run(main())
     assert path.read_bytes() == bytes(range(250)) * 600
 
 
-# ── loops that end ───────────────────────────────────────────────────────────────────────────
+# ── the end of runs and loops ────────────────────────────────────────────────────────────────
 
 
-def test_a_run_that_ends_leaves_no_write_behind(loop: uringloop.Loop, sparse: Path) -> None:
-    # Not more than the slowest disk takes in the moment that the end of a run waits for it.
+def test_the_end_of_a_run_waits_for_writes(loop: uringloop.Loop, sparse: Path) -> None:
+    # No more than the slowest disk writes in the time that the end of a run waits for it.
     size = LARGE // 16
     file = loop.run_until_complete(opened(sparse, "r+b"))
     task = loop.create_task(file.pwrite(b"x" * size, 0))
     loop.run_until_complete(operations(file, 1))
     assert file.operations_in_flight == 0
-    # In another thread, with another ring.
+    # The task continues in another thread, with another ring.
     results: list[int] = []
     thread = threading.Thread(target=lambda: results.append(loop.run_until_complete(task)))
     thread.start()
@@ -378,7 +382,7 @@ def test_a_run_that_ends_leaves_no_write_behind(loop: uringloop.Loop, sparse: Pa
     loop.run_until_complete(file.close())
 
 
-def test_a_read_of_a_stream_goes_on_in_another_thread(loop: uringloop.Loop) -> None:
+def test_a_read_of_a_pipe_continues_in_another_thread(loop: uringloop.Loop) -> None:
     reading, writing = os.pipe()
     file = loop.run_until_complete(opened(reading, "rb"))
     task = loop.create_task(file.read())
@@ -393,7 +397,7 @@ def test_a_read_of_a_stream_goes_on_in_another_thread(loop: uringloop.Loop) -> N
     loop.run_until_complete(file.close())
 
 
-def test_a_loop_is_closed_with_reads_and_writes_in_flight(sparse: Path) -> None:
+def test_a_loop_can_be_closed_with_reads_and_writes_in_flight(sparse: Path) -> None:
     loop = uringloop.new_event_loop()
     file = loop.run_until_complete(opened(sparse, "r+b"))
 
@@ -409,7 +413,7 @@ def test_a_loop_is_closed_with_reads_and_writes_in_flight(sparse: Path) -> None:
     tasks = loop.run_until_complete(begin())
     loop.close()
     for task in tasks:
-        # Nobody will ever resume them; a report of that is not what is tested.
+        # They will never be resumed; suppress asyncio's report of that.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     del task, tasks
     gc.collect()

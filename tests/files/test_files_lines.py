@@ -1,4 +1,4 @@
-"""Lines: in one call where they are read ahead, and in many turns where they are long."""
+"""Lines: those that were read ahead do not suspend, long ones take many turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uringloop import fs
 
 Loop = asyncio.AbstractEventLoop
 
-# Longer than what is put aside of a line, than a slice of a copy, and than a piece that is decoded.
+# Longer than the parts of an unfinished line, the slices of copies and the pieces of decoding.
 LONG = 300_000
 
 
@@ -29,7 +29,7 @@ def content_of(end: str) -> str:
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gb18030"])
-def test_long_lines_are_those_of_a_plain_file(
+def test_long_lines_are_those_of_a_built_in_file(
     each_loop: Loop, tmp_path: Path, encoding: str, end: str, newline: str | None
 ) -> None:
     path = tmp_path / "file"
@@ -55,7 +55,7 @@ def test_long_lines_are_those_of_a_plain_file(
     run(each_loop, main)
 
 
-def test_long_binary_lines_are_those_of_a_plain_file(each_loop: Loop, tmp_path: Path) -> None:
+def test_long_binary_lines_are_those_of_a_built_in_file(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content_of("\n").encode())
 
@@ -74,7 +74,7 @@ def test_long_binary_lines_are_those_of_a_plain_file(each_loop: Loop, tmp_path: 
 
 @pytest.mark.parametrize("newline", [None, "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig", "utf-7", "iso2022_jp"])
-def test_a_large_text_is_written_as_by_a_plain_file(
+def test_a_large_text_is_written_as_by_a_built_in_file(
     each_loop: Loop, tmp_path: Path, encoding: str, newline: str | None
 ) -> None:
     text = "some \u3042 text\n" * 30_000
@@ -95,9 +95,7 @@ def test_a_large_text_is_written_as_by_a_plain_file(
     run(each_loop, main)
 
 
-def test_what_can_not_be_encoded_is_told_as_by_a_plain_file(
-    each_loop: Loop, tmp_path: Path
-) -> None:
+def test_encoding_errors_are_those_of_a_built_in_file(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("before")
     text = "a\n" * 100_000 + "\udc80\n" + "b" * 10
@@ -116,16 +114,14 @@ def test_what_can_not_be_encoded_is_told_as_by_a_plain_file(
         async with uringloop.open(path, "w", encoding="utf-16") as file:
             with pytest.raises(UnicodeEncodeError):
                 await file.write(text)
-            # The mark of the byte order is still to come.
+            # The byte order mark has not been written yet.
             await file.write("x")
         assert path.read_bytes() == "x".encode("utf-16")
 
     run(each_loop, main)
 
 
-def test_what_can_not_be_decoded_is_told_as_by_a_plain_file(
-    each_loop: Loop, tmp_path: Path
-) -> None:
+def test_decoding_errors_are_those_of_a_built_in_file(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes("ä€\r\n".encode() * 100_000 + b"\xff" + bytes(100_000))
 
@@ -152,7 +148,7 @@ def test_what_can_not_be_decoded_is_told_as_by_a_plain_file(
 
 
 async def cancelled_after(turns: int, call: Awaitable[Any]) -> bool:
-    """Cancel *call* after so many turns; return whether that was before its end."""
+    """Cancel *call* after *turns* turns; return whether that was before its end."""
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -172,7 +168,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("mode", ["rb", "r"])
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_is_lost_of_a_long_read_that_is_cancelled(
+def test_a_cancelled_long_read_loses_nothing(
     each_loop: Loop, tmp_path: Path, mode: str, name: str
 ) -> None:
     path = tmp_path / "file"
@@ -197,7 +193,7 @@ def test_nothing_is_lost_of_a_long_read_that_is_cancelled(
     run(each_loop, main)
 
 
-def test_nothing_is_lost_of_a_long_line_of_a_pipe_that_is_cancelled(each_loop: Loop) -> None:
+def test_a_cancelled_long_readline_of_a_pipe_loses_nothing(each_loop: Loop) -> None:
     async def main() -> None:
         for mode in ("rb", "r"):
             near, far = os.pipe()
@@ -205,11 +201,11 @@ def test_nothing_is_lost_of_a_long_line_of_a_pipe_that_is_cancelled(each_loop: L
                 async with uringloop.open(near, mode) as file:
                     sent = 0
                     task = asyncio.ensure_future(file.readline())
-                    # More than a text puts aside; what the pipe holds is read before the next.
+                    # More than one part of an unfinished line; each write waits for the reader.
                     while sent < LONG:
                         sent += await asyncio.to_thread(os.write, writer.fileno(), b"x" * 50_000)
                     task.cancel()
-                    # A thread that reads can not be stopped: it needs something to read.
+                    # A thread that reads cannot be stopped: it needs data to end.
                     writer.write(b"\nend")
                     ending = asyncio.ensure_future(asyncio.to_thread(writer.close))
                     await asyncio.wait([task])
@@ -220,9 +216,7 @@ def test_nothing_is_lost_of_a_long_line_of_a_pipe_that_is_cancelled(each_loop: L
     run(each_loop, main)
 
 
-def test_lines_that_a_cancelled_call_has_read_are_read_again(
-    each_loop: Loop, tmp_path: Path
-) -> None:
+def test_a_cancelled_readlines_puts_its_lines_back(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"line\n" * 200_000)
 
@@ -236,7 +230,7 @@ def test_lines_that_a_cancelled_call_has_read_are_read_again(
 
 
 @pytest.mark.parametrize("mode", ["rb", "r"])
-def test_a_line_that_nobody_has_awaited_is_read_again(
+def test_a_line_that_was_not_awaited_is_read_again(
     each_loop: Loop, tmp_path: Path, mode: str
 ) -> None:
     path = tmp_path / "file"
@@ -246,7 +240,7 @@ def test_a_line_that_nobody_has_awaited_is_read_again(
         async with uringloop.open(path, mode) as file:
             lines = [await anext(file)]
             step = file.__anext__()
-            # A coroutine if the turn had no time left for it.
+            # The step is a coroutine if the turn had no time left for it.
             getattr(step, "close", int)()
             del step
             lines += [line async for line in file]
@@ -258,7 +252,7 @@ def test_a_line_that_nobody_has_awaited_is_read_again(
 
 
 @pytest.mark.parametrize("mode", ["rb", "r"])
-def test_lines_are_awaited_in_every_way(each_loop: Loop, tmp_path: Path, mode: str) -> None:
+def test_lines_can_be_awaited_in_every_way(each_loop: Loop, tmp_path: Path, mode: str) -> None:
     path = tmp_path / "file"
     path.write_text("".join(f"{number}\n" for number in range(10)))
 
@@ -283,7 +277,7 @@ def test_lines_are_awaited_in_every_way(each_loop: Loop, tmp_path: Path, mode: s
     run(each_loop, main)
 
 
-def test_calls_are_done_in_their_order_when_the_turn_has_no_time_left(
+def test_calls_keep_their_order_when_the_turn_has_no_time_left(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -293,7 +287,7 @@ def test_calls_are_done_in_their_order_when_the_turn_has_no_time_left(
         async with uringloop.open(path, "rb") as file:
             for _ in range(20):
                 start = await file.tell()
-                # Each takes several turns, and the next is begun meanwhile.
+                # Each takes several turns, and the next starts meanwhile.
                 lines, line, position, more = await asyncio.gather(
                     file.readlines(20_000), file.readline(), file.tell(), file.read(5)
                 )

@@ -1,4 +1,4 @@
-"""Opening files: the arguments, and what a file tells of itself."""
+"""Opening files: arguments, errors and attributes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from uringloop._files.text import TextFile
         ("file", "r", -1, None, None, None, True, lambda path, flags: "0"),
     ],
 )
-def test_what_can_not_be_opened_is_refused_in_the_words_of_the_built_in(
+def test_open_raises_the_errors_of_the_built_in(
     each_loop: asyncio.AbstractEventLoop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,7 +72,7 @@ def test_what_can_not_be_opened_is_refused_in_the_words_of_the_built_in(
     ("mode", "buffering"), [("ab", 0), ("ab", -1), ("a", -1), ("rb", 0), ("rb", -1)]
 )
 @pytest.mark.parametrize("plus", ["", "+"])
-def test_what_has_no_place_to_begin_at_is_refused_as_by_the_built_in(
+def test_files_without_a_position_are_treated_as_by_the_built_in(
     each_loop: asyncio.AbstractEventLoop,
     tmp_path: Path,
     kind: str,
@@ -84,7 +84,7 @@ def test_what_has_no_place_to_begin_at_is_refused_as_by_the_built_in(
     os.mkfifo(tmp_path / "fifo")
     other = os.open(tmp_path / "fifo", os.O_RDWR)
     path = {
-        # It can be positioned, but not at its end.
+        # It can seek, but not to its end.
         "proc": "/proc/self/comm",
         "terminal": os.ttyname(terminal),
         "fifo": str(tmp_path / "fifo"),
@@ -121,7 +121,7 @@ def test_what_has_no_place_to_begin_at_is_refused_as_by_the_built_in(
     "mode", ["r", "w", "a", "x", "r+", "w+", "a+", "x+", "rb", "wb", "ab", "xb", "r+b", "w+b"]
 )
 @pytest.mark.parametrize("buffering", [-1, 0, 1, 512])
-def test_a_file_tells_what_a_plain_one_tells(
+def test_attributes_are_those_of_a_built_in_file(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path, mode: str, buffering: int
 ) -> None:
     path = tmp_path / "file"
@@ -158,7 +158,7 @@ def test_a_file_tells_what_a_plain_one_tells(
         assert run(each_loop, ours) == expected
 
 
-def test_a_file_is_of_the_kind_that_was_asked_for(
+def test_mode_and_buffering_select_the_class_of_the_file(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -175,7 +175,7 @@ def test_a_file_is_of_the_kind_that_was_asked_for(
     run(each_loop, main)
 
 
-def test_an_opener_opens_and_a_descriptor_is_taken_or_borrowed(
+def test_open_takes_an_opener_or_a_descriptor_to_own_or_borrow(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"0123")
@@ -200,7 +200,7 @@ def test_an_opener_opens_and_a_descriptor_is_taken_or_borrowed(
         os.close(folder)
 
 
-def test_the_descriptor_is_closed_by_exec_and_audited(
+def test_the_descriptor_is_not_inheritable(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     async def main() -> bool:
@@ -210,7 +210,7 @@ def test_the_descriptor_is_closed_by_exec_and_audited(
     assert not run(each_loop, main)
 
 
-def test_direct_files_with_aligned_buffers(
+def test_direct_io_works_with_aligned_buffers(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"

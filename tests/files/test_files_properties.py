@@ -1,4 +1,4 @@
-"""Any calls in any order: a file of ours and a plain one must not differ."""
+"""Random sequences of calls have the same results on our files and on built-in ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 SETTINGS = settings(
-    # EXAMPLES=5000 finds what shows in one of a thousand.
+    # EXAMPLES=5000 finds a fault that one sequence in a thousand shows.
     max_examples=int(os.environ.get("EXAMPLES", "100")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
-# Longer than a chunk of text, so that lines and reads go over its end.
+# Longer than a chunk of text, so that lines and reads cross its end.
 LINES = st.lists(st.sampled_from(["", "a", "ä€", "one line", "x" * 5000, "\r\n", "𐍈"]), max_size=8)
 CONTENT = st.builds(lambda lines, end: end.join(lines), LINES, st.sampled_from(["\n", "\r\n"]))
 SIZES = st.one_of(st.just(-1), st.integers(0, 12), st.integers(0, 30_000))
@@ -38,7 +38,7 @@ def calls_of(data: Any, others: Any) -> Any:
     return st.lists(
         st.one_of(
             call("read", SIZES),
-            # None of a file that can not be read is nothing, to a plain one.
+            # readline(0) of a built-in file that is not readable does not raise.
             call("readline", SIZES.filter(bool)),
             call("readline"),
             call("write", data),
@@ -56,14 +56,14 @@ BYTES = st.one_of(st.binary(max_size=20), st.integers(0, 20_000).map(lambda n: b
 BYTE_CALLS = st.one_of(
     st.tuples(st.just("seek"), st.tuples(st.integers(-2, 20_000), st.just(0))),
     st.tuples(st.just("seek"), st.tuples(st.integers(-50, 50), st.integers(1, 2))),
-    # Not of text: where a plain file has stopped in the midst of lines it does not tell.
+    # Not of text: after a readlines() that stops early, tell() of a built-in file raises OSError.
     st.tuples(st.just("readlines"), st.tuples(st.integers(-1, 40))),
 )
 TEXT_CALLS = st.tuples(st.just("seek"), st.sampled_from([(0, 0), (0, 1), (0, 2), (-1, 0), (1, 1)]))
 
 
 def settled(mode: str, calls: list[Call]) -> list[Call]:
-    """Leave out where a plain file that is appended to is not sure where it is."""
+    """Avoid calls after which the position of a built-in file in append mode is undefined."""
     if "a" not in mode:
         return calls
     known: list[Call] = []
@@ -82,7 +82,7 @@ def settled(mode: str, calls: list[Call]) -> list[Call]:
     buffering=st.sampled_from([-1, 0, 7, 5000]),
     calls=calls_of(BYTES, BYTE_CALLS),
 )
-def test_binary_files_do_what_plain_ones_do(
+def test_binary_files_behave_like_built_in_ones(
     each_loop: asyncio.AbstractEventLoop,
     folder: Path,
     content: str,
@@ -101,7 +101,7 @@ def test_binary_files_do_what_plain_ones_do(
     newline=st.sampled_from([None, "", "\n", "\r", "\r\n"]),
     calls=calls_of(st.sampled_from(["", "b", "two\nlines\n", "ö\r\n", "z" * 9000]), TEXT_CALLS),
 )
-# As many bytes are read at once as the size asked for needs: an error shows it.
+# A decoding error shows that as many bytes are read at once as the requested size needs.
 @example(
     content="",
     mode="r+",
@@ -109,7 +109,7 @@ def test_binary_files_do_what_plain_ones_do(
     newline=None,
     calls=[("write", ("",)), ("truncate", (8195,)), ("read", (8193,)), ("read", (-1,))],
 )
-# From a position within a decoder's state less is decoded again than was before.
+# From a position at which the decoder has state, less is decoded than before.
 @example(
     content="a\r\n",
     mode="r",
@@ -117,7 +117,7 @@ def test_binary_files_do_what_plain_ones_do(
     newline="",
     calls=[("read", (2,)), ("seek", (0, 1)), ("readline", (-1,)), ("tell", ())],
 )
-def test_text_files_do_what_plain_ones_do(
+def test_text_files_behave_like_built_in_ones(
     each_loop: asyncio.AbstractEventLoop,
     folder: Path,
     content: str,
@@ -127,7 +127,8 @@ def test_text_files_do_what_plain_ones_do(
     calls: list[Call],
 ) -> None:
     if "+" in mode and sys.version_info < (3, 13):
-        # There plain text files read before they write what they keep, and then write it elsewhere.
+        # Before Python 3.13 a built-in text file may read before it writes its buffered text, which
+        # then goes to the wrong place.
         written = [[call, ("flush", ())] if call[0] == "write" else [call] for call in calls]
         calls = [call for part in written for call in part]
     raw, calls = content.encode(encoding), settled(mode, calls)
@@ -141,7 +142,7 @@ def test_text_files_do_what_plain_ones_do(
     newline=st.sampled_from([None, "", "\n", "\r\n"]),
     sizes=st.lists(st.integers(0, 5), max_size=6),
 )
-def test_a_text_file_goes_back_to_where_it_was_told_to_be(
+def test_seek_restores_every_position_that_tell_returned(
     loop: asyncio.AbstractEventLoop,
     folder: Path,
     text: str,

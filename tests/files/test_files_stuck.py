@@ -1,7 +1,7 @@
-"""A disk that does not answer: what has begun there is nobody's any more when its loop is closed.
+"""A disk that does not respond: closing the loop abandons the operations in flight.
 
-The disk is a page fault: the kernel's thread, or the software ring's, is to write to a file what is
-in memory whose pages userfaultfd(2) gives only when it is closed.
+A page fault stands in for the disk: the kernel's thread, or the software ring's, writes memory to a
+file, and userfaultfd(2) withholds the pages of that memory until it is closed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SIZE = 8 << 20
 
 
 class Stuck:
-    """Bytes that nobody can read before the test has ended, and no report of pytest's does."""
+    """Bytes that cannot be read before the test has ended; hides them from pytest's reports."""
 
     def __init__(self) -> None:
-        # So many come from mmap, and have no pages yet.
+        # A block of this size comes from mmap, and has no pages yet.
         self.data = bytes(SIZE)
 
 
@@ -51,7 +51,7 @@ def stuck() -> Iterator[Stuck]:
         pytest.skip(f"userfaultfd: {errno.errorcode.get(ctypes.get_errno(), '?')}")
     try:
         fcntl.ioctl(faults, UFFDIO_API, bytearray(struct.pack("QQQ", UFFD_API, 0, 0)))
-        # The first page has the head of the object.
+        # The first page has the header of the object.
         begin = (id(made.data) // mmap.PAGESIZE + 1) * mmap.PAGESIZE
         pages = struct.pack("QQQQ", begin, SIZE // 2, MODE_MISSING, 0)
         fcntl.ioctl(faults, UFFDIO_REGISTER, bytearray(pages))
@@ -60,7 +60,7 @@ def stuck() -> Iterator[Stuck]:
         os.close(faults)
 
 
-def test_a_file_is_closed_whose_loop_could_not_wait_for_the_disk(
+def test_a_file_can_be_closed_after_its_loop_gave_up_waiting_for_the_disk(
     tmp_path: Path, stuck: Stuck
 ) -> None:
     path = tmp_path / "file"
@@ -77,7 +77,7 @@ def test_a_file_is_closed_whose_loop_could_not_wait_for_the_disk(
     began = time.monotonic()
     task = loop.run_until_complete(begin())
     loop.close()
-    # A run waits for its disk a moment, and so does the end of a loop.
+    # The end of a run waits for the disk for a limited time, and so does close().
     assert time.monotonic() - began < 10
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     watch = weakref.ref(task)

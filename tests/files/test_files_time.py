@@ -1,4 +1,4 @@
-"""The time that files have in a turn: no call, and no run of calls, keeps others from theirs."""
+"""The time of files in a turn: no call, and no sequence of calls, starves other tasks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from uringloop import fs, tempfile
 Loop = asyncio.AbstractEventLoop
 Work = Callable[[Any], Awaitable[Any]]
 
-# Ten times what a turn of files takes, for slow builds, and a fraction of what each of these works
-# takes as a whole. A busy machine may need more once in a while, but not each time.
+# Ten times what files take of a turn, for slow builds, and a fraction of the time of each workload.
+# A busy machine may exceed it now and then, but not in each of TRIES runs.
 GAP_S = 0.002
 TRIES = 5
 SHORT = b"line\n" * 600_000
@@ -27,15 +27,15 @@ LONG = (b"x" * 99 + b"\n") * 100_000
 ONE = b"y" * 30_000_000
 WIDE = ("ä€b" * 10 + "\r\n").encode() * 200_000
 TEXT = "some text\n" * 3_000_000
-# So that its first characters are further than the average of all tells.
+# Its first characters have more bytes than the average, so that tell() must search for a position.
 UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
 SOME_TEXT = "some text\n" * 500_000
 
 
 class Gaps:
-    """How long the loop's thread worked between two steps of a task that always has a turn.
+    """The longest time that the loop's thread worked between two steps of a busy task.
 
-    Processor time, so that what else the machine does is not counted.
+    It is processor time, so that other processes of the machine do not count.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Gaps:
             await asyncio.sleep(0)
 
     def restart(self) -> None:
-        """Forget what was not the work's."""
-        # From here on: the work may keep the loop from its beginning.
+        """Forget the gaps before the work."""
+        # The first gap begins here, as the work may block the loop from its start.
         self.largest, self._last = 0.0, time.thread_time()
 
 
@@ -69,13 +69,13 @@ def watching() -> Iterator[Gaps]:
 
 
 def keeps_within(loop: Loop, work: Callable[[], Awaitable[Any]]) -> bool:
-    """Whether others have their turns during *work*, with gaps of at most GAP_S."""
+    """Whether other tasks run during *work*, with gaps of less than GAP_S."""
 
     async def main() -> float:
         with watching() as gaps:
             await asyncio.sleep(0)
             gaps.restart()
-            # What it returns is kept meanwhile: its memory is the caller's to give back.
+            # The result is kept meanwhile: to free its memory is up to the caller.
             result = await work()
             await asyncio.sleep(0)
             largest = gaps.largest
@@ -172,7 +172,7 @@ WORKS: dict[str, tuple[bytes, dict[str, Any], Work]] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_others_have_their_turns_beside_a_file(each_loop: Loop, tmp_path: Path, name: str) -> None:
+def test_a_file_does_not_starve_other_tasks(each_loop: Loop, tmp_path: Path, name: str) -> None:
     content, options, work = WORKS[name]
     path = tmp_path / "file"
     path.write_bytes(content)
@@ -211,7 +211,7 @@ async def spooled(folder: Path) -> Any:
         await file.seek(0)
         async for _ in file:
             continue
-        # Closing gives back what is in memory.
+        # Closing frees the memory.
         results.append(file)
         await asyncio.sleep(0)
         return results
@@ -220,7 +220,7 @@ async def spooled(folder: Path) -> Any:
 @pytest.mark.parametrize(
     "work", [read_bytes, read_text, write_text, copyfile, spooled], ids=lambda f: f.__name__
 )
-def test_others_have_their_turns_beside_a_whole_file(
+def test_functions_of_whole_files_do_not_starve_other_tasks(
     each_loop: Loop, tmp_path: Path, work: Work
 ) -> None:
     (tmp_path / "file").write_bytes(ONE)
@@ -245,7 +245,7 @@ SPOOLED: dict[str, tuple[str, Any, Work]] = {
 
 
 @pytest.mark.parametrize("name", SPOOLED)
-def test_others_have_their_turns_beside_a_file_in_memory(each_loop: Loop, name: str) -> None:
+def test_a_spooled_file_does_not_starve_other_tasks(each_loop: Loop, name: str) -> None:
     mode, content, work = SPOOLED[name]
 
     async def worst() -> float:
@@ -268,14 +268,14 @@ def test_others_have_their_turns_beside_a_file_in_memory(each_loop: Loop, name: 
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, memoryview, list])
-def test_a_large_write_to_a_file_in_memory_takes_many_turns(each_loop: Loop, form: Any) -> None:
+def test_a_large_write_to_a_spooled_file_takes_many_turns(each_loop: Loop, form: Any) -> None:
     data = form([ONE] if form is list else ONE)
 
     async def turns() -> int:
         async with tempfile.SpooledTemporaryFile() as file:
             with watching() as gaps:
                 await asyncio.sleep(0)
-                # Not how long they are: io.BytesIO may copy all that it has when it grows.
+                # Turns are counted, not timed: io.BytesIO may copy all of its data when it grows.
                 before = gaps.turns
                 await (file.writelines(data) if form is list else file.write(data))
                 return gaps.turns - before
@@ -283,9 +283,7 @@ def test_a_large_write_to_a_file_in_memory_takes_many_turns(each_loop: Loop, for
     assert run(each_loop, turns) > 10
 
 
-def test_many_answers_from_the_cache_leave_others_their_turns(
-    loop: uringloop.Loop, tmp_path: Path
-) -> None:
+def test_many_cached_calls_do_not_starve_other_tasks(loop: uringloop.Loop, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"some")
 
     async def work() -> None:
@@ -298,7 +296,7 @@ def test_many_answers_from_the_cache_leave_others_their_turns(
     assert keeps_within(loop, work)
 
 
-def test_a_turn_of_files_is_not_reported_as_slow(
+def test_reading_files_is_not_reported_as_a_slow_callback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(SHORT)

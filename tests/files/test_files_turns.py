@@ -1,4 +1,4 @@
-"""Files that are in memory: what does not suspend, and what waits for a turn to copy in."""
+"""Cached files: calls that do not suspend, and calls that take several turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at_once(call: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as ended:
         return ended.value
     call.close()
-    raise AssertionError("it suspends")
+    raise AssertionError("the call suspends")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def large(folder: Path) -> Path:
 
 
 async def turns_during(call: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
-    """Return the result of *call*, and how often the loop went round meanwhile."""
+    """Return the result of *call*, and the number of turns that it took."""
     task = asyncio.ensure_future(call)
     turns = 0
     while not task.done():
@@ -47,7 +47,7 @@ async def turns_during(call: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
     return task.result(), turns
 
 
-def test_cached_bytes_are_there_at_once(loop: uringloop.Loop, large: Path) -> None:
+def test_reads_of_cached_bytes_do_not_suspend(loop: uringloop.Loop, large: Path) -> None:
     async def main() -> None:
         async with uringloop.open(large, "rb", buffering=0) as file:
             await asyncio.sleep(0)
@@ -62,7 +62,7 @@ def test_cached_bytes_are_there_at_once(loop: uringloop.Loop, large: Path) -> No
     loop.run_until_complete(main())
 
 
-def test_a_large_cached_read_leaves_others_their_turns(loop: uringloop.Loop, large: Path) -> None:
+def test_a_large_cached_read_takes_several_turns(loop: uringloop.Loop, large: Path) -> None:
     async def main() -> None:
         async with uringloop.open(large, "rb", buffering=0) as file:
             data, turns = await turns_during(file.pread(len(CONTENT) + 1, 0))
@@ -76,7 +76,7 @@ def test_a_large_cached_read_leaves_others_their_turns(loop: uringloop.Loop, lar
     loop.run_until_complete(main())
 
 
-def test_many_large_reads_at_once_have_all_their_bytes(loop: uringloop.Loop, large: Path) -> None:
+def test_concurrent_large_reads_return_all_their_bytes(loop: uringloop.Loop, large: Path) -> None:
     async def main() -> None:
         async with uringloop.open(large, "rb", buffering=0) as file:
             calls = [file.pread(2 * SHARE, number * SHARE // 5) for number in range(20)]
@@ -87,9 +87,11 @@ def test_many_large_reads_at_once_have_all_their_bytes(loop: uringloop.Loop, lar
     loop.run_until_complete(main())
 
 
-def test_a_reader_goes_on_while_nobody_waits(loop: uringloop.Loop, large: Path) -> None:
+def test_a_reader_does_not_yield_while_no_other_work_waits(
+    loop: uringloop.Loop, large: Path
+) -> None:
     if loop.backend != "io_uring":
-        pytest.skip("this ring has to look")
+        pytest.skip("the software ring does not know whether other work waits")
 
     async def main() -> None:
         async with uringloop.open(large, "rb", buffering=0) as file:
@@ -135,7 +137,7 @@ async def be_sent_a_byte(told: list[int]) -> None:
 @pytest.mark.parametrize(
     "begin", [call_soon, call_later, call_from_a_thread, be_sent_a_byte], ids=lambda f: f.__name__
 )
-def test_a_reader_lets_who_waits_go_first(
+def test_a_reader_yields_to_other_work(
     loop: uringloop.Loop, large: Path, begin: Callable[[list[int]], Awaitable[None]]
 ) -> None:
     async def main() -> int:
@@ -150,7 +152,7 @@ def test_a_reader_lets_who_waits_go_first(
                 reads += 1
             return reads
 
-    # The software ring looks for events every 100 us, and a read takes as long.
+    # The software ring polls for events every 100 us, and a read takes as long.
     assert loop.run_until_complete(main()) <= (3 if loop.backend == "io_uring" else 6)
 
 
@@ -172,9 +174,7 @@ def test_a_reader_does_not_keep_a_loop_from_stopping(loop: uringloop.Loop, large
     assert reads == 100
 
 
-def test_a_file_stays_open_for_a_read_that_waits_for_its_turn(
-    loop: uringloop.Loop, large: Path
-) -> None:
+def test_close_waits_for_a_read_that_waits_for_a_turn(loop: uringloop.Loop, large: Path) -> None:
     async def main() -> None:
         file = await opened(large, "rb")
         read = asyncio.ensure_future(file.pread(len(CONTENT), 0))
@@ -186,7 +186,7 @@ def test_a_file_stays_open_for_a_read_that_waits_for_its_turn(
     loop.run_until_complete(main())
 
 
-def test_a_read_is_cancelled_between_its_turns(loop: uringloop.Loop, large: Path) -> None:
+def test_a_read_may_be_cancelled_between_two_turns(loop: uringloop.Loop, large: Path) -> None:
     async def main() -> None:
         async with uringloop.open(large, "rb", buffering=0) as file:
             read = asyncio.ensure_future(file.read(len(CONTENT)))
@@ -201,7 +201,7 @@ def test_a_read_is_cancelled_between_its_turns(loop: uringloop.Loop, large: Path
     loop.run_until_complete(main())
 
 
-def test_a_file_that_shrinks_between_the_turns_of_a_read_ends_there(
+def test_a_read_of_a_file_that_shrinks_meanwhile_ends_at_the_new_end(
     loop: uringloop.Loop, large: Path
 ) -> None:
     async def main() -> None:
@@ -215,7 +215,9 @@ def test_a_file_that_shrinks_between_the_turns_of_a_read_ends_there(
 
 
 @pytest.mark.parametrize("folder", ["memory"], indirect=True)
-def test_a_file_in_memory_is_written_and_synced_at_once(loop: uringloop.Loop, folder: Path) -> None:
+def test_writes_and_syncs_of_a_file_in_memory_do_not_suspend(
+    loop: uringloop.Loop, folder: Path
+) -> None:
     async def main() -> None:
         async with uringloop.open(folder / "file", "w+b", buffering=0) as file:
             await asyncio.sleep(0)
@@ -239,7 +241,7 @@ def test_a_file_in_memory_is_written_and_synced_at_once(loop: uringloop.Loop, fo
 
 
 @pytest.mark.parametrize("folder", ["memory"], indirect=True)
-def test_large_writes_to_memory_leave_others_their_turns(
+def test_large_writes_to_a_file_in_memory_take_several_turns(
     loop: uringloop.Loop, folder: Path
 ) -> None:
     async def main() -> None:
@@ -260,11 +262,11 @@ def test_large_writes_to_memory_leave_others_their_turns(
     loop.run_until_complete(main())
 
 
-def test_a_close_that_has_nothing_to_write_is_done_at_once(
+def test_a_close_without_data_to_write_back_does_not_suspend(
     loop: uringloop.Loop, folder: Path
 ) -> None:
     if kernel_version() < (6, 8):
-        pytest.skip("this kernel does not tell what is local")
+        pytest.skip("before Linux 6.8 it is not known whether a file system is local")
 
     async def main() -> None:
         file = await opened(folder / "file", "wb")
@@ -280,9 +282,11 @@ def test_a_close_that_has_nothing_to_write_is_done_at_once(
     loop.run_until_complete(main())
 
 
-def test_a_close_that_may_write_is_left_to_a_worker(loop: uringloop.Loop, tmp_path: Path) -> None:
+def test_a_close_that_may_write_back_is_left_to_a_worker(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
     if os.major(os.stat(tmp_path).st_dev) == 0:
-        pytest.skip("these files are in memory")
+        pytest.skip("the files are on no block device")
 
     async def written(file: Any) -> None:
         await file.write(b"some")
@@ -293,7 +297,7 @@ def test_a_close_that_may_write_is_left_to_a_worker(loop: uringloop.Loop, tmp_pa
         await written(file)
 
     async def synced_beside(file: Any) -> None:
-        # What the sync did not wait for.
+        # The sync may not cover the write.
         await asyncio.gather(file.pwrite(b"x" * SHARE, 0), file.fsync())
 
     async def cut(file: Any) -> None:

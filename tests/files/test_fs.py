@@ -1,4 +1,4 @@
-"""uringloop.fs: the functions of os, shutil and pathlib, awaited, and the same in all else."""
+"""uringloop.fs: awaited, its functions do the same as those of os, shutil and pathlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Loop = asyncio.AbstractEventLoop
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with one of each kind."""
+    """A directory with a file of each kind."""
     made = tmp_path / "folder"
     made.mkdir()
     (made / "file").write_bytes(b"contents")
@@ -39,7 +39,7 @@ KINDS = ["file", "sub", "link", "dangling", "fifo", "nothing", "file/below", "su
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return the result, or all that there is to an exception."""
+    """Return the result, or the type, arguments and filenames of the exception."""
     try:
         return call()
     except (OSError, ValueError, TypeError) as exc:
@@ -52,7 +52,7 @@ def awaited(loop: Loop, function: Callable[..., Any], *args: Any, **options: Any
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Return what is in a folder, down to the permissions."""
+    """Return the mode, the number of links and the data of every file in *folder*."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         facts = path.lstat()
@@ -66,7 +66,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def twins(tmp_path: Path) -> tuple[Path, Path]:
-    """Return two folders with the same in them."""
+    """Return two directories with equal contents."""
     made = []
     for name in ("ours", "theirs"):
         top = tmp_path / name
@@ -80,22 +80,22 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-# ── what is there ────────────────────────────────────────────────────────────────────────────
+# ── status ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", [str, os.fsencode, Path], ids=["str", "bytes", "Path"])
-def test_stat_is_that_of_os(
+def test_stat_and_lstat_return_the_same_as_those_of_os(
     each_loop: Loop, folder: Path, kind: str, form: Callable[[Any], Any]
 ) -> None:
     path = form(f"{folder}/{kind}")
-    # Twice: what the kernel had to look up, and what it then has in its cache.
+    # Twice: the second time the kernel has the path in its cache.
     for _ in range(2):
         assert awaited(each_loop, fs.stat, path) == outcome(lambda: os.stat(path))
         assert awaited(each_loop, fs.lstat, path) == outcome(lambda: os.lstat(path))
 
 
-def test_every_field_of_stat_is_there(each_loop: Loop, folder: Path) -> None:
+def test_stat_has_every_field_of_os_stat(each_loop: Loop, folder: Path) -> None:
     for path in (folder / "file", Path("/dev/null"), Path("/proc/self/status"), Path("/")):
         found = awaited(each_loop, fs.stat, path)
         expected = os.stat(path)
@@ -104,7 +104,7 @@ def test_every_field_of_stat_is_there(each_loop: Loop, folder: Path) -> None:
                 assert getattr(found, name) == getattr(expected, name), name
 
 
-def test_stat_of_descriptors_and_in_folders(each_loop: Loop, folder: Path) -> None:
+def test_stat_takes_descriptors_and_dir_fd(each_loop: Loop, folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
         assert awaited(each_loop, fs.stat, fd) == os.stat(fd)
@@ -124,7 +124,9 @@ def test_stat_of_descriptors_and_in_folders(each_loop: Loop, folder: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_questions_of_os_path(each_loop: Loop, folder: Path, kind: str) -> None:
+def test_path_functions_return_the_same_as_those_of_os_path(
+    each_loop: Loop, folder: Path, kind: str
+) -> None:
     path = f"{folder}/{kind}"
     names = ("exists", "lexists", "isfile", "isdir", "islink", "ismount", "abspath")
     for name in (*names, "getsize", "getatime", "getmtime", "getctime"):
@@ -133,7 +135,9 @@ def test_the_questions_of_os_path(each_loop: Loop, folder: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_questions_of_os(each_loop: Loop, folder: Path, kind: str) -> None:
+def test_access_readlink_samefile_and_statvfs_do_the_same_as_in_os(
+    each_loop: Loop, folder: Path, kind: str
+) -> None:
     path = f"{folder}/{kind}"
     for mode in (os.F_OK, os.R_OK, os.X_OK):
         for follow in (True, False):
@@ -144,14 +148,14 @@ def test_the_questions_of_os(each_loop: Loop, folder: Path, kind: str) -> None:
     for other in (folder / "file", folder / "nothing"):
         expected = outcome(lambda other=other: os.path.samefile(path, other))  # type: ignore[misc]
         assert awaited(each_loop, fs.samefile, path, other) == expected
-    # How much is free may change, not whether it can be told.
+    # The free space may change between the calls, but not whether they succeed.
     free = awaited(each_loop, fs.statvfs, path)
     expected = outcome(lambda: os.statvfs(path))
     assert free == expected or type(free) is type(expected) is os.statvfs_result
     assert awaited(each_loop, fs.getcwd) == os.getcwd()
 
 
-def test_a_file_is_sent_by_a_thread(each_loop: Loop, folder: Path) -> None:
+def test_sendfile_copies_between_descriptors(each_loop: Loop, folder: Path) -> None:
     with open(folder / "file", "rb") as source, open(folder / "copy", "wb") as target:
         calls = (target.fileno(), source.fileno(), 2, 100)
         assert awaited(each_loop, fs.sendfile, *calls) == 6
@@ -159,7 +163,7 @@ def test_a_file_is_sent_by_a_thread(each_loop: Loop, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, ""])
-def test_what_is_no_path_does_not_exist(each_loop: Loop, path: str) -> None:
+def test_an_invalid_path_does_not_exist(each_loop: Loop, path: str) -> None:
     assert awaited(each_loop, fs.exists, path) is os.path.exists(path) is False
 
 
@@ -282,8 +286,10 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", ["exists", "lexists", "isfile", "isdir", "islink", "getsize"])
 @pytest.mark.parametrize("path", [0, -1, -100, 2**40, None, 1.5, b"\xff", ["a"]], ids=repr)
-def test_what_is_no_name_is_told_as_by_os_path(loop: uringloop.Loop, name: str, path: Any) -> None:
-    # A descriptor is no name for what looks at links; -100 is the current folder to the kernel.
+def test_unsuitable_paths_are_treated_as_by_os_path(
+    loop: uringloop.Loop, name: str, path: Any
+) -> None:
+    # Functions that look at links take no descriptor; to the kernel -100 is AT_FDCWD.
     def told(call: Callable[[], object]) -> object:
         try:
             return call()
@@ -295,7 +301,7 @@ def test_what_is_no_name_is_told_as_by_os_path(loop: uringloop.Loop, name: str, 
 
 
 @pytest.mark.parametrize(("name", "args", "options"), WRONG)
-def test_wrong_arguments_are_refused_in_the_words_of_os(
+def test_wrong_arguments_raise_the_messages_of_os(
     loop: uringloop.Loop, name: str, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError)) as expected:
@@ -305,7 +311,7 @@ def test_wrong_arguments_are_refused_in_the_words_of_os(
     assert str(found.value) == str(expected.value)
 
 
-def test_names_in_other_folders(each_loop: Loop, tmp_path: Path) -> None:
+def test_dir_fd_arguments_work_as_those_of_os(each_loop: Loop, tmp_path: Path) -> None:
     ours, theirs = twins(tmp_path)
     here, there = os.open(ours, os.O_RDONLY), os.open(theirs, os.O_RDONLY)
     calls: list[tuple[str, tuple[Any, ...], tuple[str, ...]]] = [
@@ -330,7 +336,7 @@ def test_names_in_other_folders(each_loop: Loop, tmp_path: Path) -> None:
         os.close(there)
 
 
-def test_who_watches_the_program_is_told(loop: uringloop.Loop, tmp_path: Path) -> None:
+def test_audit_events_are_those_of_os(loop: uringloop.Loop, tmp_path: Path) -> None:
     told: list[tuple[str, tuple[Any, ...]]] = []
     listening = True
 
@@ -357,7 +363,9 @@ def test_who_watches_the_program_is_told(loop: uringloop.Loop, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1 << 20, (5 << 20) + 1])
-def test_whole_files_of_bytes(each_loop: Loop, tmp_path: Path, size: int) -> None:
+def test_write_bytes_and_read_bytes_transfer_whole_files(
+    each_loop: Loop, tmp_path: Path, size: int
+) -> None:
     path = tmp_path / "file"
     data = os.urandom(size)
 
@@ -365,7 +373,7 @@ def test_whole_files_of_bytes(each_loop: Loop, tmp_path: Path, size: int) -> Non
         assert await fs.write_bytes(path, data) == size
         assert path.read_bytes() == data
         assert await fs.read_bytes(path) == data
-        # In the middle of a turn that has copied its share already.
+        # Also in a turn in which the time of files is used up.
         for _ in range(3):
             assert await fs.read_bytes(str(path)) == data
         assert await fs.write_bytes(path, memoryview(data)[: size // 2]) == size // 2
@@ -374,15 +382,15 @@ def test_whole_files_of_bytes(each_loop: Loop, tmp_path: Path, size: int) -> Non
     run(each_loop, main)
 
 
-def test_files_that_do_not_know_their_size(each_loop: Loop) -> None:
+def test_read_bytes_reads_a_file_without_a_size(each_loop: Loop) -> None:
     assert awaited(each_loop, fs.read_bytes, "/proc/version") == Path("/proc/version").read_bytes()
 
 
-def test_reading_a_fifo_waits_for_who_writes(each_loop: Loop, folder: Path) -> None:
+def test_read_bytes_of_a_fifo_waits_for_a_writer(each_loop: Loop, folder: Path) -> None:
     path = folder / "fifo"
 
     async def main() -> bytes:
-        # First with nobody there: an opening that did not wait would find the end at once.
+        # First without a writer: an open that did not wait would read EOF at once.
         reading = asyncio.ensure_future(fs.read_bytes(path))
         await asyncio.sleep(0.05)
         assert not reading.done()
@@ -400,7 +408,9 @@ def test_reading_a_fifo_waits_for_who_writes(each_loop: Loop, folder: Path) -> N
     [{}, {"encoding": "utf-16"}, {"newline": ""}, {"newline": "\r\n"}, {"errors": "replace"}],
     ids=str,
 )
-def test_whole_files_of_text(each_loop: Loop, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_write_text_and_read_text_transfer_the_same_as_open(
+    each_loop: Loop, tmp_path: Path, options: dict[str, Any]
+) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     text = "one\ntwo\r\nthree\rä€😀"
     with open(theirs, "w", **options) as file:
@@ -412,7 +422,7 @@ def test_whole_files_of_text(each_loop: Loop, tmp_path: Path, options: dict[str,
     assert awaited(each_loop, fs.read_text, ours, **options) == expected
 
 
-# A thread may be slow to let go of what it has written.
+# A thread may drop its reference to the data late.
 KEEPING = """
 import asyncio, concurrent.futures
 from uringloop import fs
@@ -434,12 +444,14 @@ assert kept
 """
 
 
-def test_text_that_a_thread_still_has_is_no_trouble(tmp_path: Path) -> None:
+def test_text_that_a_thread_still_refers_to_is_not_freed(tmp_path: Path) -> None:
     ended = run_script(KEEPING.format(path=str(tmp_path / "file")), "-X", "dev")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_text_that_can_not_be_encoded_leaves_the_file(each_loop: Loop, tmp_path: Path) -> None:
+def test_write_text_leaves_the_file_unchanged_if_the_arguments_are_bad(
+    each_loop: Loop, tmp_path: Path
+) -> None:
     path = tmp_path / "file"
     path.write_text("before")
     with pytest.raises(UnicodeEncodeError):
@@ -452,7 +464,7 @@ def test_text_that_can_not_be_encoded_leaves_the_file(each_loop: Loop, tmp_path:
 
 
 @pytest.mark.parametrize("form", [str, os.fsencode, Path], ids=["str", "bytes", "Path"])
-def test_reading_what_is_not_there(
+def test_read_bytes_raises_the_errors_of_open(
     each_loop: Loop, folder: Path, form: Callable[[Any], Any]
 ) -> None:
     for name in ("nothing", "sub", "dangling"):
@@ -461,7 +473,9 @@ def test_reading_what_is_not_there(
         assert awaited(each_loop, fs.read_bytes, path) == expected
 
 
-def test_a_large_copy_is_whole(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_large_copy_is_complete_and_has_the_mode_of_the_source(
+    each_loop: Loop, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom((3 << 20) + 7))
     source.chmod(0o640)
@@ -470,7 +484,7 @@ def test_a_large_copy_is_whole(each_loop: Loop, tmp_path: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
-def test_a_link_is_copied_as_one_if_it_is_not_followed(each_loop: Loop, folder: Path) -> None:
+def test_copy_without_follow_symlinks_copies_the_link(each_loop: Loop, folder: Path) -> None:
     target = folder / "copied"
     assert run(each_loop, lambda: fs.copy(folder / "link", target, follow_symlinks=False)) == target
     assert os.readlink(target) == "file"
@@ -478,10 +492,10 @@ def test_a_link_is_copied_as_one_if_it_is_not_followed(each_loop: Loop, folder: 
         run(each_loop, lambda: fs.copyfile(folder / "fifo", folder / "x"))
 
 
-# ── folders ──────────────────────────────────────────────────────────────────────────────────
+# ── directories ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_scandir_finds_what_os_scandir_finds(each_loop: Loop, folder: Path) -> None:
+def test_scandir_yields_the_entries_of_os_scandir(each_loop: Loop, folder: Path) -> None:
     for number in range(600):
         (folder / "sub" / f"{number}").touch()
 
@@ -496,7 +510,7 @@ def test_scandir_finds_what_os_scandir_finds(each_loop: Loop, folder: Path) -> N
     assert sorted(run(each_loop, lambda: fs.listdir(folder))) == sorted(os.listdir(folder))
 
 
-def test_scandir_is_awaited_for_an_iterator(each_loop: Loop, folder: Path) -> None:
+def test_awaiting_scandir_returns_an_iterator(each_loop: Loop, folder: Path) -> None:
     for number in range(600):
         (folder / "sub" / f"{number}").touch()
 
@@ -514,7 +528,7 @@ def test_scandir_is_awaited_for_an_iterator(each_loop: Loop, folder: Path) -> No
         next(fs.scandir(folder))
 
 
-def test_a_folder_that_is_left_is_let_go(each_loop: Loop, folder: Path) -> None:
+def test_leaving_scandir_early_closes_the_directory(each_loop: Loop, folder: Path) -> None:
     async def main() -> None:
         async with fs.scandir(folder) as entries:
             async for _ in entries:
@@ -525,7 +539,9 @@ def test_a_folder_that_is_left_is_let_go(each_loop: Loop, folder: Path) -> None:
     run(each_loop, main)
 
 
-def test_scandir_of_nothing(each_loop: Loop, folder: Path) -> None:
+def test_scandir_of_a_missing_directory_raises_file_not_found(
+    each_loop: Loop, folder: Path
+) -> None:
     async def main() -> list[Any]:
         return [entry async for entry in fs.scandir(folder / "nothing")]
 
@@ -535,7 +551,7 @@ def test_scandir_of_nothing(each_loop: Loop, folder: Path) -> None:
 
 @pytest.mark.parametrize("topdown", [True, False])
 @pytest.mark.parametrize("followlinks", [True, False])
-def test_walk_is_that_of_os(
+def test_walk_yields_the_same_as_os_walk(
     each_loop: Loop, tmp_path: Path, topdown: bool, followlinks: bool
 ) -> None:
     top, _ = twins(tmp_path)
@@ -547,7 +563,7 @@ def test_walk_is_that_of_os(
     assert run(each_loop, main) == list(os.walk(top, topdown, None, followlinks))
 
 
-def test_walk_goes_where_the_caller_lets_it(each_loop: Loop, tmp_path: Path) -> None:
+def test_walk_skips_directories_that_the_caller_removes(each_loop: Loop, tmp_path: Path) -> None:
     top, _ = twins(tmp_path)
 
     async def main() -> list[str]:
@@ -560,7 +576,7 @@ def test_walk_goes_where_the_caller_lets_it(each_loop: Loop, tmp_path: Path) -> 
     assert run(each_loop, main) == [".", "full"]
 
 
-def test_errors_of_walk_are_told_where_the_loop_runs(each_loop: Loop, tmp_path: Path) -> None:
+def test_walk_calls_onerror_in_the_thread_of_the_loop(each_loop: Loop, tmp_path: Path) -> None:
     told: list[tuple[int, Any]] = []
 
     def onerror(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""fs.write_atomic: the whole of the new contents or the whole of the old, whatever happens."""
+"""fs.write_atomic leaves all of the new contents or all of the old, whatever happens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from uringloop._ring import backends
 Loop = asyncio.AbstractEventLoop
 
 KILLS = 60
-# A process for each line that it reads; forked, since an import takes longer than a writer lives.
+# Starts a process for each line of input, by fork, as an import takes longer than a writer lives.
 WRITERS = """
 import asyncio, os, sys, uringloop
 async def main():
@@ -44,7 +44,7 @@ for _ in sys.stdin:
 
 @pytest.fixture(params=["", "nameless_files"], ids=["nameless", "named"])
 def disabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both ways: with files that have no name before they are whole, and without."""
+    """Run each test with unnamed temporary files (O_TMPFILE) and with named ones."""
     names: str = request.param
     with monkeypatch.context() as patch:
         patch.setenv("URINGLOOP_DISABLE", names)
@@ -59,7 +59,9 @@ either_way = pytest.mark.usefixtures("disabled")
 @either_way
 @pytest.mark.parametrize("size", [0, 10, 5 << 20])
 @pytest.mark.parametrize("form", [str, os.fsencode, Path], ids=["str", "bytes", "Path"])
-def test_what_is_written_is_there(each_loop: Loop, tmp_path: Path, size: int, form: Any) -> None:
+def test_write_atomic_writes_all_of_the_data(
+    each_loop: Loop, tmp_path: Path, size: int, form: Any
+) -> None:
     path = tmp_path / "file"
     data = os.urandom(size)
     assert run(each_loop, lambda: fs.write_atomic(form(str(path)), data)) is None
@@ -68,7 +70,7 @@ def test_what_is_written_is_there(each_loop: Loop, tmp_path: Path, size: int, fo
 
 
 @either_way
-def test_a_new_file_has_the_mode_of_a_new_file_and_an_old_one_keeps_its_own(
+def test_a_new_file_has_the_default_mode_and_an_existing_one_keeps_its_mode(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     path, plain = tmp_path / "file", tmp_path / "plain"
@@ -81,7 +83,7 @@ def test_a_new_file_has_the_mode_of_a_new_file_and_an_old_one_keeps_its_own(
 
 
 @either_way
-def test_a_name_without_a_folder(
+def test_a_path_without_a_directory_is_accepted(
     each_loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -91,7 +93,7 @@ def test_a_name_without_a_folder(
 
 
 @either_way
-def test_a_link_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     other.write_bytes(b"other")
     path.symlink_to(other)
@@ -100,7 +102,7 @@ def test_a_link_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
 
 
 @either_way
-def test_names_as_long_as_names_can_be(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_name_of_the_maximum_length_is_accepted(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     run(each_loop, lambda: fs.write_atomic(path, b"new"))
     assert path.read_bytes() == b"new"
@@ -143,7 +145,9 @@ else:
 
 
 @either_way
-def test_what_is_cancelled_leaves_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_cancelled_call_leaves_the_old_or_the_new_contents(
+    each_loop: Loop, tmp_path: Path
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0" * 100_000)
     chance = random.Random(1)
@@ -167,7 +171,7 @@ def test_what_is_cancelled_leaves_one_or_the_other(each_loop: Loop, tmp_path: Pa
 
 
 @either_way
-def test_readers_see_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
+def test_readers_see_the_old_or_the_new_contents(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0" * 50_000)
 
@@ -192,7 +196,7 @@ def test_readers_see_one_or_the_other(each_loop: Loop, tmp_path: Path) -> None:
 LEFT = re.compile(r"file\.[0-9a-f]{12}\.tmp")
 
 
-def test_a_process_that_is_killed_leaves_one_or_the_other(folder: Path, disabled: str) -> None:
+def test_a_killed_process_leaves_the_old_or_the_new_contents(folder: Path, disabled: str) -> None:
     path = folder / "file"
     chance = random.Random(2)
     with subprocess.Popen(
@@ -216,17 +220,17 @@ def test_a_process_that_is_killed_leaves_one_or_the_other(folder: Path, disabled
     for left in set(os.listdir(folder)) - {"file"}:
         assert LEFT.fullmatch(left)
         if not disabled:
-            # Between a link and its rename: all of it was written.
+            # Killed between link and rename: all of the data was written.
             data = (folder / left).read_bytes()
             assert data == data[:9] * 20_000
 
 
-# Kills itself before the call of the kernel that is told as an event for the n-th time.
+# Kills itself at an audit event, which precedes the system call, unless its argument is *path*.
 SUICIDE = """
 import asyncio, os, signal, sys, uringloop
 from uringloop import fs
 path, event, loop = sys.argv[1:]
-# Under another loop nobody has asked for them yet.
+# Under another loop the package has not read URINGLOOP_DISABLE yet.
 uringloop._ring.backends.disable_features()
 def hook(name, args):
     if name == event and args[0] != path:
@@ -239,16 +243,14 @@ async def main():
 
 
 def killed_at(event: str, path: Path, loop: Loop, disabled: str = "") -> list[str]:
-    """Have a writer be killed at *event*; return what it has left beside *path*."""
+    """Kill a writer at *event*; return the files that it has left beside *path*."""
     command = [sys.executable, "-c", SUICIDE, str(path), event, type(loop).__name__]
     done = subprocess.run(command, env={**os.environ, "URINGLOOP_DISABLE": disabled}, timeout=60)
     assert done.returncode == -signal.SIGKILL
     return sorted(set(os.listdir(path.parent)) - {path.name})
 
 
-def test_a_process_that_is_killed_before_it_is_whole_leaves_nothing(
-    each_loop: Loop, folder: Path
-) -> None:
+def test_a_process_killed_while_it_writes_leaves_nothing(each_loop: Loop, folder: Path) -> None:
     path = folder / "file"
     assert killed_at("os.link", path, each_loop) == []
     assert not path.exists()
@@ -257,7 +259,7 @@ def test_a_process_that_is_killed_before_it_is_whole_leaves_nothing(
     assert path.read_bytes() == b"old"
 
 
-def test_what_a_killed_process_leaves_tells_by_its_name_what_it_was_for(
+def test_a_temporary_file_left_by_a_killed_process_is_named_after_the_file(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -281,11 +283,11 @@ def test_owner_group_and_permissions_are_kept(each_loop: Loop, tmp_path: Path) -
     assert path.read_bytes() == b"new"
 
 
-def test_an_owner_that_can_not_be_kept_does_not_keep_the_file_from_being_written(
+def test_a_file_is_written_even_if_its_owner_cannot_be_kept(
     tmp_path: Path,
 ) -> None:
     if os.geteuid():
-        pytest.skip("only root has files of others")
+        pytest.skip("only root may give files away")
     path = tmp_path / "folder" / "file"
     path.parent.mkdir()
     path.write_bytes(b"old")
@@ -302,7 +304,7 @@ os.setresgid(4321, 4321, 4321)
 os.setresuid(4321, 4321, 4321)
 asyncio.run(fs.write_atomic("file", b"new"))
 """
-    # Who is in the new group had the rights of others.
+    # To the old file the members of the new group were others.
     for group, expected, mode in (("5678", 5678, 0o640), ("4321", 4321, 0o600)):
         os.chown(path, 1234, 5678)
         command = [sys.executable, "-c", script, str(path.parent), group]
@@ -313,7 +315,7 @@ asyncio.run(fs.write_atomic("file", b"new"))
 
 
 @either_way
-def test_a_file_that_is_made_meanwhile_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
+def test_a_file_created_meanwhile_is_replaced(each_loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""fs.write_atomic: nobody may do more with the new file, at any time, than with the old one."""
+"""fs.write_atomic: the new file never permits more to anyone than the old one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Entry = tuple[int, int, int]
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 OWNER, USER, GROUP_OWNER, GROUP, MASK, OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 NOBODY = 0xFFFFFFFF
-# One user may read and write, the group of the file may do nothing: as a mode that is 0660.
+# One user may read and write, the file's group has no permission; the mode shows this as 0660.
 FOR_A_USER = [
     (OWNER, 6, NOBODY),
     (USER, 6, 1234),
@@ -45,7 +45,7 @@ AGAINST_TWO = [
 
 @pytest.fixture(autouse=True, params=["", "nameless_files"], ids=["nameless", "named"])
 def disabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both ways: with files that have no name before they are whole, and without."""
+    """Run each test with unnamed temporary files (O_TMPFILE) and with named ones."""
     with monkeypatch.context() as patch:
         patch.setenv("URINGLOOP_DISABLE", request.param)
         backends.disable_features()
@@ -123,7 +123,7 @@ class Modes:
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o060, 0o755, 0o4755])
 @pytest.mark.parametrize("owner", [0, 1234])
-def test_the_temporary_file_lets_nobody_do_more_than_the_old_one(
+def test_the_temporary_file_never_permits_more_than_the_old_one(
     each_loop: Loop,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,7 +140,7 @@ def test_the_temporary_file_lets_nobody_do_more_than_the_old_one(
     run(each_loop, lambda: fs.write_atomic(path, b"secret"))
     assert not [oct(each) for each in modes.seen if each & ~mode]
     if disabled:
-        # When it is written, for the first time.
+        # The first look is just before the write.
         assert modes.seen[0] == mode & 0o600
     assert (mode_of(path), path.read_bytes()) == (mode, b"secret")
 
@@ -154,7 +154,7 @@ def test_an_acl_is_kept(each_loop: Loop, folder: Path) -> None:
     assert mode_of(path) == 0o660
 
 
-def test_a_file_without_an_acl_does_not_get_that_of_the_folder(
+def test_a_replaced_file_does_not_get_the_default_acl_of_its_directory(
     each_loop: Loop, folder: Path
 ) -> None:
     path = folder / "file"
@@ -163,7 +163,7 @@ def test_a_file_without_an_acl_does_not_get_that_of_the_folder(
     set_acl(folder, FOR_A_USER, DEFAULT)
     run(each_loop, lambda: fs.write_atomic(path, b"new"))
     assert (acl_of(path), mode_of(path)) == ([], 0o640)
-    # A new file does, as by open().
+    # A new file gets it, as with open().
     for name in ("new", "plain"):
         (folder / name).unlink(missing_ok=True)
     run(each_loop, lambda: fs.write_atomic(folder / "new", b"new"))
@@ -174,7 +174,7 @@ def test_a_file_without_an_acl_does_not_get_that_of_the_folder(
 @pytest.mark.parametrize(
     ("entries", "mode"), [(FOR_A_USER, 0o600), (AGAINST_TWO, 0o600)], ids=["for", "against"]
 )
-def test_an_acl_that_can_not_be_kept_gives_nobody_more(
+def test_the_mode_in_place_of_an_acl_permits_no_more_than_the_acl(
     each_loop: Loop,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -193,7 +193,7 @@ def test_an_acl_that_can_not_be_kept_gives_nobody_more(
     assert (acl_of(path), mode_of(path), path.read_bytes()) == ([], mode, b"new")
 
 
-def test_another_group_has_no_more_than_others(
+def test_another_group_gets_no_more_than_others(
     each_loop: Loop, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "file"
@@ -210,16 +210,16 @@ def test_another_group_has_no_more_than_others(
     give_away(path, os.geteuid(), 5678)
     set_acl(path, [(tag, 4 if tag == OTHERS else rights, of) for tag, rights, of in AGAINST_TWO])
     run(each_loop, lambda: fs.write_atomic(path, b"newer"))
-    # The new group may be that of the one or the other whom the ACL is against.
+    # The user or the members of the group that the ACL excludes may be in the new group.
     expected = [(tag, 0 if tag == GROUP_OWNER else rights, of) for tag, rights, of in AGAINST_TWO]
     assert acl_of(path) == expected
 
 
-def test_a_file_that_is_made_meanwhile_keeps_its_mode(
+def test_a_file_created_meanwhile_keeps_its_mode(
     each_loop: Loop, folder: Path, monkeypatch: pytest.MonkeyPatch, disabled: str
 ) -> None:
     path = folder / "file"
-    # A nameless file is told by its link that there is one. A rename does not tell.
+    # The link of an unnamed file fails if the file exists; the rename of a named one does not.
     last = "write" if disabled else "fsync"
     method = getattr(RawFile, last)
 

@@ -1,4 +1,4 @@
-"""Temporary files and folders, beside those of the standard library."""
+"""Temporary files and directories, compared with those of the standard library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODES = ["r+", "w+", "x+", "r+b", "w+b", "wb+"]
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files are made; nothing may remain there."""
+    """The directory of temporary files; it must be empty after the test."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(plain, "tempdir", str(folder))
@@ -50,7 +50,7 @@ def line_for(mode: str) -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["TemporaryFile", "NamedTemporaryFile", "SpooledTemporaryFile"])
-def test_what_is_written_is_read(
+def test_written_data_is_read_back(
     each_loop: asyncio.AbstractEventLoop, mode: str, kind: str
 ) -> None:
     line = line_for(mode)
@@ -75,7 +75,7 @@ def test_what_is_written_is_read(
     run(each_loop, main)
 
 
-def test_a_file_without_a_name_is_in_no_folder(
+def test_an_unnamed_file_is_in_no_directory(
     each_loop: asyncio.AbstractEventLoop, temporary: Path
 ) -> None:
     async def main() -> None:
@@ -90,7 +90,7 @@ def test_a_file_without_a_name_is_in_no_folder(
 
 @pytest.mark.parametrize("delete", [True, False])
 @pytest.mark.parametrize("delete_on_close", [True, False])
-def test_a_named_file_is_removed_in_time(
+def test_a_named_file_is_removed_as_its_options_say(
     each_loop: asyncio.AbstractEventLoop, temporary: Path, delete: bool, delete_on_close: bool
 ) -> None:
     async def main() -> str:
@@ -116,7 +116,7 @@ def test_a_named_file_is_removed_in_time(
         os.unlink(path)
 
 
-def test_a_named_file_that_somebody_else_has_removed_is_closed(
+def test_a_named_file_that_was_removed_elsewhere_can_be_closed(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def main() -> None:
@@ -129,7 +129,7 @@ def test_a_named_file_that_somebody_else_has_removed_is_closed(
     run(each_loop, main)
 
 
-def test_a_forgotten_named_file_is_removed_and_reported(
+def test_an_unreferenced_named_file_is_removed_and_reported(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def main() -> str:
@@ -148,7 +148,7 @@ def test_a_forgotten_named_file_is_removed_and_reported(
 
 
 @pytest.mark.parametrize("kind", ["TemporaryFile", "NamedTemporaryFile"])
-def test_a_file_that_nobody_waits_for_any_more_is_removed(
+def test_a_file_created_after_a_cancel_is_removed(
     each_loop: asyncio.AbstractEventLoop, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, cancelled = threading.Event(), threading.Event()
@@ -177,17 +177,17 @@ def test_a_file_that_nobody_waits_for_any_more_is_removed(
     each_loop.run_until_complete(each_loop.shutdown_default_executor())
 
 
-# Python 3.11's own SpooledTemporaryFile has a finalizer that misses what was never made.
+# In Python 3.11 the finalizer of SpooledTemporaryFile fails if its constructor has raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["TemporaryFile", "NamedTemporaryFile", "SpooledTemporaryFile"])
 @pytest.mark.parametrize(
     "options", [{"mode": "q"}, {"mode": "w", "encoding": "none such"}, {"dir": "/none/such"}]
 )
-def test_what_can_not_be_made_raises_the_same(
+def test_creation_errors_are_those_of_the_standard_library(
     each_loop: asyncio.AbstractEventLoop, kind: str, options: dict[str, Any]
 ) -> None:
     if kind == "SpooledTemporaryFile" and "encoding" not in options:
-        pytest.skip("these are found out when it is no longer in memory")
+        pytest.skip("a spooled file raises these at its rollover")
 
     async def made() -> Any:
         return await getattr(tempfile, kind)(**options)
@@ -200,7 +200,7 @@ def test_what_can_not_be_made_raises_the_same(
     assert getattr(found.value, "errno", None) == getattr(expected.value, "errno", None)
 
 
-# ── in memory first ──────────────────────────────────────────────────────────────────────────
+# ── spooled files ────────────────────────────────────────────────────────────────────────────
 
 
 def on_disk(file: Any) -> bool:
@@ -208,7 +208,7 @@ def on_disk(file: Any) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["w+", "w+b"])
-def test_a_spooled_file_goes_to_the_disk_when_it_is_large(
+def test_a_spooled_file_moves_to_disk_when_it_exceeds_max_size(
     each_loop: asyncio.AbstractEventLoop, mode: str
 ) -> None:
     line = line_for(mode)
@@ -231,7 +231,9 @@ def test_a_spooled_file_goes_to_the_disk_when_it_is_large(
     run(each_loop, main)
 
 
-def test_a_spooled_file_is_rolled_over_and_cut(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_rollover_keeps_the_position_and_truncate_may_roll_over(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
     async def main() -> None:
         async with tempfile.SpooledTemporaryFile() as file:
             await file.write(b"x" * 100_000)
@@ -250,7 +252,7 @@ def test_a_spooled_file_is_rolled_over_and_cut(each_loop: asyncio.AbstractEventL
     run(each_loop, main)
 
 
-def test_writes_beside_each_other_lose_nothing_when_it_is_rolled_over(
+def test_concurrent_writes_lose_nothing_at_a_rollover(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def main() -> None:
@@ -264,7 +266,7 @@ def test_writes_beside_each_other_lose_nothing_when_it_is_rolled_over(
     run(each_loop, main)
 
 
-def test_a_spooled_text_tells_its_line_ends(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_a_spooled_text_file_has_newlines(each_loop: asyncio.AbstractEventLoop) -> None:
     async def main() -> None:
         async with tempfile.SpooledTemporaryFile(mode="w+", newline="") as file:
             await file.write("one\r\ntwo\r\n")
@@ -279,7 +281,7 @@ ATTRIBUTES = ["name", "mode", "encoding", "errors", "newlines", "closed"]
 
 
 def told(file: Any) -> dict[str, Any]:
-    """Return what a file tells of itself; the name of one on disk is a number."""
+    """Return the attributes of *file*, with the type of its name."""
     found = {name: getattr(file, name, "nothing") for name in ATTRIBUTES}
     found["name"] = type(found["name"])
     able = {name: bool(getattr(file, name)()) for name in ("readable", "writable", "seekable")}
@@ -287,7 +289,7 @@ def told(file: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["w+", "w+b"])
-def test_a_spooled_file_tells_what_the_standard_library_s_tells(
+def test_attributes_of_a_spooled_file_are_those_of_the_standard_library(
     each_loop: asyncio.AbstractEventLoop, mode: str
 ) -> None:
     async def main(theirs: Any) -> None:
@@ -308,7 +310,7 @@ def test_a_spooled_file_tells_what_the_standard_library_s_tells(
     ("mode", "encoding"), [("w+b", None), ("w+", "utf-8"), ("w+", "utf-16"), ("w+", "utf-7")]
 )
 @pytest.mark.parametrize("left", [0, 3, 7])
-def test_a_spooled_file_is_on_disk_once_its_descriptor_is_asked_for(
+def test_fileno_moves_a_spooled_file_to_disk(
     each_loop: asyncio.AbstractEventLoop, mode: str, encoding: str | None, left: int
 ) -> None:
     line: Any = b"first\nsecond\n" if encoding is None else "erst\näöü\n"
@@ -338,7 +340,7 @@ def test_a_spooled_file_is_on_disk_once_its_descriptor_is_asked_for(
         run(each_loop, lambda: main(theirs))
 
 
-def test_a_descriptor_asked_for_while_a_spooled_file_is_rolled_over_is_the_file_s(
+def test_fileno_during_a_rollover_returns_the_final_descriptor(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def main() -> None:
@@ -360,7 +362,9 @@ def test_a_descriptor_asked_for_while_a_spooled_file_is_rolled_over_is_the_file_
     run(each_loop, main)
 
 
-def test_a_spooled_file_is_read_in_every_way(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_read1_and_readinto1_work_in_memory_and_on_disk(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
     async def main() -> None:
         async with tempfile.SpooledTemporaryFile() as file:
             await file.write(b"0123456789")
@@ -391,7 +395,7 @@ SPOOLED = "a\r\nbc\rdefg\nhijk\r\n\n\r" + "lmnopqr\r\n" * 5 + "s" * 40 + "\r\nt\
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 4, 8, 1000])
 @pytest.mark.parametrize("newline", ["bytes", None, "", "\n", "\r", "\r\n"])
-def test_pieces_of_a_file_in_memory_do_not_show(
+def test_calls_in_pieces_return_the_same_as_those_of_the_standard_library(
     each_loop: asyncio.AbstractEventLoop,
     monkeypatch: pytest.MonkeyPatch,
     newline: str | None,
@@ -422,7 +426,7 @@ def test_pieces_of_a_file_in_memory_do_not_show(
         each_loop.run_until_complete(main(start))
 
 
-def test_lines_that_can_not_be_written_leave_those_before_them_in_memory(
+def test_writelines_writes_the_lines_before_an_error(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     def lines() -> Iterator[bytes]:
@@ -441,7 +445,7 @@ def test_lines_that_can_not_be_written_leave_those_before_them_in_memory(
     run(each_loop, main)
 
 
-def test_a_descriptor_asked_for_while_a_file_in_memory_is_used_loses_nothing(
+def test_fileno_during_another_call_loses_nothing(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     lines = [b"line %d\n" % number for number in range(300_000)]
@@ -474,7 +478,9 @@ def test_a_descriptor_asked_for_while_a_file_in_memory_is_used_loses_nothing(
     run(each_loop, main)
 
 
-def test_a_closed_spooled_file_says_so(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_calls_of_a_closed_spooled_file_raise_value_error(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
     async def main() -> None:
         file = await tempfile.SpooledTemporaryFile()
         await file.close()
@@ -488,10 +494,10 @@ def test_a_closed_spooled_file_says_so(each_loop: asyncio.AbstractEventLoop) -> 
     run(each_loop, main)
 
 
-# ── folders ──────────────────────────────────────────────────────────────────────────────────
+# ── directories ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_folder_is_removed_with_what_is_in_it(
+def test_a_temporary_directory_is_removed_with_its_contents(
     each_loop: asyncio.AbstractEventLoop, temporary: Path
 ) -> None:
     async def main() -> None:
@@ -512,5 +518,5 @@ def test_a_folder_is_removed_with_what_is_in_it(
     run(each_loop, main)
 
 
-def test_the_module_comes_when_it_is_asked_for() -> None:
+def test_the_module_is_an_attribute_of_the_package() -> None:
     assert uringloop.tempfile is tempfile

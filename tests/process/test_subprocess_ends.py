@@ -1,4 +1,4 @@
-"""How the end of a child is noticed: in any thread, whatever becomes of transport and loop."""
+"""Child processes are reaped in any thread, whatever happens to their transport and loop."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from support.roles import (
 
 import uringloop
 
-# ── how its end is noticed ────────────────────────────────────────────────────────────────
+# ── reaping ───────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_a_child_that_somebody_else_reaped_is_reported_as_255(
+async def test_a_child_reaped_by_other_code_is_reported_as_255(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = await ended_unseen(1, os.WEXITED)
@@ -56,7 +56,7 @@ async def test_a_child_that_somebody_else_reaped_is_reported_as_255(
     assert "exit status already read" in caplog.text
 
 
-def test_a_handler_of_sigchld_that_reaps_everything_takes_no_exit_code(
+def test_a_sigchld_handler_that_reaps_all_children_takes_no_exit_code(
     loop: uringloop.Loop,
 ) -> None:
     def reap_all() -> None:
@@ -71,14 +71,14 @@ def test_a_handler_of_sigchld_that_reaps_everything_takes_no_exit_code(
     for code in range(20):
         start = asyncio.create_subprocess_shell(f"exit {code}")
         process = loop.run_until_complete(start)
-        # The signal comes while the loop does not run, if it has not come before.
+        # The signal arrives while the loop does not run, or has arrived before.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert loop.run_until_complete(process.wait()) == code
     loop.remove_signal_handler(signal.SIGCHLD)
 
 
-def test_a_program_that_ignores_sigchld_learns_no_exit_code() -> None:
+def test_exit_codes_are_unknown_to_a_program_that_ignores_sigchld() -> None:
     done = run_script(
         """
         import asyncio, signal, uringloop
@@ -97,7 +97,7 @@ def test_a_program_that_ignores_sigchld_learns_no_exit_code() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSYS])
 @on_loop
-async def test_without_a_pidfd_a_thread_waits(
+async def test_without_a_pidfd_a_thread_waits_for_the_exit(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
@@ -111,7 +111,7 @@ async def test_without_a_pidfd_a_thread_waits(
 
 
 @pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "thread"])
-def test_closing_the_loop_reaps_what_was_killed(
+def test_closing_the_loop_reaps_killed_children(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, pidfd: bool
 ) -> None:
     if not pidfd:
@@ -130,7 +130,7 @@ def test_closing_the_loop_reaps_what_was_killed(
     wait_for(lambda: children() == before)
 
 
-def test_closing_the_loop_reaps_what_a_thread_has_told_it(
+def test_closing_the_loop_reaps_a_child_that_a_thread_has_reported(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
@@ -144,7 +144,7 @@ def test_closing_the_loop_reaps_what_a_thread_has_told_it(
 
     transport = loop.run_until_complete(start())
     transport.kill()
-    # The thread ends when it has told the loop, which does not run any more.
+    # The thread ends after it has scheduled the callback on the loop, which no longer runs.
     wait_for(lambda: not any("uringloop-child" in t.name for t in threading.enumerate()))
     assert children() != before
     loop.close()
@@ -165,7 +165,7 @@ def test_a_process_may_outlive_its_loop(loop: uringloop.Loop) -> None:
     assert process.returncode is None
 
 
-def test_a_transport_left_to_its_fate_warns_and_kills(loop: uringloop.Loop) -> None:
+def test_an_unreferenced_transport_warns_and_kills_the_process(loop: uringloop.Loop) -> None:
     before = children()
 
     async def start() -> None:
@@ -215,15 +215,15 @@ async def test_a_start_that_is_cancelled_twice_reports_nothing(each_loop: Loop, 
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    # What it reports comes when the child is reaped.
+    # A report would be made when the child is reaped.
     await until(lambda: children() == before)
     await turns(3)
 
 
-# ── threads, and many ─────────────────────────────────────────────────────────────────────
+# ── threads, many processes, errors ───────────────────────────────────────────────────────
 
 
-def test_processes_work_in_a_thread_that_is_not_the_main_one() -> None:
+def test_processes_work_outside_the_main_thread() -> None:
     async def main() -> tuple[bytes, int | None]:
         return await output("echo thread; exit 2")
 
@@ -255,7 +255,7 @@ def test_processes_work_in_threads_under_the_policy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_process_goes_on_when_the_loop_changes_threads(loop: uringloop.Loop) -> None:
+def test_a_process_continues_when_the_loop_changes_threads(loop: uringloop.Loop) -> None:
     async def start() -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
         await turns(3)
@@ -298,10 +298,10 @@ async def test_two_hundred_processes_leave_nothing_behind(loop: uringloop.Loop) 
 
 
 @pytest.mark.parametrize("factory", [lambda: None, object])
-def test_a_protocol_that_is_none_is_an_error_and_leaves_no_process(
+def test_an_invalid_protocol_raises_and_leaves_no_process(
     loop: uringloop.Loop, factory: Callable[[], Any]
 ) -> None:
-    # asyncio waits for ever here.
+    # asyncio's own loop hangs here.
     async def start(command: str) -> None:
         with pytest.raises(AttributeError, match="has no attribute 'connection_made'"):
             await asyncio.wait_for(loop.subprocess_shell(factory, command), PATIENCE)
@@ -313,7 +313,7 @@ def test_a_protocol_that_is_none_is_an_error_and_leaves_no_process(
 
 
 @on_loop
-async def test_debug_mode_tells_what_is_started(
+async def test_debug_mode_logs_starts_and_exit_codes(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "asyncio")

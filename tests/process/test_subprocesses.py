@@ -1,4 +1,4 @@
-"""subprocess_exec and subprocess_shell: what a process does, and how it is started."""
+"""subprocess_exec and subprocess_shell: exit codes, signals, pipes and options."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ import uringloop
 
 @pytest.fixture(autouse=True)
 def plain_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a sanitizer that this process runs under out of the shells that it starts."""
+    """Do not pass on the sanitizer that this process may run under to its children."""
     monkeypatch.delenv("LD_PRELOAD", raising=False)
 
 
-# ── what a process does ───────────────────────────────────────────────────────────────────
+# ── exit codes and signals ────────────────────────────────────────────────────────────────
 
 
 @on_loop
@@ -59,7 +59,7 @@ async def test_a_shell_runs_a_command(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_large_data_goes_through_a_process_byte_by_byte(each_loop: Loop) -> None:
+async def test_large_data_passes_through_a_process_unchanged(each_loop: Loop) -> None:
     data = noise(PLENTY)
     process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
     assert (await process.communicate(data))[0] == data
@@ -98,7 +98,7 @@ async def test_a_process_gets_signals(each_loop: Loop, method: str) -> None:
 async def test_a_signal_to_a_process_that_has_ended_keeps_its_exit_code(
     loop: uringloop.Loop,
 ) -> None:
-    # A grandchild keeps the pipe open: the transport is there, the process is not.
+    # A grandchild keeps the pipe open: the transport outlives the process.
     process = await asyncio.create_subprocess_shell(
         f"sleep {FOREVER} & echo $!; exit 7", stdout=PIPE
     )
@@ -115,7 +115,7 @@ async def test_a_signal_to_a_process_that_has_ended_keeps_its_exit_code(
 
 @on_loop
 async def test_a_signal_right_after_the_exit_keeps_the_exit_code(loop: uringloop.Loop) -> None:
-    # Popen.send_signal() reaps the child then, before the loop has noticed its end.
+    # Popen.send_signal() then reaps the child before the loop has noticed its exit.
     process = await ended_unseen(9, os.WEXITED | os.WNOWAIT)
     process.kill()
     assert await process.wait() == 9
@@ -133,7 +133,7 @@ async def test_killing_a_process_ends_communicate(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_many_may_wait_for_one_process(each_loop: Loop) -> None:
+async def test_several_tasks_may_wait_for_one_process(each_loop: Loop) -> None:
     process = await asyncio.create_subprocess_exec("cat", stdin=PIPE)
     waits = [asyncio.ensure_future(process.wait()) for _ in range(5)]
     await turns(3)
@@ -175,7 +175,7 @@ async def test_a_process_that_closes_its_input_fails_the_writer(each_loop: Loop)
 
 
 @on_loop
-async def test_output_may_go_to_nowhere_to_one_pipe_or_to_a_file(each_loop: Loop) -> None:
+async def test_output_may_go_to_devnull_to_one_pipe_or_to_a_file(each_loop: Loop) -> None:
     both = "echo out; echo err >&2"
     assert await output(both, stderr=subprocess.STDOUT) == (b"out\nerr\n", 0)
     assert await output(both, stderr=DEVNULL) == (b"out\n", 0)
@@ -192,7 +192,7 @@ async def test_output_may_go_to_nowhere_to_one_pipe_or_to_a_file(each_loop: Loop
 
 
 @on_loop
-async def test_processes_talk_through_a_pipe_of_the_program(each_loop: Loop) -> None:
+async def test_processes_communicate_through_a_pipe_of_the_program(each_loop: Loop) -> None:
     source, sink = os.pipe()
     first = await asyncio.create_subprocess_exec("echo", "hello", stdout=sink)
     os.close(sink)
@@ -203,7 +203,7 @@ async def test_processes_talk_through_a_pipe_of_the_program(each_loop: Loop) -> 
 
 
 @on_loop
-async def test_a_slow_reader_holds_a_process_back(each_loop: Loop) -> None:
+async def test_a_slow_reader_blocks_the_writing_process(each_loop: Loop) -> None:
     process = await asyncio.create_subprocess_exec(
         "head", "-c", str(PLENTY), "/dev/zero", stdout=PIPE, limit=1000
     )
@@ -218,7 +218,7 @@ async def test_a_slow_reader_holds_a_process_back(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_callbacks_come_in_order(each_loop: Loop) -> None:
+async def test_protocol_callbacks_are_called_in_order(each_loop: Loop) -> None:
     for _ in range(10):
         transport, recorder = await each_loop.subprocess_shell(
             lambda: Recorder(each_loop), "read go; echo hello", stderr=None
@@ -236,7 +236,7 @@ async def test_callbacks_come_in_order(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_transport_tells_about_its_process(each_loop: Loop) -> None:
+async def test_a_transport_exposes_its_process(each_loop: Loop) -> None:
     transport, recorder = await each_loop.subprocess_exec(lambda: Recorder(each_loop), "cat")
     assert isinstance(transport, asyncio.SubprocessTransport)
     assert transport.get_pid() in children()
@@ -258,11 +258,11 @@ async def test_a_transport_tells_about_its_process(each_loop: Loop) -> None:
     transport.close()
 
 
-# ── how it is started ─────────────────────────────────────────────────────────────────────
+# ── starting ──────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_options_of_popen_have_their_effect(each_loop: Loop, tmp_path: Path) -> None:
+async def test_options_of_popen_take_effect(each_loop: Loop, tmp_path: Path) -> None:
     assert await output("pwd -P", cwd=tmp_path) == (os.fsencode(tmp_path) + b"\n", 0)
     assert await output("echo $NAME", env={"NAME": "value"}) == (b"value\n", 0)
     ours = b"%d\n" % os.getpgid(0)
@@ -287,15 +287,15 @@ async def test_descriptors_are_passed_only_on_request(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_function_runs_before_the_program(each_loop: Loop) -> None:
-    # A real fork, with the loop's ring in the parent.
+async def test_preexec_fn_runs_before_the_program(each_loop: Loop) -> None:
+    # preexec_fn makes Popen fork, and the parent has the loop's ring.
     for _ in range(3):
         assert await output("umask", preexec_fn=lambda: os.umask(0o027)) == (b"0027\n", 0)
     with pytest.raises(subprocess.SubprocessError, match="preexec_fn"):
         await output("true", preexec_fn=lambda: 1 // 0)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may change the user")
 @on_loop
 async def test_a_process_runs_as_another_user(each_loop: Loop) -> None:
     assert await output("id -u; id -g", user=65534, group=65533) == (b"65534\n65533\n", 0)
@@ -323,7 +323,7 @@ async def test_options_that_asyncio_refuses_are_refused(
 
 
 @on_loop
-async def test_exec_and_shell_are_not_each_other(each_loop: Loop) -> None:
+async def test_exec_and_shell_check_their_arguments(each_loop: Loop) -> None:
     with pytest.raises(ValueError, match=r"^shell must be False$"):
         await asyncio.create_subprocess_exec("true", shell=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^shell must be True$"):
@@ -333,7 +333,7 @@ async def test_exec_and_shell_are_not_each_other(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_program_that_can_not_run_is_refused(each_loop: Loop, tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_run_raises_oserror(each_loop: Loop, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch(0o644)
     fds = open_fds()
@@ -363,11 +363,11 @@ async def test_a_cancelled_start_leaves_no_process(each_loop: Loop, count: int) 
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_cancelling_everything_during_a_start_leaves_nothing(
+def test_cancelling_all_tasks_during_a_start_leaves_no_process(
     loop: uringloop.Loop, count: int
 ) -> None:
-    # What asyncio.run() does after Ctrl-C: the task that connects the pipes is cancelled as well,
-    # at first before its first step.
+    # asyncio.run() does the same after Ctrl-C: the task that connects the pipes is cancelled, too,
+    # with count 0 before its first step.
     before = children()
     start = loop.create_task(
         asyncio.create_subprocess_exec("sleep", FOREVER, stdin=PIPE, stdout=PIPE, stderr=PIPE)

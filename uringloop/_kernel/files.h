@@ -30,7 +30,7 @@ typedef struct uring_file_facts {
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_facts;
 
-/* Fills *facts*: `local` and `in_memory` only with *mounts*, which needs the GIL, see mounts.h. */
+/* Fills *facts*; `local` and `in_memory` only with *mounts*, which needs the GIL, see mounts.h. */
 static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts) {
     struct statx found;
     uring_mount_kinds kind;
@@ -51,7 +51,7 @@ static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts)
 }
 
 /* Whether reads and writes may have an offset: those of an eventfd may not, nor may writes to a
- * file of /proc, although both accept lseek(). Without an iovec the call does not reach the file. */
+ * file of /proc, although both accept lseek(). Without an iovec the file is not called. */
 static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
 
 static inline bool uring_writes_at(int fd) {
