@@ -22,7 +22,7 @@ cdef extern from "Python.h":
         object name, PyObject *const *args, size_t nargs, PyObject *kwnames)
     object PyContext_CopyCurrent()
     int PyContext_Enter(object context) except -1
-    # Negative with the exception set, which the caller handles.
+    # Returns -1 with the exception set, which the caller handles.
     int PyContext_TryEnter "PyContext_Enter" (object context)
     int PyContext_Exit(object context) except -1
     void Py_DECREF_owned "Py_DECREF" (PyObject *reference)
@@ -34,7 +34,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
-    # Into a new text that nobody else has.
+    # *to* must be a new string without other references.
     Py_ssize_t PyUnicode_CopyCharacters(
         PyObject *to, Py_ssize_t to_start, object text, Py_ssize_t start, Py_ssize_t count
     ) except -1
@@ -50,15 +50,15 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    /* What a descriptor of a type has for an object of that type. */
+    /* Binds a descriptor of a type to an object of that type. */
     #define uringloop_get_attribute(descriptor, object) \
         Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
 
     /* The items of a tuple, in the form that vectorcall takes its arguments. */
     #define uringloop_tuple_items(t) (((PyTupleObject *)(t))->ob_item)
 
-    /* Gives a type of ours a method with vectorcall's arguments, in place of the one that Cython
-     * made under this name: Cython's own takes its keywords apart at four times the price. */
+    /* Replaces a method of a type of ours, as Cython made it, by one with vectorcall's arguments:
+     * Cython's own takes four times as long to parse its keywords. */
     typedef PyObject *(*uringloop_method)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
     static int uringloop_set_method(PyObject *type, PyObject *made, PyMethodDef *definition,
                                     uringloop_method method) {
@@ -80,14 +80,13 @@ cdef extern from *:
         return res;
     }
 
-    /* Gives a type of awaitables of ours that never suspend their step: NULL with StopIteration,
-     * and in it the result. Cython's own would make a traceback each time. */
+    /* Sets tp_iternext of an awaitable type of ours that never suspends: *step* returns NULL with
+     * StopIteration, which has the result. Cython's own would make a traceback each time. */
     static void uringloop_set_step(PyObject *type, iternextfunc step) {
         ((PyTypeObject *)type)->tp_iternext = step;
     }
 
-    /* Has the garbage collector ask this function what objects of a type of ours refer to, and of
-     * those derived from it; returns the one that it has asked before. */
+    /* Sets tp_traverse of a type of ours, for its subclasses, too; returns the former function. */
     static traverseproc uringloop_set_traverse(PyObject *type, traverseproc traverse) {
         traverseproc before = ((PyTypeObject *)type)->tp_traverse;
 
@@ -95,7 +94,8 @@ cdef extern from *:
         return before;
     }
 
-    /* For bytes that are to be other bytes; the field is deprecated for what is not a bytes. */
+    /* Clears the hash of a bytes object whose content is about to change. ob_shash is deprecated as
+     * a public field. */
     static inline void uringloop_forget_hash(PyObject *bytes) {
         _Pragma("GCC diagnostic push")
         _Pragma("GCC diagnostic ignored \\"-Wdeprecated-declarations\\"")
@@ -103,9 +103,9 @@ cdef extern from *:
         _Pragma("GCC diagnostic pop")
     }
 
-    /* Takes the place of a PyContext_Enter that has failed because the context is entered already.
-     * The current context stays as it is, and of one that is entered further out a copy is entered.
-     * Returns what uringloop_leave_nested takes, or NULL with an exception. */
+    /* For a context that PyContext_Enter refuses because it is entered already. If it is the
+     * current context it stays so; if it was entered further out, a copy of it is entered. Returns
+     * the argument for uringloop_leave_nested, or NULL with an exception. */
     static inline PyObject *uringloop_enter_nested(PyObject *context) {
         PyObject *copy;
 
@@ -125,10 +125,10 @@ cdef extern from *:
         Py_DECREF(entered);
     }
 
-    /* Asks for the memory of an object that is wanted soon. */
+    /* Prefetches the memory of an object that is used soon. */
     #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
 
-    /* Sets the pending exception aside and back; NULL when there is none. */
+    /* Take the pending exception, NULL if there is none, and set it again. */
     #if PY_VERSION_HEX >= 0x030C0000
     #define uringloop_take_pending() PyErr_GetRaisedException()
     #define uringloop_set_pending(e) PyErr_SetRaisedException(e)
@@ -179,14 +179,14 @@ cdef inline int raise_pending() except -1:
 
 
 cdef inline str take_text(PyObject *result):
-    """Take over a new reference to a text that C gave."""
+    """Take over a new reference to a str that a C function has returned."""
     cdef str taken = <str>result
     Py_DECREF_owned(result)
     return taken
 
 
 cdef inline PyObject *enter(object context) except NULL:
-    """Enter *context*, whoever has entered it before; `leave` takes what this returns."""
+    """Enter *context*, even if it is entered already; pass the result to `leave`."""
     cdef PyObject *entered = <PyObject*>context
     if PyContext_TryEnter(context) < 0:
         entered = enter_nested(context)
@@ -203,7 +203,7 @@ cdef inline int leave(object context, PyObject *entered) except -1:
 
 
 cdef inline bytes take_bytes(PyObject *result):
-    """Take over a new reference to bytes that C gave."""
+    """Take over a new reference to bytes that a C function has returned."""
     cdef bytes taken = <bytes>result
     Py_DECREF_owned(result)
     return taken

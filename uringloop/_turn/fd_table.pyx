@@ -1,7 +1,7 @@
-"""Which transport owns which descriptor: a table by number.
+"""Which transport owns which descriptor: an array indexed by descriptor.
 
-The table borrows: a transport takes itself out before it closes its descriptor, so that no entry
-outlives its owner. Only the thread that runs the loop changes it.
+The references are borrowed: a transport removes itself before it closes its descriptor, so that no
+entry outlives its owner. Only the thread that runs the loop changes the table.
 """
 
 cimport cython
@@ -12,7 +12,7 @@ from libc.string cimport memset
 from uringloop._kernel.errors cimport EBADF, os_error
 
 
-# Descriptors beyond the one at hand that the table has room for when it grows.
+# A table that grows has room for at least this many entries beyond the new descriptor.
 ROOM = 64
 
 
@@ -27,7 +27,7 @@ cdef class Owners:
 
     cdef object get(self, object fd):
         """Return the transport that owns *fd*, or None."""
-        # Any number: what is out of range has no owner either.
+        # *fd* is any integer; one that does not fit into a C int has no owner.
         return <object>self.table[<int>fd] if 0 <= fd < self.size and self.has(fd) else None
 
     cdef int add(self, int fd, PyObject *transport) except -1:

@@ -1,4 +1,4 @@
-"""What the program watches, told by epoll."""
+"""Watched descriptors: add_reader and add_writer, by epoll."""
 
 from libc.stdint cimport uint64_t
 
@@ -9,16 +9,16 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 
 
 cdef enum:
-    # What is ready beyond these is told in the next turn.
+    # Events that are fetched in one turn; epoll reports more in the next turn.
     EVENTS_MAX = 128
 
 
 cdef class Watched:
-    # A descriptor of the program's.
+    # A descriptor that the program watches.
     cdef int fd
-    cdef object file            # what add_reader was given: the number, or what has one
-    cdef unsigned int number    # of what was last asked for; tells old events from new ones
-    cdef unsigned int events    # EPOLLIN, EPOLLOUT: for those there is a handle
+    cdef object file            # the argument of add_reader: a number or an object with fileno()
+    cdef unsigned int number    # of the newest watch(); an event with another number is stale
+    cdef unsigned int events    # EPOLLIN, EPOLLOUT: those with a handle
     cdef Handle reader
     cdef Handle writer
 
@@ -27,14 +27,14 @@ cdef class Watched:
 
 
 cdef class Watchers(Flushable):
-    cdef LoopCore loop          # None once it is closed
-    cdef int epoll_fd           # ours; -1 once the loop is closed
-    cdef dict watched           # a Watched by its descriptor
-    cdef unsigned int asked     # how often something was asked for
-    cdef unsigned int resumed   # how many nested runs have asked epoll anew
-    cdef int strangers          # completions with events of what nobody watches
+    cdef LoopCore loop          # None after close()
+    cdef int epoll_fd           # ours; -1 after close()
+    cdef dict watched           # Watched by descriptor
+    cdef unsigned int asked     # calls of watch()
+    cdef unsigned int resumed   # nested runs that have armed epoll again
+    cdef int strangers          # completions in a row with events of unwatched descriptors
     cdef Operation wait_op      # for events of epoll_fd
-    cdef bint direct            # which are in `events` then; otherwise it is a poll
+    cdef bint direct            # wait_op fills `events` (EPOLL_WAIT); otherwise it is a poll
     cdef epoll_event[EVENTS_MAX] events
 
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept

@@ -1,4 +1,4 @@
-"""What the program watches: add_reader, add_writer, the ends of child processes."""
+"""Watched descriptors: add_reader, add_writer, the ends of child processes."""
 
 import asyncio
 from collections.abc import Callable

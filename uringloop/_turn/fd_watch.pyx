@@ -1,11 +1,12 @@
-"""What the program watches: add_reader, add_writer, the ends of child processes.
+"""Watched descriptors: add_reader, add_writer, the ends of child processes.
 
-An epoll instance has the descriptors, and the ring waits for nothing but that. A request for each
-would keep its file open until the kernel has ended the request: a port would not be free yet, a
-peer would not hear of the end. epoll forgets a descriptor at once when it is removed, or closed.
+An epoll instance holds the descriptors, and the ring waits for that instance only. A poll request
+for each descriptor would keep its file open until the kernel has ended the request: after close()
+the port would still be in use, and the peer would not see the FIN. epoll drops a descriptor at once
+when it is removed or closed.
 
-It tells levels, as asyncio promises: it is asked anew at the end of a turn in which callbacks have
-run. Nothing here reads, writes or closes a descriptor of the program's.
+Readiness is level-triggered, as in asyncio: the wait is armed again at the end of a turn in which
+callbacks have run. Nothing here reads, writes or closes a descriptor of the program.
 """
 
 cimport cython
@@ -38,7 +39,8 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 READ = EPOLLIN
 WRITE = EPOLLOUT
 
-# So many completions with events of what nobody watches are no coincidence of removals.
+# A removal can leave a few events of a descriptor that is not watched any more. More completions in
+# a row than these mean that epoll reports a closed descriptor, which a duplicate keeps in it.
 cdef int STRANGERS_MAX = 16
 
 
@@ -73,16 +75,17 @@ cdef class Watchers(Flushable):
         if self.epoll_fd < 0:
             raise os_error(-errno, "epoll_create1")
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
-        # Armed as long as anything is watched, which is no request of the program's.
+        # Armed while any descriptor is watched: not an operation that the program has started.
         self.wait_op.policy = BACKGROUND
 
     def __dealloc__(self):
         self.close()
 
     def watch(self, int fd, unsigned int event, callback, args, file=None):
-        """Run *callback* with *args* whenever *fd* is ready; replaces an earlier one.
+        """Run *callback* with *args* whenever *fd* is ready; replace an earlier callback.
 
-        *event* is READ or WRITE. Raises OSError: PermissionError for what is always ready.
+        *event* is READ or WRITE. Raises OSError: PermissionError for a file that is always ready,
+        such as a regular one.
         """
         cdef Watched watched = self.watched.get(fd)
         cdef Handle handle
@@ -93,7 +96,7 @@ cdef class Watchers(Flushable):
         if watched is not None:
             watched.number = self.asked
             if self.control(EPOLL_CTL_MOD, watched, watched.events | event) < 0:
-                # The descriptor is another file's by now, or nobody's.
+                # The program has closed the descriptor, which may belong to another file by now.
                 watched.cancel(watched.events)
                 del self.watched[fd]
                 watched = None
@@ -111,13 +114,13 @@ cdef class Watchers(Flushable):
         return handle
 
     def remove(self, fd, unsigned int event):
-        """Watch *fd* no more for *event*; return whether it was."""
+        """Stop watching *fd* for *event*; return whether it was watched."""
         cdef Watched watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
             return False
         self.loop.ring.check_inherited()
         watched.cancel(event)
-        # It may be closed: then epoll has forgotten it.
+        # Errors are ignored: epoll has dropped a descriptor that the program has closed.
         if watched.events:
             self.control(EPOLL_CTL_MOD, watched, watched.events)
         else:
@@ -126,7 +129,7 @@ cdef class Watchers(Flushable):
         return True
 
     def descriptor_of(self, file):
-        """Return as which descriptor *file*, which may be closed, is watched; -1 if it is not."""
+        """Return the descriptor of *file*, which may be closed, or -1 if it is not watched."""
         cdef Watched watched
         for watched in self.watched.values():
             if watched.file is file:
@@ -134,20 +137,20 @@ cdef class Watchers(Flushable):
         return -1
 
     def resume(self):
-        """Ask epoll anew for a nested run, as it may be within a callback of on_events().
+        """Arm the wait for a nested run, which may have begun in a callback of on_events().
 
-        Of the other handles that on_events() has found ready epoll tells again.
+        on_events() then skips its other ready handles: epoll reports them again.
         """
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
         self.resumed += 1
         if not self.wait_op.in_flight and self not in self.loop.rearm_list:
-            # A flush that waits for this run may have taken it from the list already.
+            # An outer flush_all(), which this run interrupts, may have taken it off the list.
             self.flush_queued = True
             self.loop.rearm_list.append(self)
 
     def close(self):
-        """Forget everything, the loop as well: a closed loop is part of no reference cycle."""
+        """Forget everything, including the loop: a closed loop is in no reference cycle."""
         self.watched = {}
         self.loop = None
         if self.epoll_fd >= 0:
@@ -164,7 +167,8 @@ cdef class Watchers(Flushable):
     cdef int add(self, Watched watched, unsigned int event) except -1:
         cdef int res = self.control(EPOLL_CTL_ADD, watched, event)
         if res == -EEXIST:
-            # Closed, removed, and there again: a duplicate has kept it in epoll.
+            # The program closed the descriptor before its removal, a duplicate kept it in epoll,
+            # and the same file has the same number again.
             res = self.control(EPOLL_CTL_MOD, watched, event)
         if res < 0:
             raise os_error(res, "")
@@ -200,12 +204,12 @@ cdef class Watchers(Flushable):
                     break
                 self.loop.run_handle(handle)
         finally:
-            # What an interrupt has kept from being called is ready in the next run as well.
+            # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.loop.add_rearm(self)
         return 0
 
     cdef list ready_handles(self, int count):
-        """Return what is to be called; a callback may cancel those of others."""
+        """Return the handles to run. A callback may cancel handles that follow it."""
         cdef bint strange = False
         cdef list handles = []
         cdef unsigned int events
@@ -217,7 +221,7 @@ cdef class Watchers(Flushable):
             if watched is None:
                 strange = True
                 continue
-            # An error or a hang-up is for both.
+            # EPOLLERR and EPOLLHUP are for both handles.
             if events & ~EPOLLOUT and watched.events & EPOLLIN:
                 handles.append(watched.reader)
             if events & ~EPOLLIN and watched.events & EPOLLOUT:
@@ -228,12 +232,12 @@ cdef class Watchers(Flushable):
         return handles
 
     cdef Watched watched_by(self, uint64_t told):
-        """Return what an event tells of, or None if that has been removed, or changed, since."""
+        """Return the Watched of an event; None if it was removed or watched anew since."""
         cdef Watched watched = self.watched.get(<int><unsigned int>told)
         return watched if watched is not None and watched.number == told >> 32 else None
 
     cdef bint has_strangers(self) except -1:
-        """Whether epoll tells, now, of what nobody watches."""
+        """Return whether epoll now reports a descriptor that is not watched."""
         cdef int index
         self.strangers = 0
         for index in range(epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
@@ -242,10 +246,10 @@ cdef class Watchers(Flushable):
         return False
 
     cdef int renew(self, bint lost) except -1:
-        """Begin anew with what is still watched.
+        """Move the watched descriptors to a new epoll instance.
 
-        For what was closed before it was removed while a duplicate lives on, of which epoll tells
-        for ever. And for an instance that is *lost*: somebody has closed its descriptor.
+        epoll would report a descriptor for ever that was closed before its removal and has an open
+        duplicate. The instance itself is *lost* if other code has closed its descriptor.
         """
         cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
         if fresh < 0:
@@ -255,7 +259,7 @@ cdef class Watchers(Flushable):
         self.epoll_fd = fresh
         uring_add_waker(&self.loop.ring.u, fresh)
         for watched in self.watched.values():
-            # One that is closed is not ready any more.
+            # EBADF is ignored: a closed descriptor is never ready.
             self.control(EPOLL_CTL_ADD, watched, (<Watched>watched).events)
         return 0
 

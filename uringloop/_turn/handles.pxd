@@ -8,13 +8,13 @@ from uringloop._cpython.pyapi cimport visitproc
 
 cdef class Handle:
     cdef object callback          # None once cancelled
-    cdef object args              # of the call, a tuple, or its only argument; None once cancelled
+    cdef object args              # a tuple of arguments, or the only one; None once cancelled
     cdef bint single              # `args` is the only argument: most calls have none or one
     cdef object context           # the contextvars.Context it runs in
     cdef object loop              # the loop that made it, for reports
     cdef bint is_cancelled
     cdef object source_traceback  # where it was made, in debug mode; else None
-    cdef str cancelled_repr       # what it was, in debug mode; else None
+    cdef str cancelled_repr       # its repr before it was cancelled, in debug mode; else None
     cdef object __weakref__
 
     cdef int run(self) except -1
@@ -26,13 +26,13 @@ cdef class Handle:
 
 
 cdef class ThreadSafeHandle(Handle):
-    cdef object lock                # held while the callback is called: whoever cancels it waits
+    cdef object lock                # held while the callback runs: cancel() waits for its end
 
 
 cdef class TimerHandle(Handle):
     cdef double deadline            # seconds on the loop's clock
-    cdef object given               # the deadline as the caller gave it, if that is no float
-    cdef uint64_t sequence          # grows with each timer that its heap is given
+    cdef object given               # the deadline as the caller gave it, if not a float; else None
+    cdef uint64_t sequence          # set by the heap; equal deadlines run in this order
     cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
     cdef int64_t deadline_ns(self) noexcept
 
@@ -46,7 +46,7 @@ cdef TimerHandle new_timer(
     object loop, object when, object callback, tuple args, object context)
 
 
-# What the garbage collector is to know of a timer that waits; for who owns it.
+# tp_traverse of a timer in a heap, which is untracked; called for the heap's owner.
 cdef int traverse_waiting(PyObject *timer, visitproc visit, void *argument) noexcept
 
 

@@ -35,7 +35,7 @@ cdef bint ARGS_IN_DEBUG = (
 cdef object THREAD_SAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
 cdef object NEW_LOCK = threading.RLock
 cdef tuple NO_ARGS = ()
-# Beyond this many seconds a deadline is never: 2**63 ns are 292 years.
+# A deadline of this many seconds or more never comes: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
 
 
@@ -43,7 +43,7 @@ cdef double NEVER = 9.2e9
 cdef class Handle:
 
     def __init__(self, *args, **kwargs):
-        # The loop makes them, and calls no __init__.
+        # The loop creates handles with __new__ only.
         raise TypeError(f"cannot create '{type(self).__name__}' instances")
 
     def cancel(self):
@@ -76,7 +76,7 @@ cdef class Handle:
             return 0
         self.is_cancelled = True
         if self.source_traceback is not None:
-            # The callback is gone afterwards, and a report in debug mode still names it.
+            # The callback is dropped below; a report in debug mode still names it.
             self.cancelled_repr = self.describe()
         self.callback = None
         self.args = None
@@ -86,7 +86,7 @@ cdef class Handle:
     cdef tuple all_args(self):
         return (self.args,) if self.single else self.args
 
-    # ── what asyncio's own modules and tools read ────────────────────────────────────────────
+    # ── attributes that asyncio's own modules and tools read ─────────────────────────────────
 
     @property
     def __class__(self):
@@ -126,7 +126,7 @@ cdef class Handle:
         """Run the callback in its context; its exception goes to the loop's handler."""
         cdef PyObject *result
         cdef PyObject *call[2]
-        # The callback may cancel its own handle: hold what is being called.
+        # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback = self.callback
         cdef object args = self.args
         cdef object context = self.context
@@ -136,7 +136,7 @@ cdef class Handle:
         if PyContext_TryEnter(context) < 0:
             return self._failed(callback, (args,) if single else args, False)
         if single:
-            # Room in front, for a method's self.
+            # call[0] is free for a bound method's self (PY_VECTORCALL_ARGUMENTS_OFFSET).
             call[1] = <PyObject*>args
             result = PyObject_Vectorcall(
                 callback, &call[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
@@ -156,7 +156,7 @@ cdef class Handle:
             except TypeError:
                 if entered or isinstance(self.context, contextvars.Context):
                     raise
-                # No context at all: what comes of it is what asyncio makes of it.
+                # The context is not a Context: call its run(), as asyncio does.
                 self.context.run(callback, *args)
             finally:
                 if entered:
@@ -180,7 +180,7 @@ cdef class Handle:
 cdef class ThreadSafeHandle(Handle):
 
     def cancel(self):
-        """Cancel the callback; one that is being called comes to its end first."""
+        """Cancel the callback; if it is running, wait for its end."""
         self.lock.acquire()
         try:
             self.drop()
@@ -188,7 +188,7 @@ cdef class ThreadSafeHandle(Handle):
             self.lock.release()
 
     def cancelled(self):
-        """Return True if the callback was cancelled; one that is being called ends first."""
+        """Return True if the callback was cancelled; if it is running, wait for its end."""
         self.lock.acquire()
         try:
             return self.is_cancelled
@@ -217,11 +217,11 @@ cdef class TimerHandle(Handle):
         return self.deadline if self.given is None else self.given
 
     cdef int64_t deadline_ns(self) noexcept:
-        # What is no number is due at once, as in asyncio.
+        # NaN is due at once, as in asyncio.
         return nanoseconds(self.deadline) if self.deadline == self.deadline else 0
 
     def cancel(self):
-        """Cancel the callback; the heap drops the handle when it comes across it."""
+        """Cancel the callback; the heap drops the handle later."""
         if not self.is_cancelled and self.tally != NULL:
             self.tally[0] += 1
         self.drop()
@@ -283,7 +283,7 @@ cdef Handle new_handle(object loop, object callback, tuple args, object context)
 
 
 cdef Handle new_handle_for_threads(object loop, object callback, tuple args, object context):
-    """Make what asyncio's call_soon_threadsafe returns: a class of its own since Python 3.14."""
+    """Make the handle for call_soon_threadsafe, which has its own class since Python 3.14."""
     cdef ThreadSafeHandle handle
     if THREAD_SAFE_HANDLE is None:
         return new_handle(loop, callback, args, context)
@@ -304,7 +304,7 @@ cdef inline int fill(
 
 cdef Handle new_handle_of(
         object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
-    """Make a handle of *size* objects: a callback and its arguments."""
+    """Make a handle from *size* objects: a callback and its arguments."""
     cdef Handle handle = Handle.__new__(Handle)
     cdef Py_ssize_t index
     handle.callback = <object>call[0]
@@ -337,7 +337,7 @@ cdef TimerHandle new_timer(object loop, object when, object callback, tuple args
 cdef int traverse_waiting(PyObject *waiting, visitproc visit, void *argument) noexcept:
     cdef TimerHandle timer
     if Py_REFCNT(waiting) > 1:
-        # Somebody else holds it: what it refers to is alive with it.
+        # Another reference keeps the timer alive, and what it refers to.
         return 0
     timer = <TimerHandle>waiting
     return (
@@ -347,14 +347,14 @@ cdef int traverse_waiting(PyObject *waiting, visitproc visit, void *argument) no
 
 
 cdef int64_t nanoseconds(double seconds) noexcept:
-    """Return a time as the heap counts it, rounded up: a timer never runs before its deadline."""
+    """Return *seconds* as nanoseconds, rounded up: a timer never runs before its deadline."""
     if seconds >= NEVER:
         return INT64_MAX
     return <int64_t>ceil(max(seconds, -NEVER) * 1e9)
 
 
 cdef str format_handle(Handle handle):
-    """Name a handle as asyncio's reports do: a task's step by its task."""
+    """Format a handle for reports as asyncio does: a task's step as its task."""
     callback = handle.callback
     task = getattr(callback, "__self__", None)
     if isinstance(task, Task):

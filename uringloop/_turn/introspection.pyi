@@ -1,4 +1,4 @@
-"""What other programs read from the private attributes of asyncio's own loops."""
+"""Values for the private attributes of asyncio's loops that other programs read."""
 
 import asyncio
 

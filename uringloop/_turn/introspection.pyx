@@ -1,7 +1,7 @@
-"""What other programs read from the private attributes of asyncio's own loops.
+"""Values for the private attributes of asyncio's loops that other programs read.
 
-Each function answers from what the loop has for its own use; nothing is kept for these answers
-alone. Any thread may ask. What is returned is a copy: changing it changes no loop.
+Each function derives its result from the loop's own state; no state is kept for it alone. Any
+thread may call. The results are copies: changing them does not change the loop.
 """
 
 from cpython.list cimport PyList_GET_SIZE
@@ -12,7 +12,7 @@ from uringloop._turn.turn cimport LoopCore
 
 def thread_of(LoopCore loop not None):
     """Return the identifier of the thread that runs *loop*; None if it does not run."""
-    # A forked child has the number of a thread that is not there.
+    # A forked child inherits thread_id, but not the thread.
     return None if loop.thread_id == 0 or loop.ring.u.inherited else loop.thread_id
 
 
@@ -26,7 +26,7 @@ def ready_of(LoopCore loop not None):
 
 
 def scheduled_of(LoopCore loop not None):
-    """Return the timers that have not run, the nearest deadline first."""
+    """Return the timers that have not run, nearest deadline first."""
     cdef list found = []
     cdef Py_ssize_t index
     for index in range(loop.timers.due_begin, loop.timers.due_end):
@@ -38,5 +38,5 @@ def scheduled_of(LoopCore loop not None):
 
 
 def order_of(TimerHandle timer):
-    """Return what the heap sorts by: equal deadlines run in the order of their making."""
+    """Return the heap's sort key: equal deadlines run in the order of creation."""
     return timer.deadline_ns(), timer.sequence

@@ -5,15 +5,15 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef class PollOnce:
-    # The waits of one call for a descriptor's readiness.
+    # One call's waits for a descriptor's readiness, one after another.
     cdef LoopCore loop
     cdef int fd                 # the user's
-    cdef object sock            # that it is of, kept open until the call has ended; or None
+    cdef object sock            # the socket of `fd`, kept open until the call has ended; or None
     cdef unsigned int mask
     cdef object future          # resolved with None when the descriptor is ready
     cdef Operation poll_op
     cdef bint finished
-    cdef int epoll_fd           # ours, of which the ring is asked after a half-close; or -1
+    cdef int epoll_fd           # ours, polled in place of `fd` after a half-close; or -1
 
     cdef int arm(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1

@@ -1,10 +1,11 @@
 """Waits for the readiness of a descriptor that belongs to the user, for the socket calls.
 
-A one-shot poll, checked against the level when it is submitted. Nothing here reads, writes or
-closes the descriptor, and a cancelled poll cannot lose a byte.
+A wait is a one-shot poll, which completes at once if the descriptor is ready when the poll is
+submitted. Nothing here reads, writes or closes the descriptor, and a cancelled poll cannot lose a
+byte.
 
-A socket that is closed while a call waits for it stays open until the call has ended, as on uvloop:
-Python's own count of the files that are made of a socket says so to its `close`.
+A socket that the program closes while a call waits for it stays open until the call has ended, as
+on uvloop: the call counts as a file in `socket._io_refs`, which defers close().
 """
 
 import socket
@@ -33,12 +34,12 @@ cdef extern from *:
     """
     #include <structmember.h>
 
-    /* Where an object has what its class declares in __slots__, by the descriptor; 0 for others. */
+    /* Returns the offset of a __slots__ member in an object; 0 if *descriptor* is not one. */
     static inline Py_ssize_t uringloop_slot_offset(PyObject *descriptor) {
         return Py_IS_TYPE(descriptor, &PyMemberDescr_Type)
             ? ((PyMemberDescrObject *)descriptor)->d_member->offset : 0;
     }
-    /* The content of that slot, borrowed, or NULL; and a new one for it. */
+    /* Get the value of that slot, borrowed, or NULL; set it. */
     static inline PyObject *uringloop_slot(PyObject *object, Py_ssize_t offset) {
         return *(PyObject **)((char *)object + offset);
     }
@@ -56,10 +57,10 @@ cdef extern from *:
 
 
 cdef object SOCKET = socket.socket
-# As attributes they take 700 of the 13,000 instructions of a call that waits.
+# As Python attributes these take 700 of the 13,000 instructions of a call that waits.
 cdef Py_ssize_t REFS_AT = slot_offset(socket.socket._io_refs)
 cdef Py_ssize_t CLOSED_AT = slot_offset(socket.socket._closed)
-# Without a descriptor for epoll a half-closed socket is looked at again after this many seconds.
+# Seconds until a half-closed socket is polled again if no epoll instance can be made.
 HALF_CLOSED_RETRY = 0.01
 
 
@@ -93,7 +94,7 @@ cdef class PollOnce:
         return 0
 
     cdef int look_past_end(self) except -1:
-        """Wait by epoll: a peer's half-close (POLLRDHUP) ends any poll of the ring's, unasked."""
+        """Wait through epoll: a peer's half-close (POLLRDHUP) completes every poll of the ring."""
         cdef epoll_event event
         event.events = self.mask
         event.data.u64 = 0
@@ -118,12 +119,12 @@ cdef class PollOnce:
         return self.arm()
 
     cdef int keep_open(self, object sock) except -1:
-        """Have the close of *sock* wait until `let_go`."""
-        # By its type: a mock may say of itself that it is a socket.
+        """Defer the close of *sock* until `let_go`."""
+        # Not by isinstance(): the __class__ of a mock may be socket.
         if type(sock) is SOCKET or issubclass(type(sock), SOCKET):
             count_file(sock, 1)
             self.sock = sock
-            # Should the loop be closed meanwhile.
+            # If the loop is closed meanwhile, the poll still completes, and on_poll() lets go.
             self.poll_op.policy |= HOLDS_DESCRIPTOR
         return 0
 
@@ -137,7 +138,7 @@ cdef class PollOnce:
         return 0
 
     cdef int finish(self) except -1:
-        """The call is over, or given up: then the user's next close is to have its effect."""
+        """End the call, also a cancelled one: the user's next close() takes effect at once."""
         self.finished = True
         self.close_epoll()
         self.let_go()
@@ -149,7 +150,7 @@ cdef class PollOnce:
 
 
 cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
-    """Begin a wait until *fd* is ready; its future tells when."""
+    """Start a wait for *fd*; its future is resolved when *fd* is ready."""
     cdef PollOnce waiter = PollOnce.__new__(PollOnce)
     waiter.loop = loop
     waiter.fd = fd
@@ -162,7 +163,7 @@ cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
 
 
 cdef int count_file(object sock, int change) except -1:
-    """Change Python's count of the files that are made of a socket, which its close() looks at."""
+    """Add to socket._io_refs, the count of files of a socket: close() is deferred until it is 0."""
     cdef PyObject *count
     if REFS_AT == 0:
         sock._io_refs += change
@@ -173,7 +174,7 @@ cdef int count_file(object sock, int change) except -1:
 
 
 cdef bint is_closed(object sock) except -1:
-    """Return whether close() has been called."""
+    """Return whether the program has called socket.close()."""
     cdef PyObject *state
     if CLOSED_AT == 0:
         return sock._closed
@@ -182,7 +183,7 @@ cdef bint is_closed(object sock) except -1:
 
 
 cdef bint is_ready(int fd, unsigned int mask, int res) noexcept:
-    """Tell readiness from a half-close that nobody asked about."""
+    """Return whether *fd* is ready; *res* may be a half-close that *mask* does not contain."""
     cdef pollfd question
     if res & (mask | POLLERR | POLLHUP | POLLNVAL):
         return True

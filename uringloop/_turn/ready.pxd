@@ -28,11 +28,11 @@ cdef class ReadyQueue:
         return 0
 
     cdef inline Handle pop(self):
-        """Remove and return the oldest; the queue must not be empty."""
+        """Remove and return the oldest handle; the queue must not be empty."""
         cdef Handle handle = <Handle>PyList_GET_ITEM_borrowed(self.items, self.head)
         Py_INCREF(None)
         PyList_SET_ITEM_stolen(self.items, self.head, <PyObject*>None)
-        # The list's reference goes; the caller has its own.
+        # Drop the list's reference; `handle` holds its own.
         Py_DECREF(handle)
         self.head = (self.head + 1) & (PyList_GET_SIZE(self.items) - 1)
         self.count -= 1

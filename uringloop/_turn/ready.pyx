@@ -1,12 +1,12 @@
-"""Handles that are ready to run: a circular queue, whose hot half is in the declaration.
+"""Handles that are ready to run: a circular queue. Push and pop are inline, in the .pxd.
 
-Its own thread pushes and pops; other threads may push under the GIL.
+The loop's thread pushes and pops; other threads may push under the GIL.
 """
 
-# It starts with room for this many handles; a power of two, and grows by doubling.
+# Initial capacity, a power of two; the queue grows by doubling.
 READY_AT_START = 64
 
-# What is needed at the interpreter's end is C's: the names of modules are gone then.
+# A C global: module dictionaries may be cleared at shutdown.
 cdef Py_ssize_t FIRST = READY_AT_START
 
 
@@ -26,6 +26,6 @@ cdef class ReadyQueue:
         self.items = [None] * FIRST
         self.head = 0
         self.count = 0
-        # The old handles go last: dropping them may run code that schedules.
+        # Drop the old handles last: destructors may run code that schedules callbacks.
         del old
         return 0

@@ -1,1 +1,1 @@
-"""What a loop has done so far, and which loops there are."""
+"""Statistics of a loop, and the list of open loops."""

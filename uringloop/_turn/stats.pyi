@@ -1,4 +1,4 @@
-"""What a loop has done so far, what has become of its ring, and which loops there are."""
+"""Statistics of a loop, why it has changed rings, and the list of open loops."""
 
 from collections.abc import Callable
 from typing import Any

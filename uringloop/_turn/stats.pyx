@@ -1,7 +1,7 @@
-"""What a loop has done so far, what has become of its ring, and which loops there are.
+"""Statistics of a loop, why it has changed rings, and the list of open loops.
 
-The counters are always on: each is one addition, at a place that does much more. Turns are timed
-while somebody wants that. Reading neither stops nor resets anything; any thread may.
+The counters are always on: each is one addition on a path that does much more. Turns are timed on
+request only. Any thread may read; reading neither stops nor resets anything.
 """
 
 from weakref import ref
@@ -23,64 +23,65 @@ from uringloop._turn.turn cimport BATCH_SIZES, LoopCore
 
 
 cdef extern from "<pthread.h>" nogil:
-    # musl has a pointer here.
+    # A pointer on musl.
     ctypedef unsigned long pthread_t
     int pthread_getcpuclockid(pthread_t thread, clockid_t *clock)
 
 
-# A turn that takes this long is a stall where Loop(stall_ms=) says nothing else: what asyncio calls
-# slow in debug mode.
+# A turn that takes this long is a stall unless Loop(stall_ms=) says otherwise: asyncio's
+# slow_callback_duration.
 STALL_MS = 100
-# A stall that is shorter needs the precise clock: the coarse one may be 10 ms old.
+# A shorter threshold needs the precise clock: the coarse one may be 10 ms old.
 COARSE_STALL_MS = 50
 
-# Whether loops that are made now are timed, for the monitor.
+# Whether new loops are timed for the monitor.
 cdef bint MONITORED = False
 
-# Every loop that has not been freed. A set of weak references and no WeakSet: this one costs 0.2 us
-# for a loop, and is copied at once, while other threads make loops.
+# Every loop that has not been freed. A set of weak references, not a WeakSet: it costs 0.2 us for
+# a loop, and is copied atomically while other threads create loops.
 cdef set LOOPS = set()
 
 
 def register(LoopCore loop not None):
-    """Have *loop* found by open_loops() until it is closed or freed."""
+    """Have open_loops() return *loop* until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
     if MONITORED:
         wish(loop, FOR_MONITOR)
 
 
 def fall_of(LoopCore loop not None):
-    """Return why *loop* runs on the software ring instead of the kernel's, on which it began.
+    """Return why *loop* has changed from the kernel's ring to the software ring.
 
-    The errno, and the name of the system call that answered so; None if it has not changed rings.
+    The result is the errno and the name of the system call that failed; None if *loop* has not
+    changed rings.
     """
     return loop.ring.fallen
 
 
 def tell_fall_to(LoopCore loop not None, function):
-    """Have *function* called with both when *loop* changes rings.
+    """Have *function* called with errno and system call when *loop* changes rings.
 
-    It must not keep the loop alive.
+    *function* must not keep the loop alive.
     """
     loop.ring.on_fall = function
 
 
 def open_loops():
-    """Return the loops of this process that are open, in no order. Any thread may ask."""
+    """Return the open loops of this process, in no order. Any thread may call."""
     loops = [one() for one in list(LOOPS)]
     return [loop for loop in loops if loop is not None and not (<LoopCore>loop).closed]
 
 
 def place_of(LoopCore loop not None):
-    """Return the thread that runs *loop* or 0, its CPU seconds, whether the loop sleeps, and for
-    how long it is in its present turn, as far as turns are timed."""
+    """Return the thread that runs *loop* or 0, its CPU seconds, whether the loop sleeps, and the
+    seconds that its present turn has lasted (0.0 if turns are not timed)."""
     cdef clockid_t clock = 0
     cdef timespec used
-    # A forked child has the number of a thread that is not there.
+    # A forked child inherits thread_id, but not the thread.
     if loop.thread_id == 0 or loop.ring.u.inherited:
         return 0, 0.0, False, 0.0
     used.tv_sec = used.tv_nsec = 0
-    # That thread lives: it is in _run(), and nobody gives up the GIL before the answer.
+    # The thread is alive: it is in _run(), and this call holds the GIL.
     if pthread_getcpuclockid(<pthread_t>loop.thread_id, &clock) == 0:
         clock_gettime(clock, &used)
     cpu = used.tv_sec + used.tv_nsec * 1e-9
@@ -90,9 +91,9 @@ def place_of(LoopCore loop not None):
 def stats_of(LoopCore loop not None):
     """Return the counters and the present state of *loop*."""
     cdef int index
-    # A turn that has not ended holds up everything that is due.
+    # A turn that has not ended delays every due timer.
     cdef int64_t lag_ns = max(loop.counters.lag_ns, <int64_t>(blocked_s(loop) * 1e9))
-    # Who has been told of it is not told less later.
+    # lag_max never decreases, so it includes every lag that was returned.
     loop.counters.lag_max_ns = max(loop.counters.lag_max_ns, lag_ns)
     return {
         "turns": loop.counters.turns,
@@ -119,17 +120,17 @@ def stats_of(LoopCore loop not None):
     }
 
 
-# ── turns and callbacks, while somebody wants to know how long they take ─────────────────────────
+# ── durations of turns and callbacks, measured on request ────────────────────────────────────────
 
 
 def watch_stalls(LoopCore loop not None, long milliseconds):
-    """Time the turns of *loop* from now on: one of so many *milliseconds* is a stall."""
+    """Time the turns of *loop* from now on; one of *milliseconds* or more is a stall."""
     loop.times.stall_ns = milliseconds * 1_000_000
     wish(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
 
 
 def time_turns(bint wanted):
-    """Time the turns of every loop, those that are made later too, or do so no more."""
+    """Start or stop to time the turns of every loop, also of loops that are created later."""
     global MONITORED
     MONITORED = wanted
     for loop in open_loops():
@@ -148,14 +149,14 @@ cdef int wish(LoopCore loop, int wishes) except -1:
     if loop.times.stall_ns == 0:
         loop.times.stall_ns = STALL_MS * 1_000_000
     if loop.times.wishes == 0:
-        # It may be in the middle of a turn, whose beginning nobody knows.
+        # The loop may be in mid-turn, and when that turn began is not known.
         loop.times.began_ns = turn_clock_ns(&loop.times)
     loop.times.wishes |= wishes
     return 0
 
 
 cdef double blocked_s(LoopCore loop) noexcept:
-    """Return for how long the present turn of *loop* has lasted, if it is timed."""
+    """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
     if (loop.thread_id == 0 or loop.ring.u.inherited or loop.sleeping
             or loop.times.wishes == 0):
         return 0.0
@@ -163,10 +164,11 @@ cdef double blocked_s(LoopCore loop) noexcept:
 
 
 def turn_of(LoopCore loop not None):
-    """Return the thread that runs *loop* or 0, when its turn began, and for how long it lasts.
+    """Return the thread that runs *loop* or 0, its present turn, and its stalls.
 
-    And of the stalls: how many have ended, and of the last one when it began and how long it took.
-    All times are in seconds; those of the present turn are 0 while the loop sleeps.
+    The present turn: when it began, and how long it has lasted. While the loop sleeps the first is
+    stale and the second 0. The stalls: how many have ended, when the last one began, and how long
+    it took. Times are in seconds.
     """
     cdef double lasts = blocked_s(loop)
     return (
@@ -181,9 +183,9 @@ cdef tuple told(const Durations *durations):
 
 
 def histograms_of(LoopCore loop not None):
-    """Return how many lags, turns and callbacks of *loop* took how long, and the sums in seconds.
+    """Return the histograms of lags, turns and callbacks of *loop*: counts, and sum in seconds.
 
-    The numbers are by the bounds of timing.BOUNDS, with one more for what took longer.
+    There is one count for each of timing.BOUNDS, and one for longer durations.
     """
     return {
         "lag": told(&loop.times.lags),

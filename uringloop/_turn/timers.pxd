@@ -1,4 +1,4 @@
-"""Deadlines, nearest first."""
+"""Timers, nearest deadline first."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -10,7 +10,7 @@ from uringloop._turn.handles cimport TimerHandle
 
 cdef extern from *:
     """
-    /* No timer: a deadline that none can have. */
+    /* The deadline of no timer; no timer can have it. */
     #define URINGLOOP_NO_DEADLINE INT64_MIN
     """
     const int64_t NO_DEADLINE "URINGLOOP_NO_DEADLINE"
@@ -24,15 +24,15 @@ cdef struct Entry:
 @cython.final
 cdef class TimerHeap:
     cdef char *storage          # of the entries; freed by the destructor
-    cdef Entry *entries         # in the heap's order; four children share a line of the cache
+    cdef Entry *entries         # in the heap's order; four children share a cache line
     cdef Py_ssize_t count
     cdef Py_ssize_t capacity
-    cdef PyObject **due         # taken from the heap and not yet run, the nearest first; owned
+    cdef PyObject **due         # removed from the heap and not yet run, nearest first; owned
     cdef Py_ssize_t due_begin
     cdef Py_ssize_t due_end
     cdef Py_ssize_t due_capacity
-    cdef Py_ssize_t cancelled   # how many of all these are cancelled; each handle counts itself
-    cdef uint64_t sequence      # of the newest
+    cdef Py_ssize_t cancelled   # cancelled timers in `entries` and `due`; each counts itself
+    cdef uint64_t sequence      # of the newest timer
 
     cdef int push(self, TimerHandle timer) except -1
     cdef int64_t next_deadline_ns(self) except? -1

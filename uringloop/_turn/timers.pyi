@@ -1,4 +1,4 @@
-"""Deadlines, nearest first."""
+"""Timers, nearest deadline first."""
 
 from typing import final
 

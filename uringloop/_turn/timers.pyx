@@ -1,15 +1,15 @@
-"""Deadlines, nearest first: a heap of four children to a node, with lazy cancellation.
+"""Timers, nearest deadline first: a heap with four children per node and lazy cancellation.
 
-A deadline stands beside a pointer to its handle, and four children are one line of the cache: no
-handle is looked at before it is due, unless two deadlines are equal.
+An entry is a deadline and a pointer to its handle, and four children fill one cache line: sifting
+reads a handle only when two deadlines are equal.
 
-A cancelled timer stays until it comes to the top or until more than half of a large heap is
-cancelled, as asyncio does it: cancelling costs nothing, which is what timeouts need. The kernel
-gets no timer per deadline, the wait carries the nearest one.
+As in asyncio, a cancelled timer stays until it reaches the top, or until more than half of a large
+heap is cancelled: cancelling, which is how most timeouts end, costs nothing. The kernel gets no
+timer per deadline; the wait carries the nearest one.
 
-The garbage collector does not go through the handles that wait, which took nearly half of the time
-of making a million of them: they are untracked while they are here. `traverse_timers` answers for
-what they refer to, so that a loop which nobody holds is collected with its timers.
+Handles in the heap are untracked: the garbage collector's visits took nearly half of the time of
+creating a million timers. `traverse_timers` visits what they refer to, so that an unreferenced loop
+is collected with its timers.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -30,9 +30,9 @@ from uringloop._turn.handles cimport TimerHandle, traverse_waiting
 
 # asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
 COMPACT_ABOVE = 100
-# Room at first; it doubles, and what is empty by three quarters is halved.
+# Initial capacity; it doubles when full, and halves when three quarters are empty.
 CAPACITY_AT_START = 64
-# Due timers whose memory is asked for ahead of the one that runs.
+# The due timer that many places behind the one that runs is prefetched.
 PREFETCHED = 4
 CACHE_LINE = 64
 
@@ -45,12 +45,12 @@ cdef Py_ssize_t LINE = CACHE_LINE
 cdef inline bint before(const Entry *left, const Entry *right) noexcept:
     if left.ns != right.ns:
         return left.ns < right.ns
-    # Equal deadlines run in the order of their making.
+    # Equal deadlines run in the order of creation.
     return (<TimerHandle>left.timer).sequence < (<TimerHandle>right.timer).sequence
 
 
 cdef inline int release(PyObject *waiting) except -1:
-    """Let go of a timer that leaves the heap: it is like any other object again."""
+    """Drop the reference to a timer that leaves the heap; the collector tracks it again."""
     cdef TimerHandle timer = <TimerHandle>waiting
     if timer.is_cancelled:
         timer.tally[0] -= 1
@@ -90,7 +90,7 @@ cdef class TimerHeap:
         return NO_DEADLINE
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Take the timers that are due from the heap; `next_due` gives them."""
+        """Move the due timers out of the heap; `next_due` returns them."""
         while self.count and self.entries[0].ns <= now_ns:
             if self.due_end == self.due_capacity:
                 self._grow_due()
@@ -101,7 +101,7 @@ cdef class TimerHeap:
         return 0
 
     cdef TimerHandle next_due(self):
-        """Remove and return the first of the timers that were due; None if there is none."""
+        """Remove and return the first due timer; None if there is none."""
         cdef PyObject *waiting
         cdef TimerHandle timer
         if self.due_begin == self.due_end:
@@ -117,7 +117,7 @@ cdef class TimerHeap:
         return timer
 
     cdef int clear(self) except -1:
-        """Drop every timer. What that runs may make new ones: they stay."""
+        """Drop every timer. Timers that destructors create meanwhile stay."""
         cdef Entry *entries = self.entries
         cdef char *storage = self.storage
         cdef PyObject **due = self.due
@@ -138,10 +138,10 @@ cdef class TimerHeap:
         return 0
 
     cdef int _compact(self) except -1:
-        """Drop the timers that are cancelled."""
+        """Drop the cancelled timers."""
         cdef Py_ssize_t index
         cdef Py_ssize_t kept = 0
-        # They go last: dropping them may run code that makes timers.
+        # Freed at the end: destructors may run code that creates timers.
         cdef list dropped = []
         for index in range(self.count):
             if (<TimerHandle>self.entries[index].timer).is_cancelled:
@@ -164,7 +164,7 @@ cdef class TimerHeap:
         cdef uintptr_t line
         if storage == NULL:
             raise MemoryError
-        # The first four children, which are the entries 1 to 4, begin a line.
+        # Entries 1 to 4, the first four children, begin a cache line.
         line = (<uintptr_t>storage + 2 * LINE - 1) & ~<uintptr_t>(LINE - 1)
         if self.count:
             memcpy(<Entry*>line - 1, self.entries, self.count * sizeof(Entry))
@@ -185,7 +185,7 @@ cdef class TimerHeap:
         return 0
 
     cdef void _forget_due(self) noexcept:
-        """All have run: begin anew, with little memory."""
+        """Empty the due list, whose timers have all run; free its memory if it has grown."""
         self.due_begin = self.due_end = 0
         if self.due_capacity > FIRST:
             PyMem_Free(self.due)
@@ -195,7 +195,7 @@ cdef class TimerHeap:
     # ── keeping the order ────────────────────────────────────────────────────────────────────
 
     cdef PyObject *_pop(self) noexcept:
-        """Remove and return the nearest timer, with its reference; there must be one."""
+        """Remove and return the nearest timer with its reference; the heap must not be empty."""
         cdef PyObject *nearest = self.entries[0].timer
         self.count -= 1
         if self.count:
@@ -231,7 +231,7 @@ cdef class TimerHeap:
 
 
 cdef int traverse_timers(TimerHeap heap, visitproc visit, void *argument) noexcept:
-    """Tell the garbage collector what the timers refer to."""
+    """Visit what the timers refer to, for the garbage collector."""
     cdef Py_ssize_t index
     cdef int res = 0
     if heap is None:

@@ -1,19 +1,19 @@
-"""How long turns and callbacks take, measured while somebody wants to know."""
+"""Durations of turns and callbacks, measured on request."""
 
 from libc.stdint cimport int64_t, uint64_t
 
 
 cdef enum:
-    # Bounds of a histogram, in timing.pyx; what is above the last has a place of its own.
+    # Bounds of a histogram, in timing.pyx; durations above the last have their own count.
     DURATION_BOUNDS = 19
 
 
 cdef enum Wish:
-    # Who wants the turns of a loop timed.
+    # Reasons to time the turns of a loop.
     FOR_STALLS = 1          # Loop(stall_ms=)
     FOR_MONITOR = 2         # uringloop.monitor
-    FOR_HISTOGRAMS = 4      # uringloop.prometheus: the callbacks, too
-    # A stall that is shorter than a few ticks of the kernel's coarse clock is looked for.
+    FOR_HISTOGRAMS = 4      # uringloop.prometheus; times callbacks, too
+    # The threshold of a stall is shorter than a few ticks of the kernel's coarse clock.
     FOR_PRECISION = 8
 
 
@@ -23,8 +23,8 @@ cdef struct Durations:
 
 
 cdef struct Times:
-    int wishes              # of Wish; 0 costs a branch for each turn, and no clock
-    int64_t began_ns        # when the present turn began; stale while the loop sleeps or rests
+    int wishes              # bits of Wish; 0 costs a branch for each turn, and reads no clock
+    int64_t began_ns        # when the present turn began; stale while the loop sleeps or is stopped
     int64_t stall_ns        # a turn that takes this long is a stall
     uint64_t stalls
     int64_t stall_began_ns  # of the last stall that has ended
@@ -41,19 +41,19 @@ cdef void add_duration(Durations *durations, int64_t took_ns) noexcept
 
 
 cdef inline void begin_turn(Times *times) noexcept:
-    """Note that the loop is awake: a turn begins here, or what is left of one."""
+    """Note that the loop is awake: a turn, or the rest of one, begins."""
     if times.wishes:
         mark_begin(times)
 
 
 cdef inline void end_turn(Times *times) noexcept:
-    """Note that the work of a turn is done; the next begins here unless the loop sleeps."""
+    """Note that a turn's work is done; the next turn begins unless the loop sleeps."""
     if times.wishes:
         mark_end(times)
 
 
 cdef inline int power_of(uint64_t count, int most) noexcept:
-    """Return the power of two that *count* reaches, and at most *most*."""
+    """Return the base-2 logarithm of *count*, rounded down, and at most *most*."""
     cdef int power = 0
     while count > 1 and power < most:
         count >>= 1

@@ -1,3 +1,3 @@
-"""How long turns and callbacks take, measured while somebody wants to know."""
+"""Durations of turns and callbacks, measured on request."""
 
 BOUNDS: tuple[float, ...]

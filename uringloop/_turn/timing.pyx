@@ -1,11 +1,12 @@
-"""How long turns and callbacks take, measured while somebody wants to know.
+"""Durations of turns and callbacks, measured on request.
 
-A turn is timed from the end of the last one, or from the end of the sleep in between, to the moment
-when its last callback has returned. The loop's thread calls all of this, under the GIL. Others read
-the fields under the GIL, too: so they see how long a turn has lasted that has not ended.
+A turn is timed from the end of the previous turn, or of the sleep between them, until its last
+callback has returned. The loop's thread marks these times under the GIL. Other threads read the
+fields under the GIL, too, and so see how long an unfinished turn has lasted.
 
-The precise clock takes 36 ns where an empty turn takes 450, the kernel's coarse one 5 and is as old
-as one tick, 4 ms mostly. Stalls need no more; histograms do, which are kept for Prometheus only.
+A read of the precise clock takes 36 ns, and an empty turn 450. The kernel's coarse clock takes 5 ns
+and is up to one tick old, 4 ms mostly: enough for stalls, but not for the histograms, which are
+kept for Prometheus only.
 """
 
 from libc.stdint cimport int64_t
@@ -16,7 +17,7 @@ cdef extern from "_kernel/clock.h":
     int64_t uring_clock_coarse_ns()
 
 
-# In seconds, as programs that read histograms are used to: 10 microseconds to 10 seconds.
+# In seconds, the unit of Prometheus histograms: 10 microseconds to 10 seconds.
 BOUNDS = (
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -46,7 +47,7 @@ cdef void mark_begin(Times *times) noexcept:
 
 cdef void mark_end(Times *times) noexcept:
     cdef int64_t now = turn_clock_ns(times)
-    # The coarse clock is behind the precise one, if the wishes have changed.
+    # Negative if the clock has changed from the precise one to the coarse one, which is behind.
     cdef int64_t took = max(now - times.began_ns, 0)
     if took >= times.stall_ns:
         times.stalls += 1

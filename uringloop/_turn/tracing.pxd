@@ -1,1 +1,1 @@
-"""Where URINGLOOP_TRACE is written to."""
+"""URINGLOOP_TRACE: the output of a trace."""

@@ -1,4 +1,4 @@
-"""URINGLOOP_TRACE: what a loop's ring is asked and what it answers, told as it happens."""
+"""URINGLOOP_TRACE: submissions and completions of a loop's ring, written as they happen."""
 
 from uringloop._turn.turn import LoopCore
 

@@ -1,4 +1,4 @@
-"""URINGLOOP_TRACE: what a loop's ring is asked and what it answers, told as it happens."""
+"""URINGLOOP_TRACE: submissions and completions of a loop's ring, written as they happen."""
 
 import errno
 import fcntl
@@ -9,12 +9,12 @@ from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.trace cimport URING_TRACE_ERRORS
 from uringloop._turn.turn cimport LoopCore
 
-# What stands for standard error, and what for nothing.
+# Values of the variable for standard error, and for no trace.
 STDERR = "1"
 OFF = ("", "0")
 
 _lock = threading.Lock()
-# The descriptors that are written to, by what the variable says: one for a process, and to its end.
+# Descriptors by value of the variable; shared by the loops of a process, and never closed.
 _outputs = {}
 _names = {number: name.encode() for number, name in errno.errorcode.items()}
 cdef const char *_errors[URING_TRACE_ERRORS]
@@ -38,14 +38,14 @@ def _opened(where):
     if where != STDERR:
         return os.open(where, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # One of its own: 2 may be closed, and then be anything.
+        # A duplicate: the program may close 2, and another file may get that number.
         return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
         return -1
 
 
 def trace(LoopCore loop not None, int fd):
-    """Write what *loop* asks of its ring, and the answers, to *fd*; nothing if that is -1."""
+    """Write the submissions and completions of *loop*'s ring to *fd*; -1 writes nothing."""
     global _loops
     cdef int number
     if fd < 0:

@@ -1,4 +1,4 @@
-"""The turn: what a loop does over and over, and what may be asked of it."""
+"""The turn: one round of the loop, and the loop's compiled methods."""
 
 from cpython.list cimport PyList_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
@@ -14,13 +14,13 @@ from uringloop._turn.timing cimport Times
 
 
 cdef enum:
-    # Bytes written in one turn before they are submitted early: dozens of live 100 KB messages
-    # make the allocator trim and refault its heap, 45 % of the time at 100 KB.
+    # After this many written bytes in one turn, the sends are submitted early: dozens of live
+    # 100 KB messages make the allocator trim and refault its heap, which takes 45 % of the time.
     QUEUED_BYTES_MAX = 256 * 1024
 
 
 cdef class Flushable:
-    # Something that saves up work during a turn: a transport its writes, a watcher its re-arming.
+    # An object with work for the end of a turn: a transport's writes, Watchers to be armed again.
     cdef bint flush_queued      # on the loop's flush list
     cdef int flush(self) except -1
     cdef int flush_alone(self) except -1
@@ -28,21 +28,21 @@ cdef class Flushable:
 
 
 cdef enum:
-    # Turns by what they were told of: 1, 2 to 3, 4 to 7, ... and 128 or more completions.
+    # Turns by their number of completions: 1, 2 to 3, 4 to 7, ... and 128 or more.
     BATCH_SIZES = 8
 
 
 cdef struct Counters:
-    # What has been done since the loop was made, for stats(): additions, nothing more.
+    # Totals since the loop was created, for stats(); counting is one addition.
     uint64_t turns
     uint64_t batches[BATCH_SIZES]
-    uint64_t batched            # completions of all these
-    uint64_t timers             # that were due and have run
+    uint64_t batched            # completions in all these turns
+    uint64_t timers             # timers that have run
     uint64_t received_bytes     # by transports
     uint64_t sent_bytes
-    uint64_t rearms             # receives armed anew
+    uint64_t rearms             # receives armed again
     uint64_t starved            # receives that found no buffer
-    uint64_t overflows          # enters that the kernel kept completions for
+    uint64_t overflows          # enters that fetched completions of a full queue from the kernel
     int64_t lag_ns              # how late the newest timer was
     int64_t lag_max_ns
 
@@ -54,27 +54,28 @@ cdef class LoopCore:
     cdef TimerHeap timers
     cdef ReadyQueue ready
     cdef list flush_list        # of Flushable, flushed at the end of the turn
-    cdef list rearm_list        # of Flushable, armed again once the ready callbacks have run
+    cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
-    cdef int64_t files_until    # until when files may work in this turn; 0 before they have begun
+    cdef int64_t files_until    # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
-    cdef bint sleeping          # in a wait: others must wake the loop
+    cdef bint sleeping          # in a wait: other threads must wake the loop
     cdef bint stopping
-    cdef bint sending           # sends may leave in mid-turn: from take_over until settle
-    cdef bint nestable          # it may be run again within its callbacks
+    cdef bint sending           # sends may be submitted in mid-turn: from take_over until settle
+    cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint closed
-    cdef bint clock_replaced    # a subclass, or a test, has a time() or call_at() of its own
+    cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
     cdef bint debug
-    cdef unsigned long thread_id    # that runs the loop, 0 when none does
-    cdef dict future_options    # of every Future; None before the first, and when closed
-    cdef Handle current_handle  # in debug mode, the one that runs; else None
+    cdef unsigned long thread_id    # of the thread that runs the loop; 0 if none does
+    cdef dict future_options    # arguments of every Future; None before the first and when closed
+    cdef Handle current_handle  # the handle that runs, if handles are timed; else None
     cdef Owners owners          # the transports, by descriptor
     cdef Counters counters
-    cdef Times times            # of turns and callbacks, while somebody wants to know
+    cdef Times times            # of turns and callbacks, measured on request
     cdef public double slow_callback_duration
-    # Garbage is closed before it is taken apart, operations and all: told to the collector then.
+    # __del__ closes the loop before the garbage collector clears it: only then may the collector
+    # visit what the operations in flight refer to.
     cdef public bint _closes_itself
     cdef object __weakref__
 
@@ -96,7 +97,7 @@ cdef class LoopCore:
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
     cdef inline bint is_idle(self) noexcept:
-        """Whether nothing is to be run, handed over or handed out; timers are not asked."""
+        """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.stopping or self.ring.has_completions()
                     or self.has_starved() or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1

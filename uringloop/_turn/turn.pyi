@@ -1,4 +1,4 @@
-"""The turn: what a loop does over and over, and what may be asked of it."""
+"""The turn: one round of the loop, and the loop's compiled methods."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,19 +1,20 @@
-"""The turn: what a loop does over and over, and what may be asked of it.
+"""The turn: one round of the loop, and the loop's compiled methods.
 
     expire_timers   note the timers that are due
     run_ready       run the callbacks that were ready when the turn began
-    collect         dispatch the completions that were there when the turn began; what protocols
-                    wrote leaves with the enters that bring what the kernel held back
+    collect         dispatch the completions that were there when the turn began; the enters that
+                    fetch completions held back by the kernel also submit what protocols wrote
     run_due         run the timers that were due when the turn began
-    rearm_all       watchers join the flush list, if callbacks of theirs have run
-    flush_all       one send for each transport that wrote, and epoll is asked again
+    rearm_all       put watchers whose callbacks have run onto the flush list
+    flush_all       submit one send for each transport that wrote, and wait for epoll again
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
-That is asyncio's order. What these three schedule or cause runs in the next turn.
+That is asyncio's order: ready callbacks, completions, timers. What these schedule or cause runs in
+the next turn.
 
-LoopCore owns the ring, the buffer pools, the timers and the queues. The thread that runs the loop
-owns them in turn; other threads may only append to the ready queue, under the GIL, and wake it.
-Everything that happens once for a connection or a loop is Python, in uringloop/loop.py.
+LoopCore owns the ring, the buffer pools, the timers and the queues. Only the thread that runs the
+loop uses them; other threads may append to the ready queue, under the GIL, and wake the loop. What
+happens once for a connection or a loop is Python, in uringloop/loop.py.
 """
 
 import asyncio
@@ -64,10 +65,10 @@ from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, power_of
 
 
-# One enter brings 20 deferred completions (kernel 6.13+): after this many in one turn callbacks
-# have their turn, however many sockets are ready.
+# One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
+# callbacks run, however many sockets are ready.
 COLLECT_ROUNDS_MAX = 16
-# Longest sleep, as asyncio's: a deadline further away than this is looked at again then.
+# Longest sleep, as in asyncio: for a later deadline the loop sleeps several times.
 SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
@@ -100,7 +101,7 @@ cdef class LoopCore:
         self.timers = TimerHeap()
         self.owners = Owners()
         self.slow_callback_duration = 0.1
-        # Nothing is open until the constructor has made it.
+        # The loop is closed until __init__() has opened the ring.
         self.closed = True
 
     def __init__(
@@ -110,7 +111,7 @@ cdef class LoopCore:
         self.ring = Ring(sqpoll, sqpoll_cpu, soft)
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
-        # Their memory comes at first need.
+        # The pools allocate their memory at first use.
         self.pool = new_stream_pool(self.ring)
         self.datagram_pool = new_datagram_pool(self.ring)
         fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
@@ -179,7 +180,7 @@ cdef class LoopCore:
         return uring_clock_ns() * 1e-9
 
     def _replace_clock(self, patched):
-        """Go by `time` and `call_at` from now on if one is a subclass's, or a test's own."""
+        """Use the methods `time` and `call_at` if one is overridden, or *patched* by a test."""
         self.clock_replaced = (patched or type(self).time is not LoopCore.time
                                or type(self).call_at is not LoopCore.call_at)
 
@@ -190,7 +191,7 @@ cdef class LoopCore:
         return self.debug
 
     def is_running(self):
-        # A forked child inherits the fields, but nobody runs the loop there.
+        # A forked child inherits thread_id, but not the thread.
         return self.thread_id != 0 and not self.ring.u.inherited
 
     def is_closed(self):
@@ -258,7 +259,10 @@ cdef class LoopCore:
 
     @cython.final
     cdef int collect(self, bint held_back) except -1:
-        """Dispatch what had completed when the turn began, or was *held back* for an enter."""
+        """Dispatch the completions that were there when the turn began.
+
+        *held_back*: the kernel had more, which only an enter brings.
+        """
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
         if self.ring.forbidden is not None:
@@ -267,11 +271,11 @@ cdef class LoopCore:
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
             self.counters.overflows += self.ring.has_overflow()
-            # What this round's protocols wrote goes along: the connections are in the cache now.
+            # The enter also submits what protocols wrote: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
             if not self.ring.has_completions():
-                # The kernel says so for nothing (uring_has_task_work).
+                # The flag is stale: the kernel has no task work (uring_has_task_work).
                 break
             self.ring.mark()
             self.dispatch()
@@ -287,16 +291,16 @@ cdef class LoopCore:
 
     @cython.final
     cdef int dispatch(self) except -1:
-        """Hand out what has completed; a lack of memory ends one of them, and not the run."""
+        """Dispatch completions. A MemoryError is reported and costs that completion only."""
         while True:
             try:
                 return self.ring.dispatch_marked()
             except MemoryError as exc:
                 self.call_exception_handler(
-                    {"message": "No memory for what has completed", "exception": exc})
+                    {"message": "No memory to handle a completion", "exception": exc})
 
     cdef int feed_starved(self, BufferPool pool) except -1:
-        """Re-arm as many receives as there are buffers: all of them at once would starve again."""
+        """Re-arm as many starved receives as the pool has buffers: more would starve again."""
         cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
         cdef list fed = pool.starved[:count]
         cdef Flushable item
@@ -306,7 +310,7 @@ cdef class LoopCore:
         return 0
 
     cdef int expire_timers(self) except -1:
-        """Take the timers that are due from the heap; they run after what the kernel answers."""
+        """Move the due timers out of the heap; they run after the completions."""
         cdef int64_t now
         cdef int64_t deadline = self.timers.next_deadline_ns()
         if deadline != NO_DEADLINE:
@@ -319,7 +323,7 @@ cdef class LoopCore:
         return 0
 
     cdef int run_due(self) except -1:
-        # One that leaves the run leaves the others for the next.
+        # If a timer raises KeyboardInterrupt, the others run in the next run_forever().
         cdef TimerHandle timer = self.timers.next_due()
         while timer is not None:
             self.counters.timers += not timer.is_cancelled
@@ -331,7 +335,7 @@ cdef class LoopCore:
     cdef int run_ready(self) except -1:
         cdef Py_ssize_t count = self.ready.count
         while count > 0:
-            # close() from a callback's thread is refused, but the queue may be cleared.
+            # A callback may have shortened the queue: a nested run pops handles, _close() clears.
             count = min(count, self.ready.count) - 1
             if count < 0:
                 break
@@ -382,7 +386,7 @@ cdef class LoopCore:
                     else:
                         item.flush()
             except BaseException:
-                # The others still have something to send.
+                # The remaining items still have work: they are flushed in the next turn.
                 self.flush_list = items[index:] + self.flush_list
                 raise
         self.queued_bytes = 0
@@ -394,14 +398,14 @@ cdef class LoopCore:
         cdef int64_t timeout = URING_FOREVER
         if self.ready.count:
             return self.submit()
-        # First, for it may drop cancelled timers: code that runs then may give up the GIL, and
-        # from here to the wait no other thread may schedule without seeing that we sleep.
+        # First, because it may drop cancelled timers, whose destructors may release the GIL. After
+        # is_idle() no other thread may run until `sleeping` is set: its callback would be missed.
         deadline = self.timers.next_deadline_ns()
         if self.is_idle() and not self.has_held_back():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
-                # Set and read under the GIL, which the wait gives up: no wake-up is missed.
+                # Set and read under the GIL, which the wait releases: no wake-up is missed.
                 self.sleeping = True
                 try:
                     self.ring.wait(timeout)
@@ -413,7 +417,7 @@ cdef class LoopCore:
         return self.submit()
 
     cdef bint has_held_back(self) except -1:
-        """Take what the kernel has held back, if anything: a sleep would bring one of it."""
+        """Fetch completions that the kernel holds back: a sleep would bring only one of them."""
         if not self.ring.has_task_work():
             return False
         self.ring.submit()
@@ -426,7 +430,7 @@ cdef class LoopCore:
         PyErr_CheckSignals()
         return 0 if self.shared_listeners is None else self.shared_listeners.flush()
 
-    # ── what transports ask for ──────────────────────────────────────────────────────────────
+    # ── for transports and watchers ──────────────────────────────────────────────────────────
 
     cdef int add_flush(self, Flushable item) except -1:
         """Have *item* flushed at the end of this turn."""
@@ -436,27 +440,27 @@ cdef class LoopCore:
         return 0
 
     cdef int add_rearm(self, Flushable item) except -1:
-        """Have *item* armed again after its callback has run: never by an early flush."""
+        """Have *item* armed again after this turn's callbacks, and not by an early flush."""
         if not item.flush_queued:
             item.flush_queued = True
             self.rearm_list.append(item)
         return 0
 
     cdef int rearm_all(self) except -1:
-        """Let the watchers be armed: what they were ready for has been dealt with."""
+        """Put the watchers onto the flush list: the callbacks for their events have run."""
         self.flush_list += self.rearm_list
         self.rearm_list = []
         return 0
 
     cdef int flush_early(self) except -1:
-        """Send in mid-turn: dozens of large messages alive at once are slower than one enter."""
+        """Submit sends in mid-turn: an enter costs less than dozens of live large messages."""
         if self.sending and self.ring.forbidden is None:
             self.flush_all()
             self.ring.submit_only()
         return 0
 
     cdef int starve(self, Flushable item, BufferPool pool) except -1:
-        """Queue *item* until the receive buffers of this batch are back."""
+        """Queue *item* until the receive buffers of this batch have been given back."""
         self.counters.starved += 1
         pool.grow()
         pool.starved.append(item)
@@ -483,7 +487,7 @@ cdef class LoopCore:
                 if self.stopping:
                     break
         finally:
-            # What resume_writing writes while the sends are ended waits for the next run.
+            # settle() may call resume_writing(): what that writes is sent in the next run.
             self.sending = False
             try:
                 settle(self.ring)
@@ -522,7 +526,7 @@ cdef class LoopCore:
             eventfd_write(self.waker.fd, 1)
         return 0
 
-    # ── what the Python half asks for ────────────────────────────────────────────────────────
+    # ── for the Python modules ───────────────────────────────────────────────────────────────
 
     def _check_closed(self):
         self.check_closed()
@@ -547,7 +551,7 @@ cdef class LoopCore:
         return None if self.current_handle is None else self.current_handle.source_traceback
 
     def _count_sent(self, size):
-        """Count bytes that a transport's descriptor was given by somebody else."""
+        """Count bytes that sendfile() has sent on a transport's descriptor."""
         self.counters.sent_bytes += <uint64_t>size
 
     def _transport_of(self, fd):
@@ -571,7 +575,7 @@ cdef class LoopCore:
 
 cdef object call_soon_at_once(
         object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_soon does where nothing is unusual; the rest is left to it."""
+    """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
     cdef LoopCore loop = <LoopCore>self
     cdef PyObject *context = NULL
     cdef Handle handle
@@ -600,7 +604,7 @@ cdef traverseproc traverse_fields
 
 
 cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
-    """Answer the garbage collector for what it does not see: the timers, what is in flight."""
+    """Visit, for the collector, also the untracked timers and the operations in flight."""
     cdef LoopCore loop = <LoopCore>self
     return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
             or (loop._closes_itself and traverse_ring(loop.ring, visit, argument)))
