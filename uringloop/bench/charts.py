@@ -1,6 +1,6 @@
 """The report as pictures, one for `--plot` and one for each panel of the page.
 
-Each size of message has its panels; one that would have nothing to show is left out.
+Each size of message has its panels; a panel without data is left out.
 
 The only module of the benchmark that imports matplotlib, and not before it draws.
 """
@@ -23,8 +23,8 @@ from .loops import REFERENCES
 from .settings import Settings
 from .summary import BASELINE, JUDGED, Quantity, Result, Summary
 
-# Colours of Okabe and Ito, which the colour-blind tell apart, without yellow and black, which are
-# lost on one of the two grounds; markers tell the same once more.
+# Colours of Okabe and Ito, which colour-blind readers can distinguish, without yellow and black,
+# which are invisible on one of the two backgrounds. Markers distinguish the lines as well.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = "osD^vPX"
 _REFERENCE_COLOUR = "#888888"
@@ -32,26 +32,26 @@ _REFERENCE_COLOUR = "#888888"
 # Inches of a panel, and dots per inch of a PNG.
 _WIDTH, _HEIGHT, _DENSITY = 4.2, 3.2, 130
 
-# Of the width of a panel, what a label with a space beside it takes.
+# Share of a panel's width that a label and the space beside it take.
 _LABEL_SHARE = 0.13
 
-# Percentiles of the latency's panels, as far as at least so many requests were slower.
+# Percentiles in the latency panels; one is drawn if at least _SLOWER_MIN requests were slower.
 _PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 _SLOWER_MIN = 10
 
 # Draws one panel on axes of matplotlib's.
 Drawing = Callable[[Any], None]
 
-# Of what matplotlib says of itself in an SVG.
+# Leaves out the metadata that matplotlib adds to an SVG.
 NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
-# What text and lines have, for the page to give them the colour of its own text.
+# Colour of text and lines, which the page replaces by the colour of its own text.
 INK = "#010203"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn against the number of clients."""
+    """A quantity that is drawn against the number of clients."""
 
     title: str
     unit: str
@@ -59,7 +59,7 @@ class Panel:
     scale: float
 
 
-# In nanoseconds and bytes, divided by what their unit says.
+# The quantities are in nanoseconds and bytes; `scale` converts them to the unit.
 _PANELS = (
     Panel("Throughput", "requests/s", lambda one: one.requests_per_second, 1.0),
     Panel("Server CPU", "µs per request", lambda one: one.server_cpu_ns, 1e3),
@@ -75,7 +75,7 @@ def draw(settings: Settings, results: list[Result], path: Path) -> None:
 
 
 def pictures(settings: Settings, results: list[Result]) -> list[tuple[str, str]]:
-    """Return each panel as its title and an SVG element, its text in the colour of the page's."""
+    """Return each panel as its title and an SVG element in the page's text colour."""
     return [
         (title, _svg(number, title, draw_on))
         for number, (title, draw_on) in enumerate(_drawings(settings, results))
@@ -92,7 +92,7 @@ def _svg(number: int, title: str, draw_on: Drawing) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=NOTHING)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # All of them are in one page, where each name may be there once.
+    # All panels are in one page, where an id must be unique.
     return re.sub(r'( id="|href="#|url\(#)', rf"\1panel{number}-", text)
 
 
@@ -111,7 +111,7 @@ def _styled() -> Iterator[Any]:
 
 
 def _drawings(settings: Settings, results: list[Result]) -> list[tuple[str, Drawing]]:
-    """Return the panels that have something to show: a title, and what draws it."""
+    """Return the title and the drawing function of each panel that has data."""
     clients = sorted(set(settings.clients))
     drawings: list[tuple[str, Drawing]] = []
     for size in dict.fromkeys(settings.sizes):
@@ -143,7 +143,7 @@ def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
         for axes in every[len(drawings) :]:
             axes.set_visible(False)
         handles, names = places[0][0].get_legend_handles_labels()
-        # A frame has a ground of its own, on which the ink of a dark page is lost.
+        # No frame: on its background the light text of a dark page would be invisible.
         figure.legend(
             handles, names, loc="outside lower center", ncols=max(len(names), 1), frameon=False
         )
@@ -162,7 +162,7 @@ def style_of(name: str, names: list[str]) -> dict[str, Any]:
     if name in REFERENCES:
         look = {"color": _REFERENCE_COLOUR, "linestyle": "--"}
     else:
-        # Ours has the first colour, whatever its place.
+        # uringloop has the first colour, wherever it is listed.
         order = sorted(loops, key=lambda each: (each != JUDGED, each != BASELINE))
         look = {"color": _COLOURS[order.index(name) % len(_COLOURS)], "linestyle": "-"}
     return look | {
@@ -242,7 +242,7 @@ def _draw_latency(results: list[Result], axes: Any) -> None:
 
 
 def _place(percent: float) -> float:
-    """Return where a percentile is: one request of so many is slower."""
+    """Return the x position of a percentile: one request of so many is slower."""
     return 1 / (1 - percent / 100)
 
 

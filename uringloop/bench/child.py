@@ -1,4 +1,4 @@
-"""Processes that are started, listened to and stopped; none is left behind, whatever happens.
+"""Child processes: they are started, read from and stopped, and never left behind.
 
 Runs in the benchmark's own process, whose core and policy the children do not share.
 """
@@ -18,12 +18,12 @@ from typing import IO, Any
 
 from .placement import inherited
 
-# How long a process may take to end in order before it is killed.
+# Seconds that a process may take to end after SIGTERM before it is killed.
 STOP_TIMEOUT = 5.0
 
 
 class Refused(Exception):
-    """A process that gave no figure; *kind* is the status of its row."""
+    """A process gave no figure; *kind* is the status of its row."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -38,10 +38,10 @@ def _last_line(stream: IO[bytes]) -> str:
 
 
 class Child:
-    """A process that ends with this one: pinned, its output read, never left behind.
+    """A pinned process whose output is read, and which ends with this process at the latest.
 
-    It has a process group of its own, so that Ctrl-C reaches this process only, which then stops
-    its children in order. Root may start it as another *user*.
+    It has a process group of its own, so that Ctrl-C reaches only this process, which then stops
+    its children. Root may start it as another *user*.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class Child:
             )
 
     def read_line(self, timeout: float) -> str:
-        """Return the next line of output; empty when there is none in time."""
+        """Return the next line of output; empty if none comes within *timeout* seconds."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             return ""
         return self.process.stdout.readline().decode()
 
     def read_all(self, timeout: float) -> str:
-        """Return all output until its end; what there is of it when the time is up."""
+        """Return the output until its end, or until *timeout* seconds have passed without any."""
         assert self.process.stdout is not None
         parts = []
         end = time.monotonic() + timeout
         while select.select([self.process.stdout], [], [], max(end - time.monotonic(), 0))[0]:
-            # Around the buffer of the stream, which select does not know.
+            # Not through the stream's buffer, whose content select does not see.
             if not (part := os.read(self.process.stdout.fileno(), 65536)):
                 break
             parts.append(part)
@@ -91,13 +91,13 @@ class Child:
         return _last_line(self._errors) or f"exit status {self.process.poll()}"
 
     def wait_for_end(self) -> bool:
-        """Return whether the process ends by itself, as one that has closed its output does."""
+        """Return whether the process ends by itself, as it should after closing its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT)
         return self.process.poll() is not None
 
     def stop(self) -> None:
-        """Ask the process to end, insist if it does not, and release what it used."""
+        """Terminate the process, kill it if it does not end, and close its streams."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -116,7 +116,7 @@ class Child:
 
 
 def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) -> dict[str, Any]:
-    """Run a process that prints one line of JSON and return what it says; *what* is its name."""
+    """Run a process that prints one line of JSON, and return that; errors call it *what*."""
     child = Child(command, cpu, batch)
     try:
         line = child.read_line(timeout)

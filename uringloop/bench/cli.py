@@ -1,7 +1,7 @@
-"""The command line: what a user may ask, what is refused, and with which exit status it ends.
+"""The command line: its options, their checks, and the exit status.
 
-0 after a clean run, 1 when a server or an echo failed, 2 for a request that cannot be met, 130
-after Ctrl-C and 143 after SIGTERM. Whatever ends it, no process is left behind.
+The status is 0 after a clean run, 1 if a server or an echo failed, 2 for a request that cannot be
+met, 130 after Ctrl-C and 143 after SIGTERM. In all cases no process is left behind.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _SPARE_DESCRIPTORS = 64
 # The limit of one message: a SEND submission carries its length in 32 bits.
 _SIZE_MAX = 1 << 30
 
-# The schedule itself costs nanoseconds per request; no server comes near.
+# The schedule itself costs nanoseconds per request; no server reaches this rate.
 _RATE_MAX = 10_000_000
 
-# For a server and a load generator to start and to end.
+# Seconds that a server and a load generator take to start and to end.
 START_S = 0.6
 
-# matplotlib draws more; these are the ones that documents show.
+# matplotlib writes more formats; these can be embedded in documents.
 _PICTURES = (".png", ".svg")
 
-# What --help ends with.
+# The last paragraph of --help.
 _EPILOG = (
     "Known loops: " + ", ".join(loops.KNOWN) + "; any other is named module:factory."
-    " A loop that is not installed is a row that says so."
+    " A loop that is not installed gets a row that says so."
 )
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses with one line instead of the whole usage."""
+    """Reports errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise BenchError(message)
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         type=names,
         default=DEFAULT_LOOPS,
         metavar="NAME,...",
-        help=f"what is compared ({','.join(DEFAULT_LOOPS)})",
+        help=f"loops to compare ({','.join(DEFAULT_LOOPS)})",
     )
     add("--unix", action="store_true", help="UNIX sockets instead of TCP")
     add("--port", type=int, default=0, help="fixed TCP port of the server (any free one)")
@@ -118,19 +118,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--reference", action="store_true", help="add echo servers in C, as the limit")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
-    add("--report", type=Path, metavar="FILE", help="write it as one HTML page, with pictures")
-    add("--plot", type=Path, metavar="FILE", help="draw it, as PNG or SVG")
+    add("--report", type=Path, metavar="FILE", help="write the report as HTML, with charts")
+    add("--plot", type=Path, metavar="FILE", help="write the charts as PNG or SVG")
     return parser
 
 
 def refuse(condition: bool, message: str) -> None:
-    """Refuse a request that cannot be met."""
+    """Raise BenchError with *message* if *condition* is true."""
     if condition:
         raise BenchError(message)
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """Check what argparse cannot and return the settings."""
+    """Check what argparse cannot check, and return the settings."""
     full: bool = arguments.full
     refuse(
         full and (arguments.sizes is not None or arguments.clients is not None),
@@ -198,7 +198,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _plan(settings: Settings, steps: int) -> str:
-    """Return what is going to be done, and how long that takes."""
+    """Return one line with the number of measurements and the time that they take."""
     each = settings.warm_up + settings.duration + settings.counting + START_S
     seconds = steps * each
     about = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
@@ -212,7 +212,7 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
     _check_files(arguments)
     _check_machine(settings)
     try:
-        # Not before now, because these need the compiled load generator.
+        # Imported late, because these need the compiled load generator.
         from . import charts, page, report, runner, summary, terminal
     except ImportError as exc:
         raise BenchError(f"the load generator is not built: {exc}") from None
@@ -255,12 +255,12 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    # Unwinds like Ctrl-C, so that the children are stopped.
+    # Unwinds the stack like Ctrl-C, so that the children are stopped.
     raise SystemExit(128 + signum)
 
 
 def guarded(program: str, run: Callable[[], int]) -> int:
-    """Run a command to its end and return its exit status; what stops it is one line."""
+    """Run a command and return its exit status; an error is printed as one line."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         return run()
@@ -268,11 +268,11 @@ def guarded(program: str, run: Callable[[], int]) -> int:
         print(f"{program}: {exc}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader of the report has gone; what is still buffered must not complain again.
+        # The reader of the report has gone: flushing the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as exc:
-        # Whatever else the machine refuses: a policy, a process, a full disk.
+        # Any other error of the system: a refused policy or process, a full disk.
         print(f"{program}: {exc}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

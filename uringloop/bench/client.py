@@ -1,8 +1,8 @@
 """The process of the load generator: `python -m uringloop.bench.client TASK`.
 
-TASK is JSON and so is the one line that is printed: what was measured at one server in one round.
-The order is fixed: connect, warm up, measure, count kernel entries, drain. Kernel entries have a
-pass of their own because the tracepoint makes every system call of the server dearer.
+TASK is JSON, and so is the one line of output: the measurement of one server in one round. The
+order is fixed: connect, warm up, measure, count kernel entries, drain. Kernel entries have a pass
+of their own because the tracepoint makes every system call of the server more expensive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import Address
 
 @dataclass(frozen=True)
 class Task:
-    """What the load generator is asked to do; times are in seconds."""
+    """The load generator's task; times are in seconds."""
 
     address: Address
     server_pid: int
@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One round of one cell; the latencies are histogram buckets as Histogram.items has them."""
+    """One round of one cell; the latencies are histogram buckets as Histogram.items returns."""
 
     requests: int
     unanswered: int
@@ -56,7 +56,7 @@ class Measurement:
 def explain_ring(exc: OSError) -> str:
     """Return one line about why the kernel refuses the load generator's ring."""
     if exc.errno == errno.ENOSYS:
-        return "io_uring is not available: this kernel, or a seccomp filter, has no such call"
+        return "io_uring is not available: the kernel lacks it, or a seccomp filter hides it"
     if exc.errno == errno.EPERM:
         try:
             disabled = Path("/proc/sys/kernel/io_uring_disabled").read_text().strip()
@@ -86,7 +86,7 @@ def count_entries(task: Task, generator: LoadGenerator) -> tuple[int | None, int
 
 
 def measure(task: Task, generator: LoadGenerator) -> Measurement:
-    """Load the server as *task* says and return what it cost."""
+    """Run *task* against the server and return the measurement."""
     generator.connect()
     generator.run(task.warm_up)
     server_cpu = counters.cpu_ns(task.server_pid)

@@ -1,6 +1,6 @@
-"""What a process costs: nanoseconds on CPU, entries into the kernel, memory.
+"""The cost of a process: nanoseconds on CPU, entries into the kernel, memory.
 
-Read from outside, by the load generator's process, so that nothing runs in the measured one.
+The load generator's process reads these from outside, so that nothing runs in the measured one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import time
 from pathlib import Path
 
-# Where tracefs is mounted since Linux 4.1, and where debugfs shows it still.
+# The mount point of tracefs since Linux 4.1, and its place in debugfs.
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241, "riscv64": 241}
@@ -43,12 +43,12 @@ def _memory_bytes(pid: int, name: str) -> int:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """Return the most memory that *pid* has had resident."""
+    """Return the largest resident memory that *pid* has had."""
     return _memory_bytes(pid, "VmHWM")
 
 
 def rss_bytes(pid: int) -> int:
-    """Return the memory that *pid* has resident now."""
+    """Return the present resident memory of *pid*."""
     return _memory_bytes(pid, "VmRSS")
 
 
@@ -65,7 +65,7 @@ def _tracepoint_id() -> int:
 
 
 class KernelEntries:
-    """Counts the system calls of all threads of a process; OSError says why it cannot."""
+    """Counts the system calls of all threads of a process; raises OSError if it cannot."""
 
     def __init__(self, pid: int) -> None:
         self._fds: dict[int, int] = {}

@@ -10,21 +10,21 @@ from pathlib import Path
 
 from . import loops
 
-# What changes how glibc and CPython allocate, and with that who looks fast.
+# Variables that change how glibc and CPython allocate, and thereby the figures.
 _ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "PYTHONMALLOC", "LD_PRELOAD")
 
 
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
-        # x86 names the model; on most ARM machines only the part's number is there.
+        # x86 kernels name the model; most ARM kernels have only the number of the part.
         if name.strip() in ("model name", "CPU part"):
             return value.strip()
     return platform.processor() or "unknown"
 
 
 def _mitigations() -> str:
-    """Return the names of the weaknesses by what the kernel does about them."""
+    """Return the processor's vulnerabilities, grouped by what the kernel does about them."""
     states: dict[str, list[str]] = {}
     root = Path("/sys/devices/system/cpu/vulnerabilities")
     if not root.is_dir():
@@ -53,7 +53,7 @@ def _allocator() -> str:
 
 
 def _tcp() -> str:
-    """Return what the kernel does with the server's sockets, unless the loop sets another."""
+    """Return the congestion control of the server's sockets, unless the loop sets another."""
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     except OSError:
@@ -61,7 +61,7 @@ def _tcp() -> str:
 
 
 def describe(names: list[str], pinning: str, idle: str) -> dict[str, str]:
-    """Return what a reader must know to judge the figures, in the order of the report."""
+    """Return the facts that a reader needs to judge the figures, in the order of the report."""
     versions = ", ".join(f"{name} {loops.version(name)}" for name in names)
     interpreter = f"{platform.python_implementation()} {platform.python_version()}"
     return {

@@ -76,8 +76,8 @@ static void loadgen_submit_recv(struct loadgen *lg, struct loadgen_connection *c
     struct io_uring_sqe *sqe = loadgen_sqe(lg);
 
     io_uring_prep_recv_multishot(sqe, c->fd, NULL, 0, 0);
-    /* Nothing has come yet, so a first try would be in vain; and with an empty buffer ring it
-     * would end in ENOBUFS at once (io_uring_prep_recv(3)). */
+    /* Nothing has arrived yet, so a first attempt would be wasted; and with an empty buffer ring it
+     * would end with ENOBUFS at once (io_uring_prep_recv(3)). */
     sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
     sqe->flags |= IOSQE_BUFFER_SELECT;
     sqe->buf_group = LOADGEN_BUFFER_GROUP;
@@ -119,7 +119,7 @@ static void loadgen_request(struct loadgen *lg, struct loadgen_connection *c, ui
     c->state = LOADGEN_WAITING;
     lg->outstanding++;
     if (lg->messages == NULL) {
-        /* A slot is never shorter than the stamp; of tiny messages only its first bytes go out. */
+        /* A slot is never shorter than the stamp; a tiny message sends only its first bytes. */
         char *slot = lg->sends + index * lg->send_stride;
         memcpy(slot, &c->stamp, LOADGEN_STAMP_SIZE);
         if (lg->size > LOADGEN_STAMP_SIZE)
@@ -144,8 +144,8 @@ static inline uint64_t loadgen_due_of(const struct loadgen *lg, uint32_t index)
     return lg->due > index ? (lg->due - index - 1) / lg->count + 1 : 0;
 }
 
-/* The oldest request of a connection that is due and was not sent: it is late, and its latency
- * counts from the time it had to be sent, so that a stalled server cannot hide its stall. */
+/* Sends the oldest request of a connection that is due and was not sent. Its latency counts from
+ * the scheduled time, so that a stalled server cannot hide its stall. */
 static bool loadgen_request_late(struct loadgen *lg, struct loadgen_connection *c)
 {
     uint32_t index = loadgen_index(lg, c);
@@ -157,7 +157,7 @@ static bool loadgen_request_late(struct loadgen *lg, struct loadgen_connection *
     return true;
 }
 
-/* Sends what has become due; returns when the next request will be. */
+/* Sends the requests that have become due; returns the time at which the next one is due. */
 static uint64_t loadgen_request_due(struct loadgen *lg, uint64_t now)
 {
     uint64_t next = loadgen_due_ns(lg, lg->due);
@@ -165,7 +165,7 @@ static uint64_t loadgen_request_due(struct loadgen *lg, uint64_t now)
     while (next <= now) {
         struct loadgen_connection *c = &lg->connections[lg->due % lg->count];
         lg->due++;
-        /* A connection that still waits sends it as soon as its echo is complete. */
+        /* A connection that still waits sends the request as soon as its echo is complete. */
         if (c->state == LOADGEN_IDLE)
             loadgen_request_late(lg, c);
         next = loadgen_due_ns(lg, lg->due);
@@ -194,8 +194,8 @@ static void loadgen_on_echo(struct loadgen *lg, struct loadgen_connection *c, ui
         loadgen_request(lg, c, now);
 }
 
-/* Where data differs from the bytes that were sent, or n. The message is the stamp, then the
- * slice of the pattern; the data may begin and end anywhere in it. */
+/* Returns the offset at which data differs from the bytes that were sent, or n. The message is the
+ * stamp, then the slice of the pattern; the data may begin and end anywhere in it. */
 static uint64_t loadgen_compare(const struct loadgen *lg, const struct loadgen_connection *c,
                                 const char *data, uint64_t n)
 {
@@ -243,7 +243,7 @@ static void loadgen_check(struct loadgen *lg, struct loadgen_connection *c, cons
 static void loadgen_on_connect(struct loadgen *lg, struct loadgen_connection *c, int res,
                                uint64_t now)
 {
-    /* Given up as stalled before. */
+    /* The connection was given up as stalled. */
     if (c->state != LOADGEN_CONNECTING)
         return;
     if (res < 0) {
@@ -257,7 +257,7 @@ static void loadgen_on_connect(struct loadgen *lg, struct loadgen_connection *c,
 
 static void loadgen_on_send(struct loadgen *lg, struct loadgen_connection *c, int res)
 {
-    /* A short send is an error that the kernel met on the way; the next operation names it. */
+    /* A short send means that an error stopped it; the next operation returns that error. */
     if (c->state == LOADGEN_CLOSED || res == (int)lg->size)
         return;
     loadgen_fail(lg, c, LOADGEN_ERROR, res < 0 ? -res : EPIPE, 0);
@@ -383,7 +383,7 @@ static int loadgen_set_tcp_options(const struct loadgen *lg, const struct loadge
 
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     /* Reno is in every kernel and the cheapest: BBR alone costs 5 % of a request here, and its
-     * pacing has no business between the generator and the server. */
+     * pacing would change the load. */
     setsockopt(c->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     if (source == 0)
         return 0;
@@ -434,7 +434,7 @@ static int loadgen_connect(struct loadgen *lg, uint64_t until_ns)
     return res;
 }
 
-/* Starts the requests: of every connection at once, or as the schedule says. */
+/* Starts the requests: on every connection at once, or by the schedule. */
 static void loadgen_start(struct loadgen *lg)
 {
     lg->draining = false;

@@ -1,4 +1,4 @@
-"""The load generator's C engine and what the two classes over it hold."""
+"""The load generator's C engine and the fields of the two classes over it."""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
@@ -54,7 +54,7 @@ cdef class Histogram:
 
 
 cdef class LoadGenerator:
-    cdef loadgen engine          # everything; its memory is freed by close or __dealloc__
+    cdef loadgen engine          # all state; its memory is freed by close or __dealloc__
     cdef bint opened             # the engine holds a ring and memory
     cdef bint started            # the requests have begun
 

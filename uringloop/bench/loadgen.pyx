@@ -2,8 +2,8 @@
 """The compiled load generator: many connections, one thread, one ring, no GIL while it measures.
 
 Runs in a process of its own, started by `uringloop.bench.runner`. The thread that makes a
-LoadGenerator drives and closes it. The engine is C, in loadgen.h; here are its Python face, the
-check for signals between slices of a run, and the histogram.
+LoadGenerator drives and closes it. The engine is C, in loadgen.h; this module has its Python
+interface, the check for signals between slices of a run, and the histogram.
 """
 
 cimport cython
@@ -14,7 +14,7 @@ from libc.string cimport memset
 
 import os
 
-# How long the engine runs before Python looks for signals: Ctrl-C feels immediate.
+# How long the engine runs before Python checks for signals: Ctrl-C feels immediate.
 cdef uint64_t SLICE_NS = 50_000_000
 
 # In the order of enum loadgen_failure.
@@ -85,8 +85,8 @@ cdef class LoadGenerator:
     """Connections to one echo server, each with at most one request outstanding.
 
     *address* is a path or a pair of IPv4 address and port. *rate* is the total of requests per
-    second of the open loop, 0 the closed loop. A generator that has its core for itself may spin
-    before a scheduled send. OSError says why the ring was refused.
+    second of the open loop, 0 the closed loop. With *spinning* a generator that has a core for
+    itself spins before a scheduled send. Raises OSError if the kernel refuses the ring.
     """
 
     def __cinit__(self):
@@ -182,7 +182,7 @@ cdef class LoadGenerator:
         return self.engine.answered, unanswered, end_ns - begin_ns, histogram
 
     def drain(self, timeout=10.0):
-        """Wait for the echoes that are outstanding; one that does not come is a stall."""
+        """Wait for the outstanding echoes; an echo that does not come is a stall."""
         cdef Histogram histogram = Histogram()
         self.require_open()
         self.engine.histogram = histogram.buckets
@@ -210,7 +210,7 @@ cdef class LoadGenerator:
         error = self.engine.failed_error
         texts = {
             "mismatches": "the echo differs from what was sent",
-            "unexpected": "more bytes came than were sent",
+            "unexpected": "more bytes were received than sent",
             "early_eofs": "the server closed the connection",
             "errors": os.strerror(error),
             "stalls": "the echo did not come",

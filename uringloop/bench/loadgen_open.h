@@ -1,5 +1,5 @@
-/* The load generator's memory and its ring: made once, before the first connection, and given
- * back at the end. loadgen.h drives what is made here.
+/* The load generator's memory and its ring: made once, before the first connection, and released
+ * at the end. loadgen.h uses them.
  */
 #ifndef URINGLOOP_BENCH_LOADGEN_OPEN_H
 #define URINGLOOP_BENCH_LOADGEN_OPEN_H
@@ -66,7 +66,7 @@ static int loadgen_make_messages(struct loadgen *lg)
     return 0;
 }
 
-/* DEFER_TASKRUN wants Linux 6.1; an older kernel gets a ring without flags and pays for it. */
+/* DEFER_TASKRUN needs Linux 6.1; on an older kernel the ring has no flags and is slower. */
 static int loadgen_make_ring(struct loadgen *lg)
 {
     static const unsigned int flags[] = {
@@ -88,14 +88,14 @@ static int loadgen_make_ring(struct loadgen *lg)
         return res;
     lg->ring_open = true;
     lg->skips_sends = (params.features & IORING_FEAT_CQE_SKIP) != 0;
-    /* Saves the descriptor look-up of every enter; merely slower where it is refused (< 5.18). */
+    /* Saves the descriptor look-up of every enter; without it (< 5.18) enters are merely slower. */
     io_uring_register_ring_fd(&lg->ring);
-    /* The same for every send, 4 % of a request; refused where the limit of open files is low. */
+    /* Saves that of every send, 4 % of a request; refused if the limit of open files is low. */
     lg->fixed_files = io_uring_register_files_sparse(&lg->ring, lg->count) == 0;
     return 0;
 }
 
-/* Provided-buffer rings want Linux 5.19, multishot receives 6.0. */
+/* Provided-buffer rings need Linux 5.19, multishot receives 6.0. */
 static int loadgen_make_buffers(struct loadgen *lg)
 {
     struct io_uring_buf_reg registration;
@@ -154,8 +154,8 @@ static int loadgen_open(struct loadgen *lg)
 
 static void loadgen_close(struct loadgen *lg)
 {
-    /* The ring holds its own reference to every socket with a receive armed, so the peers are
-     * told by shutdown; memory is freed after the kernel has let go of it. */
+    /* The ring holds its own reference to every socket with a receive armed, so only shutdown sends
+     * a FIN at once; memory is freed when the kernel uses it no more. */
     for (uint32_t i = 0; lg->connections != NULL && i < lg->count; i++) {
         if (lg->connections[i].fd >= 0) {
             shutdown(lg->connections[i].fd, SHUT_RDWR);

@@ -1,5 +1,5 @@
-/* What the load generator's engine is made of: its constants, its structures, and how it names
- * and hashes things. All memory belongs to `struct loadgen`; loadgen_open.h makes and frees it.
+/* The constants and structures of the load generator's engine, with its clock and its hash. All
+ * memory belongs to `struct loadgen`; loadgen_open.h makes and frees it.
  */
 #ifndef URINGLOOP_BENCH_LOADGEN_TYPES_H
 #define URINGLOOP_BENCH_LOADGEN_TYPES_H
@@ -27,8 +27,8 @@
 /* Slices of the pattern begin at one of this many places; a power of two, for the mask. */
 #define LOADGEN_ROTATIONS 4096
 
-/* Up to here a message is built in the connection's own buffer and sent with SEND. Above it the
- * copy costs more than the two iovecs of SENDMSG, which take the body out of the shared pattern. */
+/* Up to this size a message is built in the connection's own buffer and sent with SEND. Above it
+ * the copy costs more than the two iovecs of SENDMSG, which point into the shared pattern. */
 #define LOADGEN_COPY_MAX 2048
 
 /* Connections that are being established at once: well below any server's backlog, because a SYN
@@ -50,7 +50,7 @@
 
 #define LOADGEN_SQ_ENTRIES 1024
 
-/* What can go wrong on a connection; the names are in loadgen.pyx, in this order. */
+/* The failures of a connection; their names are in loadgen.pyx, in this order. */
 enum loadgen_failure {
     LOADGEN_MISMATCH,
     LOADGEN_UNEXPECTED,
@@ -65,7 +65,7 @@ enum loadgen_state { LOADGEN_CLOSED, LOADGEN_CONNECTING, LOADGEN_IDLE, LOADGEN_W
 /* Stored in the low bits of user_data, above them is the index of the connection. */
 enum loadgen_operation { LOADGEN_CONNECT, LOADGEN_SEND, LOADGEN_RECV };
 
-/* What loadgen_turn returns besides -errno. */
+/* The results of loadgen_turn besides -errno. */
 enum loadgen_outcome { LOADGEN_GOES_ON, LOADGEN_INTERRUPTED, LOADGEN_DEAD };
 
 struct loadgen_connection {
@@ -92,7 +92,7 @@ struct loadgen {
     uint32_t count;    /* Connections. */
     uint64_t size;     /* Bytes per message. */
     double rate;       /* Requests per second over all connections; 0 is the closed loop. */
-    uint64_t stall_ns; /* Without any progress for this long the run has failed. */
+    uint64_t stall_ns; /* After this long without progress the run has failed. */
     bool spinning;     /* The generator has its core for itself. */
 
     /* The ring and its memory, released by loadgen_close. */
@@ -121,7 +121,7 @@ struct loadgen {
     uint64_t due;          /* Requests of the schedule whose time has come. */
     uint64_t progress_ns;  /* When the last bytes came. */
     uint64_t answered;     /* Complete echoes in this interval. */
-    uint64_t *histogram;   /* HISTOGRAM_BUCKETS counts of this interval, lent by the caller. */
+    uint64_t *histogram;   /* HISTOGRAM_BUCKETS counts of this interval, owned by the caller. */
     uint64_t failures[LOADGEN_FAILURES];
 
     /* The first failure, for the message. */

@@ -1,9 +1,9 @@
 """The process of the simple loads: `python -m uringloop.bench.loads TASK`.
 
-TASK is JSON and so is the one line that is printed. What the load generator does not speak is
-loaded here with blocking sockets: all send, then all receive, and every byte is checked. On the
-server's own core a blocking load takes no time from it that the server could use, and as the server
-is judged by its CPU time, the load's own is of no account.
+TASK is JSON, and so is the one line of output. These loads are for protocols that the load
+generator does not speak. They use blocking sockets: all send, then all receive, and every byte is
+checked. On the server's core a blocking load runs while the server waits. The server is judged by
+its CPU time, which does not include the load's.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from . import counters, process
 from .loadgen import LoadGenerator
 from .workloads.transfer import NUMBER_BYTES, PATTERN, PATTERN_BYTES
 
-# A server that does not answer for so long has failed.
+# Seconds without an answer after which the server has failed.
 _TIMEOUT = 20.0
 
-# What one call sends or receives of a transfer, in whole patterns.
+# Data that one call of a transfer sends or receives: whole patterns.
 _CHUNK = PATTERN * 1024
 
-# IP_BIND_ADDRESS_NO_PORT of linux/in.h: connect chooses the port, by the whole pair of addresses.
+# IP_BIND_ADDRESS_NO_PORT of linux/in.h: connect chooses the port, unique for the address pair only.
 _BIND_ADDRESS_NO_PORT = 24
 
-# Source addresses that `connect` takes in turn, because the ports of one are soon in TIME_WAIT.
+# Source addresses that `connect` uses in turn: the ports of one address are soon in TIME_WAIT.
 _SOURCES = 200
 
-# Connections that come and go before idle ones are counted: the server has allocated its tables.
+# Connections that are opened and closed before idle ones are measured, so that the server has
+# allocated its tables.
 _WARM_CONNECTIONS = 200
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a load is asked to do; *duration* is in seconds, *total* in bytes."""
+    """The task of a load; *duration* is in seconds, *total* in bytes."""
 
     load: str
     address: tuple[str, int]
@@ -52,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the operations took, and by how much the server's memory grew."""
+    """The cost of the operations, and the growth of the server's memory."""
 
     operations: float
     elapsed_ns: int
@@ -61,7 +62,7 @@ class Reading:
 
 
 class LoadError(Exception):
-    """The server did not do what it should."""
+    """The server has failed or sent other data than expected; the message says how."""
 
 
 def _message(size: int, number: int) -> bytes:
@@ -80,7 +81,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 
 def _exchange(sockets: list[socket.socket], messages: list[bytes]) -> int:
-    """Send on all sockets, receive on all, and check what came."""
+    """Send on all sockets, receive on all, and check the echoes."""
     for sock, message in zip(sockets, messages, strict=True):
         sock.sendall(message)
     for number, (sock, message) in enumerate(zip(sockets, messages, strict=True)):
@@ -119,7 +120,7 @@ def _echo(task: Task, sockets: list[socket.socket]) -> Reading:
 
 
 def datagrams(task: Task) -> Reading:
-    """Echo datagrams, one of each client at a time; none is lost, or the load stalls."""
+    """Echo datagrams, one of each client at a time. A lost datagram would stall the load."""
     sockets = []
     for _ in range(task.clients):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -130,7 +131,7 @@ def datagrams(task: Task) -> Reading:
 
 
 def tls(task: Task) -> Reading:
-    """Echo over TLS, without a look at the certificate."""
+    """Echo over TLS, without verifying the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -172,7 +173,7 @@ def connect(task: Task) -> Reading:
 
 
 def _upload(address: tuple[str, int], total: int) -> float:
-    """Send *total* bytes; the server tells how many have come."""
+    """Send *total* bytes; the server answers with the number that it has received."""
     with socket.create_connection(address, _TIMEOUT) as sock:
         left = total
         while left:
@@ -195,9 +196,9 @@ def _download(address: tuple[str, int], total: int) -> float:
         received = 0
         while count := sock.recv_into(buffer):
             phase = received % PATTERN_BYTES
-            # As bytes, which are compared at once and not item by item.
+            # As bytes objects: memoryviews are compared item by item.
             if bytes(buffer[:count]) != bytes(expected[phase : phase + count]):
-                raise LoadError(f"other bytes came than were sent (after {received})")
+                raise LoadError(f"the data differs from what was expected (after {received} bytes)")
             received += count
     if received != total:
         raise LoadError(f"{received} of {total} bytes came")
@@ -205,7 +206,7 @@ def _download(address: tuple[str, int], total: int) -> float:
 
 
 def _transfer(task: Task, carry: Callable[[tuple[str, int], int], float]) -> Reading:
-    # The buffers of kernel and server reach their sizes within a part of it.
+    # Warm-up: a part of the transfer lets the buffers of kernel and server reach their sizes.
     carry(task.address, task.total // 16)
     return _timed(task, lambda: carry(task.address, task.total), 0)
 
@@ -224,7 +225,7 @@ def download(task: Task) -> Reading:
 
 
 def idle(task: Task) -> Reading:
-    """Open connections that echo once and then stay; tell by how much the server has grown."""
+    """Open connections that echo once and then stay; measure the server's growth in memory."""
 
     def connections(count: int) -> LoadGenerator:
         generator = LoadGenerator(task.address, count, task.size)

@@ -1,6 +1,6 @@
-"""The event loops by name: where their factory is, whether it is installed, which version.
+"""The event loops by name: the factory, whether it is installed, the version.
 
-Nothing is imported before it is measured: a loop is loaded by its own server process only.
+Only a loop's own server process imports it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .settings import BenchError
 
 Factory = Callable[[], asyncio.AbstractEventLoop]
 
-# These names are understood without a module being installed: a missing one is a row of the table
-# that says so, any other name is taken for a mistake.
+# Names that are valid even if the module is not installed: the table then has a row that says so.
+# Any other missing name is an error.
 KNOWN = {
     "asyncio": "asyncio:SelectorEventLoop",
     "uringloop": "uringloop:new_event_loop",
@@ -33,8 +33,8 @@ KNOWN = {
     "uringcore": "uringcore:UringEventLoop",
 }
 
-# Another package's transports over a loop, as `aiofastnet+uvloop`: the attribute that takes the
-# loop's factory and returns one.
+# Packages that put their transports over another loop, as `aiofastnet+uvloop`, and the function
+# that wraps that loop's factory.
 LAYERS = {"aiofastnet": "loop_factory"}
 
 # The C servers of benchmarks/reference, which `--reference` adds to the table.
@@ -42,7 +42,7 @@ REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
 
 
 def software_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop on the software ring, whatever the kernel has."""
+    """Return a loop on the software ring, whatever the kernel supports."""
     uringloop = importlib.import_module("uringloop")
     loop: asyncio.AbstractEventLoop = uringloop.Loop(backend="soft")
     return loop
@@ -112,7 +112,7 @@ def version(name: str) -> str:
         return f"{version(layer)} over {version(base)}"
     module = target_of(name).partition(":")[0].partition(".")[0]
     if module == "uringloop":
-        # The distribution is called otherwise.
+        # The distribution has another name.
         return _own_version()
     try:
         return importlib.metadata.version(module)

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: table, pictures, machine, how to repeat it."""
+"""The report as one self-contained page: table, charts, machine, how to repeat the measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(
     notes: list[str],
     command: str,
 ) -> str:
-    """Return the page; *command* is what was typed."""
+    """Return the page; *command* is the command line."""
     template = resources.files(__package__).joinpath("page.html").read_text()
     rows = [report.cells_of(result) for result in results]
     names = report.names_of(results)

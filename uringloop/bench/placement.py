@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Holding this open with a latency of 0 us keeps idle processors out of every sleep.
+# While this is open with a latency of 0 us, idle processors enter no sleep state.
 _LATENCY = Path("/dev/cpu_dma_latency")
 
 
@@ -65,9 +65,9 @@ def choose(same_core: bool) -> Placement:
 
 @contextlib.contextmanager
 def inherited(cpu: int, batch: bool) -> Iterator[None]:
-    """Give every process that is started meanwhile by this thread its core and its policy.
+    """Give the processes that this thread starts meanwhile their core and their policy.
 
-    Set before the child exists, so that a loop that starts threads on import has no other choice.
+    Set before the child exists, so that threads that a loop starts on import inherit both.
     """
     cpus = os.sched_getaffinity(0)
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -84,10 +84,10 @@ def inherited(cpu: int, batch: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def awake() -> Iterator[str]:
-    """Keep idle processors awake meanwhile, where that is allowed; yield a note of it.
+    """Keep idle processors awake meanwhile, if that is allowed; yield a note about it.
 
-    A processor that sleeps takes its time to wake, milliseconds on some virtual machines. Whoever
-    waits for another process or for a worker measures that, and hardly what is compared.
+    A sleeping processor takes long to wake, milliseconds on some virtual machines. A workload that
+    waits for another process or for a worker thread would measure mostly that.
     """
     try:
         device = _LATENCY.open("wb", buffering=0)

@@ -1,4 +1,4 @@
-"""What every process of the benchmark does for itself: limits, and an end with its parent."""
+"""Set-up of every process of the benchmark: limits, allocator, an end with its parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import select
 import signal
 
-# Larger than any loop's receive buffer, smaller than what the heap is trimmed by.
+# Larger than any loop's receive buffer, smaller than the threshold at which the heap is trimmed.
 _LARGE_BLOCK = 4 * 2**20
 
 
@@ -23,10 +23,10 @@ def settle_allocator() -> None:
     """Free one large block, as every program does that runs for a while.
 
     glibc maps a block of 128 KiB or more anew each time, until the first such block is freed: from
-    then on its size, up to 32 MiB, comes from the heap (mallopt(3), M_MMAP_THRESHOLD). A receive
-    into 256 KiB never settles that, because its block shrinks before it is freed. Loops that have
-    such receives cost five times as much before as after, and in a small server it is a matter of
-    chance, as whether a module was compiled when it was imported, which of both is measured.
+    then on blocks of its size, up to 32 MiB, come from the heap (mallopt(3), M_MMAP_THRESHOLD). A
+    receive into 256 KiB never causes that, because its block shrinks before it is freed. Loops with
+    such receives cost five times as much before as after. In a small server, chance decides which
+    of the two is measured, for example whether a module was compiled when it was imported.
     """
     bytearray(_LARGE_BLOCK)
 
@@ -34,13 +34,13 @@ def settle_allocator() -> None:
 def end_with_parent() -> None:
     """Let the kernel end this process when the other end of its standard input closes.
 
-    The parent holds that end, and its death closes it however it dies. A thread that waits for
-    the end of the file would do as well, but a second thread makes every descriptor look-up of
-    the measured server dearer; SIGIO costs nothing until it comes, and by default it kills.
+    The parent holds that end, and the kernel closes it however the parent dies. A thread that waits
+    for EOF would do as well, but a second thread makes every descriptor look-up of the measured
+    server slower. SIGIO costs nothing until it arrives, and its default action is to terminate.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    # The parent may have died before the kernel was asked to tell.
+    # The parent may have died before O_ASYNC was set.
     if select.select([0], [], [], 0)[0]:
         raise SystemExit(1)

@@ -1,7 +1,7 @@
 """The measured process of programs and clients: `python -m uringloop.bench.program TASK`.
 
-TASK is JSON and so is the one line that is printed: operations, nanoseconds of CPU and of wall
-time. A tenth of the operations goes before, as the warm-up.
+TASK is JSON, and so is the one line of output: operations, nanoseconds of CPU and of wall time.
+Before that a tenth of the operations runs as the warm-up.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from . import counters, loops, process
 from .settings import Address, explain
 from .workloads import CLIENTS, PROGRAMS
 
-# The operations of a first glance and of the warm-up, as parts of all: caches, allocator,
-# specialised bytecode.
+# Share of the operations for a first estimate and for the warm-up, which fills caches and prepares
+# the allocator and specialised bytecode.
 _GLANCE = 0.01
 _WARM_UP = 0.1
 
-# Seconds that a measurement may take. Most take one at most; a loop that needs milliseconds for
-# what others do in microseconds does it less often.
+# Seconds that a measurement may take. Most take one at most; a loop that needs milliseconds where
+# others need microseconds runs fewer operations.
 _LIMIT = 10.0
 
-# What `create` does in one measurement.
+# Loops that `create` makes in one measurement.
 _LOOPS = 300
 
 
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the operations took."""
+    """The cost of the operations."""
 
     operations: int
     cpu_ns: int
@@ -52,20 +52,20 @@ class Reading:
 
 
 class Stopwatch:
-    """Starts when it is made."""
+    """CPU and wall time since its creation."""
 
     def __init__(self) -> None:
         self._cpu_ns = counters.cpu_ns(os.getpid())
         self._wall_ns = time.perf_counter_ns()
 
     def read(self, operations: int) -> Reading:
-        """Return what has passed since the start."""
+        """Return the times since the start, as those of so many *operations*."""
         wall_ns = time.perf_counter_ns() - self._wall_ns
         return Reading(operations, counters.cpu_ns(os.getpid()) - self._cpu_ns, wall_ns)
 
 
 def scaled(count: int, unit: int, scale: float) -> int:
-    """Return a part of a count in whole units, of which there is one at least."""
+    """Return *count* times *scale* in whole units, at least one unit."""
     return max(round(count * scale / unit), 1) * unit
 
 
@@ -74,7 +74,7 @@ Run = Callable[[int], Awaitable[None]]
 
 @asynccontextmanager
 async def _prepared(task: Task) -> AsyncIterator[tuple[Run, int, int]]:
-    """Yield what is to run, how often, and in which units."""
+    """Yield the function to run, its number of operations, and the unit of that number."""
     if task.name in PROGRAMS:
         program = PROGRAMS[task.name]
         yield program.run, program.count, program.unit
@@ -86,7 +86,7 @@ async def _prepared(task: Task) -> AsyncIterator[tuple[Run, int, int]]:
 
 
 async def measure(task: Task) -> Reading:
-    """Run the program under the loop that runs already."""
+    """Run the program on the running loop."""
     async with _prepared(task) as (run, count, unit):
         watch = Stopwatch()
         glance = scaled(count, unit, task.scale * _GLANCE)
@@ -101,7 +101,7 @@ async def measure(task: Task) -> Reading:
 
 
 def measure_creation(task: Task) -> Reading:
-    """Make and close loops, one after the other."""
+    """Create and close loops, one after the other."""
     factory = loops.load(task.loop)
     factory().close()
     operations = scaled(_LOOPS, 1, task.scale)
@@ -112,7 +112,7 @@ def measure_creation(task: Task) -> Reading:
 
 
 def run(task: Task) -> Reading:
-    """Make the loop and measure on it; asyncio's own debug mode stays off."""
+    """Create the loop and measure on it; asyncio's debug mode is off."""
     if task.name == "create":
         return measure_creation(task)
     with asyncio.Runner(debug=False, loop_factory=loops.load(task.loop)) as runner:

@@ -1,4 +1,4 @@
-"""The C echo servers of benchmarks/reference: found in the source tree, built with its compiler."""
+"""The C echo servers of benchmarks/reference: built from the source tree for each run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOURCES = Path(__file__).resolve().parents[2] / "benchmarks" / "reference"
 
 
 def _liburing_flags() -> list[str]:
-    """Return the linker's flags; without pkg-config the usual place is tried."""
+    """Return the linker's flags; without pkg-config the default library path is tried."""
     try:
         found = subprocess.run(
             ["pkg-config", "--cflags", "--libs", "liburing"], capture_output=True, text=True
@@ -26,7 +26,7 @@ def _liburing_flags() -> list[str]:
 
 
 def build(directory: Path) -> dict[str, Path]:
-    """Compile the servers into *directory* and return the programs by the name of their row."""
+    """Compile the servers into *directory* and return the programs by their name in the table."""
     if not _SOURCES.is_dir():
         raise BenchError(
             "--reference needs the source tree: an installed package has no benchmarks/reference"

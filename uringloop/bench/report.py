@@ -1,4 +1,4 @@
-"""The report: a table for people, Markdown for documents, JSON for programs."""
+"""The report: a table for the terminal, Markdown for documents, JSON for programs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def table_lines(results: list[Result]) -> list[str]:
 
 
 def title(names: list[str]) -> str:
-    """Return what is compared: the loops, the one that the report is about first."""
+    """Return the title: the loops that are compared, the one that the report is about first."""
     ordered = sorted(dict.fromkeys(names), key=lambda name: name != JUDGED)
     if not ordered:
         return "An echo server"
@@ -105,7 +105,7 @@ def names_of(results: list[Result]) -> list[str]:
 
 
 def conditions(settings: Settings) -> str:
-    """Return what was run, in one line."""
+    """Return the conditions of the run in one line."""
     transport = "UNIX sockets" if settings.unix else "TCP on loopback"
     load = f"open loop, {settings.rate:,.0f} requests/s" if settings.rate else "closed loop"
     return (

@@ -1,8 +1,8 @@
 """One fresh server and one load generator per measurement, the loops interleaved.
 
-A server lives for one loop, one cell and one round: none inherits the heap, the caches or the
-connections of another, peak memory belongs to its cell, and nothing idles beside the server that
-is measured. Rounds go A B C A B C, so that a machine that slows down does so for every loop.
+A server lives for one loop, one cell and one round: it does not inherit the heap, the caches or the
+connections of another, peak memory belongs to its cell, and no other server is idle beside it.
+Rounds go A B C A B C, so that a machine that slows down does so for every loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .client import Measurement, Task
 from .placement import Placement
 from .settings import HOST, Address, BenchError, Cell, Settings
 
-# An interpreter that imports from a cold disk and a loop that compiles nothing: plenty.
+# Seconds; plenty for an interpreter that imports from a cold disk.
 _START_TIMEOUT = 30.0
 
-# What echo.h of the reference servers exits with.
+# Exit status of the reference servers (echo.h) if the address is in use.
 _EXIT_ADDRESS_IN_USE = 98
 
 
@@ -40,13 +40,13 @@ class Row:
     rounds: list[Measurement] = field(default_factory=list)
 
     def give_up(self, status: str, note: str) -> None:
-        """Take no more rounds and say why."""
+        """Measure no more rounds; note the status and the reason."""
         self.status = status
         self.note = note
 
 
 class Runner:
-    """Measures what *settings* ask for; *programs* are the built reference servers."""
+    """Measures the rows that *settings* define; *programs* are the built reference servers."""
 
     def __init__(
         self, settings: Settings, placement: Placement, programs: dict[str, Path], directory: Path
@@ -58,7 +58,7 @@ class Runner:
         self._sockets = 0
 
     def run(self, progress: Callable[[Row, Measurement | None], None]) -> list[Row]:
-        """Measure every row in every round; *progress* hears of each step."""
+        """Measure every row in every round; call *progress* after each step."""
         rows: list[Row] = []
         names = [*self.settings.loops, *self.programs]
         for cell in self.settings.cells:
@@ -70,7 +70,7 @@ class Runner:
         return rows
 
     def _measure_row(self, row: Row) -> Measurement | None:
-        """Take one round of a row, unless an earlier one has shown that there is no use."""
+        """Measure one round of a row, unless an earlier round has given up."""
         if row.status != "ok":
             return None
         if row.loop not in self.programs and not loops.installed(row.loop):
@@ -87,7 +87,7 @@ class Runner:
         return measurement
 
     def measure(self, name: str, cell: Cell) -> Measurement:
-        """Start a server, load it, stop it."""
+        """Start a server, put it under load, and stop it."""
         with self.serving(name) as (server, address):
             try:
                 measurement = self._load(server, address, cell)
@@ -100,17 +100,17 @@ class Runner:
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[tuple[Child, Address]]:
-        """Run a fresh server meanwhile; it is ready, at the address that is given."""
+        """Run a fresh server meanwhile; yield it and its address when it is ready."""
         server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
         try:
             yield server, self._wait_until_ready(name, server)
         finally:
             server.stop()
-            # Nobody but the server knows whether it was made, and not every server removes it.
+            # The server may not have created the socket, and not every server removes it.
             Path(self._path()).unlink(missing_ok=True)
 
     def _server_command(self, name: str) -> list[str]:
-        """Return how a server is started; a UNIX socket gets a new path every time."""
+        """Return the command that starts a server; a UNIX socket gets a new path every time."""
         port = str(self.settings.port)
         self._sockets += 1
         if name in self.programs:
@@ -135,7 +135,7 @@ class Runner:
         return ready["path"] if "path" in ready else (ready["host"], ready["port"])
 
     def _path(self) -> str:
-        """Return the path of the present server's UNIX socket."""
+        """Return the path of the current server's UNIX socket."""
         return str(self.directory / f"echo-{self._sockets}")
 
     def _refuse_early_exit(self, server: Child) -> NoReturn:
@@ -148,9 +148,9 @@ class Runner:
         raise Refused("failed", f"the server did not start: {server.complaint()}")
 
     def refuse_dead(self, server: Child) -> None:
-        """Blame a failure on the server's death if it has died."""
+        """Raise Refused with the server's last words if it has died."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # Its connections close a moment before it can be waited for.
+            # The connections of a dying server close a moment before wait() returns.
             server.process.wait(0.2)
             raise Refused("failed", f"the server died: {server.complaint()}")
 
@@ -168,7 +168,7 @@ class Runner:
             spinning=not self.placement.shared,
         )
         command = [sys.executable, "-m", "uringloop.bench.client", json.dumps(asdict(task))]
-        # Connecting and draining have time limits of their own, so that this one never decides.
+        # Connecting and draining have their own time limits, which are reached before this one.
         timeout = 180.0 + 3 * settings.duration
         where = self.placement
         result = ask("the load generator", command, where.client_cpu, where.shared, timeout)

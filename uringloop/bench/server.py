@@ -1,7 +1,7 @@
 """The measured process: `python -m uringloop.bench.server --loop NAME --mode MODE`.
 
-Listens, prints one line of JSON when it is ready (or why it cannot be), and serves until SIGTERM.
-When the process that started it is gone, it goes too.
+Listens, prints one line of JSON when it is ready (or the reason if it cannot start), and serves
+until SIGTERM or until the process that started it ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def listen(path: str | None, port: int, kind: int = socket.SOCK_STREAM) -> socke
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((HOST, port))
-        # A port in use shows when it listens, if the other socket allows the address' reuse.
+        # If the other socket has SO_REUSEADDR as well, only listen() fails with EADDRINUSE.
         if kind == socket.SOCK_STREAM:
             sock.listen()
         sock.setblocking(False)
@@ -45,13 +45,13 @@ def listen(path: str | None, port: int, kind: int = socket.SOCK_STREAM) -> socke
 
 
 async def serve(mode: str, listener: socket.socket) -> None:
-    """Serve until SIGTERM, then cancel what is left."""
+    """Serve until SIGTERM, then cancel the remaining tasks."""
     loop = asyncio.get_running_loop()
     stopped = loop.create_future()
-    # Without a handler SIGTERM ends the process at once, which is as good for the benchmark.
+    # Without a handler SIGTERM ends the process at once, which is fine for the benchmark.
     with contextlib.suppress(NotImplementedError):
         loop.add_signal_handler(signal.SIGTERM, stopped.set_result, None)
-    # Asked before the socket is handed over: some loops take the descriptor out of the object.
+    # Read before the socket is handed over: some loops detach the descriptor from the object.
     name, family = listener.getsockname(), listener.family
     await SERVERS[mode](listener)
     if family == socket.AF_UNIX:
@@ -66,7 +66,7 @@ async def serve(mode: str, listener: socket.socket) -> None:
 
 
 def run(name: str, mode: str, listener: socket.socket) -> None:
-    """Make the loop and serve on it."""
+    """Create the loop and serve on it."""
     loop = loops.load(name)()
     try:
         asyncio.set_event_loop(loop)

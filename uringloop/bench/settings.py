@@ -1,4 +1,4 @@
-"""What a run of the benchmark is asked to do, and the errors that end it with one line."""
+"""The settings of a run of the benchmark, and the errors that end it with one line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class BenchError(Exception):
 
 
 class MissingError(Exception):
-    """A workload needs something that this machine has not; the message names it."""
+    """A workload needs something that is not installed; the message names it."""
 
 
 def explain(exc: Exception) -> dict[str, str]:
-    """Return why a measured process gives up: its last words, and the status of its row."""
+    """Return why a measured process gives up: the message, and the status of its row."""
     if isinstance(exc, MissingError):
         return {"error": str(exc), "kind": "missing"}
     if isinstance(exc, ModuleNotFoundError):
@@ -43,7 +43,7 @@ def explain(exc: Exception) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the table: bytes per message and simultaneous connections."""
+    """One cell of the table: bytes per message and simultaneous connections."""
 
     size: int
     clients: int
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the command line says, checked."""
+    """The options of the command line, checked."""
 
     mode: str = "protocol"
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -69,7 +69,7 @@ class Settings:
 
     @property
     def cells(self) -> list[Cell]:
-        """The places of the table, in the order in which they are measured."""
+        """The cells of the table, in the order in which they are measured."""
         return [Cell(size, clients) for size in self.sizes for clients in self.clients]
 
     @property

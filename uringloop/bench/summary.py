@@ -1,4 +1,4 @@
-"""What the rounds of a row come to: medians with their spread, and the ratio to uvloop."""
+"""The figures of each row: medians of its rounds, their spread, and the ratio to uvloop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _per_request(rounds: list[Measurement], take: Callable[[Measurement], int]) 
 
 
 def summarise(row: Row) -> Summary | None:
-    """Return the figures of a row; None when no round of it answered a request."""
+    """Return the figures of a row; None if no round of it has answered a request."""
     rounds = [one for one in row.rounds if one.requests and one.failure is None]
     if not rounds:
         return None
@@ -91,7 +91,7 @@ def summarise(row: Row) -> Summary | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A row in parts of the baseline of its cell, from the medians of both."""
+    """A row relative to the baseline of its cell, from the medians of both."""
 
     server_cpu: float
     requests_per_second: float
@@ -127,7 +127,7 @@ def verdict(results: list[Result], rate: float) -> str:
     """Return the result in a sentence: the judged loop beside each other one, over all cells."""
     measured = {(one.row.loop, one.row.cell): one.summary for one in results if one.summary}
     cells = list(dict.fromkeys(one.row.cell for one in results))
-    # The servers in C are the limit, and no loops.
+    # The servers in C show the limit; they are no loops.
     others = {one.row.loop for one in results} - {JUDGED, *REFERENCES}
     parts: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):
@@ -162,7 +162,7 @@ def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], 
 
 
 def notes(results: list[Result], rate: float) -> list[str]:
-    """Return what must be said below the table."""
+    """Return the notes below the table."""
     said = [
         "Medians of the rounds, ± half the distance between the lowest and the highest.",
         "Percentiles are of all rounds' latencies together, ± the same of the single rounds.",
@@ -189,5 +189,5 @@ def _remarks(result: Result) -> list[str]:
     # A request in flight when the interval ends is unanswered too; a backlog is much more.
     if summary is not None and summary.unanswered > answered // 100 + row.cell.clients:
         where = f"{row.loop}, {row.cell.size} B x {row.cell.clients}"
-        return [f"{where}: slower than the rate, {summary.unanswered:,} requests were left over."]
+        return [f"{where}: slower than the rate, {summary.unanswered:,} requests unanswered."]
     return []

@@ -1,6 +1,6 @@
-"""What a user sees: a bar while the benchmark runs, then the table; plain lines off a terminal.
+"""Output on the terminal: a bar while the benchmark runs, then the table; elsewhere plain lines.
 
-Progress goes to standard error, so that standard output holds the report and nothing else.
+Progress goes to standard error, so that standard output contains only the report.
 `rich` is optional and imported only where it is used.
 """
 
@@ -57,7 +57,7 @@ def _bar(total: int) -> Iterator[Step]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    # Once per second is seldom enough to leave no trace in the figures.
+    # Once per second is too seldom to influence the figures.
     with Progress(
         *columns, console=Console(stderr=True), refresh_per_second=1, transient=True
     ) as bar:
@@ -111,6 +111,6 @@ def _print_rich_table(results: list[Result]) -> None:
         style = "bold cyan" if result.row.loop == "uringloop" else None
         table.add_row(*report.cells_of(result), style=style, end_section=ends)
     console = Console()
-    # A terminal that is too narrow folds the lines: better than columns without their figures.
+    # A terminal that is too narrow wraps the lines: better than columns without their figures.
     needed = Width.get(console, console.options.update(max_width=1000), table).maximum
     Console(width=max(console.width, needed)).print(table)

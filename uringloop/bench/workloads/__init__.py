@@ -1,4 +1,4 @@
-"""Everything that is measured, by name, once: the same code under every loop.
+"""The workloads by name: the same code under every loop.
 
 Each is what a user would write, with nothing tuned for one loop. Runs on the thread of its loop.
 """
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from . import databases, datagrams, echo, http, programs, secure, transfer
 
-# Returns as soon as connections are welcome; the server lives as long as its loop runs.
+# Returns as soon as the server accepts connections; it serves as long as its loop runs.
 Serve = Callable[[socket.socket], Awaitable[None]]
 
 # The modes of `python -m uringloop.bench`.
@@ -21,7 +21,7 @@ WORKLOADS: dict[str, Serve] = {
     "sockets": echo.serve_sockets,
 }
 
-# All servers: these besides are for loads other than the load generator.
+# All servers; the additional ones are for loads other than the load generator.
 SERVERS: dict[str, Serve] = {
     **WORKLOADS,
     "sink": transfer.serve_sink,
@@ -33,7 +33,7 @@ SERVERS: dict[str, Serve] = {
     "aiohttp": http.serve_aiohttp,
 }
 
-# The servers whose socket is one of datagrams.
+# The servers with a datagram socket.
 DATAGRAMS = ("datagrams",)
 
 PROGRAMS = programs.PROGRAMS

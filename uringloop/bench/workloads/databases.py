@@ -1,7 +1,7 @@
 """Clients of databases: one connection, one small request after the other.
 
-Each is connected at the address that it is given, and yields what then runs a number of requests.
-Their packages are imported where they are used.
+Each connects to the given address and yields a function that makes a number of requests. The
+packages are imported where they are used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-# Who the benchmark is to its own PostgreSQL server, which trusts everybody on this machine.
+# The benchmark's user on its own PostgreSQL server, which trusts every local connection.
 POSTGRESQL_USER = "bench"
 
-# What redis is asked for.
+# The request to redis.
 _KEY = "key"
 _VALUE = b"v" * 100
 
@@ -22,7 +22,7 @@ Requests = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Client:
-    """How a client connects, and how many requests one measurement has."""
+    """A client's context manager, and the number of requests of one measurement."""
 
     connected: Callable[[str, int], contextlib.AbstractAsyncContextManager[Requests]]
     count: int

@@ -7,7 +7,7 @@ import socket
 
 
 class DatagramEcho(asyncio.DatagramProtocol):
-    """Sends back what it is given, to whom it came from."""
+    """Sends each datagram back to its sender."""
 
     transport: asyncio.DatagramTransport
 
@@ -19,6 +19,6 @@ class DatagramEcho(asyncio.DatagramProtocol):
 
 
 async def serve_datagrams(endpoint: socket.socket) -> None:
-    """Serve with create_datagram_endpoint, on a socket that is bound."""
+    """Serve with create_datagram_endpoint on a bound socket."""
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(DatagramEcho, sock=endpoint)

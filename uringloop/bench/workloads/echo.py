@@ -13,12 +13,12 @@ import socket
 # More than any burst of connections that the load generator opens at once.
 BACKLOG = 4096
 
-# asyncio's own default limit of a stream, and what one receive of the other modes may return.
+# asyncio's default limit of a stream, and the largest receive of the other modes.
 CHUNK = 64 * 1024
 
 
 class EchoProtocol(asyncio.Protocol):
-    """Writes back what it is given."""
+    """Writes received data back."""
 
     transport: asyncio.Transport
 
@@ -30,7 +30,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """Receives into one buffer and writes back a copy of what came."""
+    """Receives into one buffer and writes a copy of the data back."""
 
     transport: asyncio.Transport
 
@@ -44,7 +44,7 @@ class BufferedEchoProtocol(asyncio.BufferedProtocol):
         return self.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        # A copy, because asyncio and uvloop may still send from the buffer while it is reused.
+        # A copy, because asyncio and uvloop may still send from the buffer when it is reused.
         self.transport.write(bytes(self.buffer[:nbytes]))
 
 
@@ -55,7 +55,7 @@ async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             writer.write(data)
             await writer.drain()
     except ConnectionError:
-        # The load generator hangs up when it has measured enough.
+        # The load generator closes its connections when it has measured enough.
         return
     finally:
         writer.close()
@@ -65,7 +65,7 @@ async def echo_socket(loop: asyncio.AbstractEventLoop, connection: socket.socket
     """Echo one connection with sock_recv and sock_sendall."""
     with connection:
         if connection.family != socket.AF_UNIX:
-            # The transports of every loop do this by themselves.
+            # The transports of every loop set this themselves.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             while data := await loop.sock_recv(connection, CHUNK):

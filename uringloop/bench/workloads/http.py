@@ -1,6 +1,6 @@
-"""HTTP servers that answer every request alike: a parser on a protocol, uvicorn and aiohttp.
+"""HTTP servers with a fixed response: a parser on a protocol, uvicorn and aiohttp.
 
-Their packages are imported where they are used: without one, its server alone is missing.
+The packages are imported where they are used: a missing one affects its own server only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\
 
 
 class Answering(asyncio.Protocol):
-    """Answers every request that the parser has seen the end of."""
+    """Answers every request when the parser has reached its end."""
 
     transport: asyncio.Transport
 
@@ -40,7 +40,7 @@ class Answering(asyncio.Protocol):
 
 async def serve_raw(listener: socket.socket) -> None:
     """Serve with asyncio.Protocol and httptools' parser: the least that HTTP costs."""
-    import httptools  # noqa: F401  # its absence is better told before the first connection
+    import httptools  # noqa: F401  # fails before the first connection if it is missing
 
     loop = asyncio.get_running_loop()
     await loop.create_server(Answering, sock=listener, backlog=BACKLOG)
@@ -59,7 +59,7 @@ async def application(
 
 async def serve_uvicorn(listener: socket.socket) -> None:
     """Serve an ASGI application with uvicorn and httptools."""
-    import httptools  # noqa: F401  # uvicorn tells its absence by a long traceback
+    import httptools  # noqa: F401  # without it uvicorn prints a long traceback
     import uvicorn
 
     config = uvicorn.Config(
@@ -72,10 +72,10 @@ async def serve_uvicorn(listener: socket.socket) -> None:
     )
     config.load()
     server = uvicorn.Server(config)
-    # Below serve(), which would take SIGTERM for itself.
+    # Not by serve(), which would install its own handler of SIGTERM.
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener])
-    # Its timer keeps it.
+    # The loop's timer for it keeps the task alive.
     asyncio.get_running_loop().create_task(server.main_loop())
 
 

@@ -1,7 +1,7 @@
 """Small programs that only schedule: tasks, callbacks, timers, threads, processes.
 
-Each does its operation as often as it is told; PROGRAMS has the number that takes about half a
-second. What differs from loop to loop is measured, what is asyncio's own is the same for all.
+Each does its operation *count* times; PROGRAMS has the count that takes about half a second. The
+code of asyncio itself is the same for all loops: figures differ by the loops only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-# Callbacks and timers of one turn: more than most programs have, and no memory to speak of.
+# Callbacks and timers of one turn: more than in most programs, and little memory.
 BATCH = 1000
 
 # Tasks of `sleep-100`.
 HUNDRED = 100
 
-# Seconds between the timers of `timers`, on average: a loop is never ahead of them.
+# Average seconds between the timers of `timers`: too short for any loop to wait for one.
 WINDOW = 1e-6
 
 
@@ -82,7 +82,7 @@ async def future(count: int) -> None:
 
 
 async def call_later_cancel(count: int) -> None:
-    """A time-out that is set and cancelled, as of every request of a server."""
+    """A timeout that is set and cancelled, as for every request of a server."""
     loop = asyncio.get_running_loop()
     for _ in range(count // BATCH):
         for _ in range(BATCH):
@@ -91,7 +91,7 @@ async def call_later_cancel(count: int) -> None:
 
 
 async def timers(count: int) -> None:
-    """Timers at random within a window, made beforehand: making and running them."""
+    """Timers at random times within a window, all created first: creating and running them."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     left = count
@@ -126,12 +126,12 @@ async def _hand_over(count: int, size: int) -> None:
 
 
 async def queue_one(count: int) -> None:
-    """A queue of one place between two tasks: a change of task for every item."""
+    """A queue of one item between two tasks: a task switch for every item."""
     await _hand_over(count, 1)
 
 
 async def queue_hundred(count: int) -> None:
-    """A queue of a hundred places between two tasks."""
+    """A queue of a hundred items between two tasks."""
     await _hand_over(count, 100)
 
 
@@ -139,7 +139,7 @@ async def threadsafe(count: int) -> None:
     """Wake-ups from another thread, each after the last has arrived."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
-    # A lock, for a semaphore is a good deal of Python code.
+    # A lock, because a semaphore is much Python code.
     arrived = threading.Lock()
     arrived.acquire()
 
@@ -189,7 +189,7 @@ async def subprocess(count: int) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs, and how often in one measurement: any multiple of the unit can be run."""
+    """A program and its operations in one measurement: it runs any multiple of the unit."""
 
     run: Callable[[int], Coroutine[None, None, None]]
     count: int

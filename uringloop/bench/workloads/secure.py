@@ -1,4 +1,4 @@
-"""The echo server over TLS, with a certificate that is made when it starts and secures nothing."""
+"""The echo server over TLS, with a self-signed certificate that is made when it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .echo import BACKLOG, EchoProtocol
 
 
 def _certificate() -> str:
-    """Return a key on P-256 and its own signature, as the text of a PEM file."""
+    """Return a P-256 key and its self-signed certificate, as the text of a PEM file."""
     if shutil.which("openssl") is None:
         raise MissingError("the openssl command is not installed")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
@@ -29,10 +29,10 @@ def _certificate() -> str:
 
 
 def server_context() -> ssl.SSLContext:
-    """Return a context with a certificate of its own."""
+    """Return a context with a new certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     file = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115  # closed at exit
-    # One loop reads the file again for each server, so it stays as a user's does.
+    # One of the loops reads the file again for each server, so it must stay, as a user's does.
     atexit.register(file.close)
     file.write(_certificate())
     file.flush()

@@ -1,7 +1,7 @@
-"""One way only: a server that takes all that comes, and one that sends as much as it is asked for.
+"""One-way transfers: a server that receives everything, and one that sends what a client requests.
 
-The number of bytes is told in eight, big-endian: by the sink at the end of the file, to the source
-at the beginning. Content repeats PATTERN, so that a load can check what it receives.
+The number of bytes is an eight-byte big-endian integer: the sink sends it at EOF, the source
+receives it first. The content repeats PATTERN, so that a load can check what it receives.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import socket
 
 from .echo import BACKLOG
 
-# How a number of bytes is told.
+# Size of that integer.
 NUMBER_BYTES = 8
 
-# What a program that sends a file writes at once: between asyncio's high-water mark and 256 KiB.
+# One write of a program that sends a file: between asyncio's high-water mark and 256 KiB.
 CHUNK = 128 * 1024
 
 # No divisor of any buffer's size, so that a lost or repeated buffer changes what follows.
@@ -23,7 +23,7 @@ PATTERN = bytes(range(PATTERN_BYTES))
 
 
 class Sink(asyncio.Protocol):
-    """Counts what it is given and answers with the number when there is no more."""
+    """Counts the received bytes and answers with the number at EOF."""
 
     transport: asyncio.Transport
 
@@ -43,7 +43,7 @@ class Sink(asyncio.Protocol):
 
 
 class Source(asyncio.Protocol):
-    """Writes as many bytes as it is told to, and pauses when it is told to pause."""
+    """Writes as many bytes as the client requests, and stops while writing is paused."""
 
     transport: asyncio.Transport
 
