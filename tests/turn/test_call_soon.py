@@ -1,4 +1,4 @@
-"""call_soon in all its forms: it has a short way for the usual ones."""
+"""call_soon with all forms of arguments: the common ones have a fast path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import uringloop
 
 
 class Word(str):
-    """Equal to a string that it is not."""
+    """A keyword that equals a str, but is not the same object."""
 
 
 @pytest.mark.parametrize("count", range(5))
@@ -36,7 +36,7 @@ def test_callback_receives_any_number_of_arguments(
         each_loop.call_soon_threadsafe(Receiver().take, *args),
         each_loop.call_later(0, Receiver().take, *args),
     ]
-    # As a name without a type: a subclass of str is as good.
+    # A keyword may be of a subclass of str.
     option: dict[str, Any] = {Word("context"): contextvars.Context()}
     handles.append(each_loop.call_soon(Receiver().take, *args, **option))
     assert [handle._args for handle in handles] == [args] * 6
@@ -55,14 +55,14 @@ def test_call_soon_refuses_other_arguments(
         each_loop.call_soon(*args, **options)
 
 
-def test_call_soon_takes_its_callback_by_name(each_loop: AbstractEventLoop) -> None:
+def test_call_soon_accepts_its_callback_as_keyword(each_loop: AbstractEventLoop) -> None:
     ran: list[int] = []
     each_loop.call_soon(callback=functools.partial(ran.append, 1))  # type: ignore[call-arg, unused-ignore]
     run_turns(each_loop, 1)
     assert ran == [1]
 
 
-def test_call_soon_of_a_subclass_is_the_one_that_is_called() -> None:
+def test_call_soon_of_a_subclass_overrides_the_fast_path() -> None:
     class Counting(uringloop.Loop):
         calls = 0
 

@@ -1,4 +1,4 @@
-"""The loop's clock: what handles tell of it, and programs that put another in its place."""
+"""The loop's clock: deadlines of handles, and programs that replace the clock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_call_at_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> No
 
 
 def test_time_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:
-    """As tests of timeouts do, with mock.patch.object(loop, "time")."""
+    """Tests of timeouts use mock.patch.object(loop, "time")."""
     ran: list[str] = []
     each_loop.call_later(3600, ran.append, "an hour")
     handle = each_loop.call_later(0, ran.append, "now")
@@ -87,7 +87,7 @@ def test_time_may_be_replaced_on_one_loop(each_loop: AbstractEventLoop) -> None:
     each_loop.run_forever()
 
 
-def test_a_handle_tells_the_time_that_it_was_given(each_loop: AbstractEventLoop) -> None:
+def test_when_returns_the_deadline_with_its_type(each_loop: AbstractEventLoop) -> None:
     for when in (10, 10.5, Fraction(21, 2)):
         handle = each_loop.call_at(when, print)  # type: ignore[arg-type]
         assert handle.when() == when

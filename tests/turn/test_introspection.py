@@ -1,4 +1,4 @@
-"""Private names of asyncio's loops that other programs read: they tell what asyncio's tell."""
+"""Private attributes of asyncio's loops that other programs read: they have asyncio's values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.tls_contexts import Contexts
 import uringloop
 
 
-def test_the_root_task_is_known_by_the_callback_of_asyncio(
+def test_root_task_has_the_done_callback_of_asyncio(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def root() -> list[object]:
@@ -28,7 +28,7 @@ def test_the_root_task_is_known_by_the_callback_of_asyncio(
     assert found == [base_events._run_until_complete_cb]  # type: ignore[attr-defined]
 
 
-def test_a_root_task_that_leaves_the_run_stops_no_later_run(
+def test_keyboard_interrupt_in_the_root_task_does_not_stop_the_next_run(
     each_loop: asyncio.AbstractEventLoop,
 ) -> None:
     async def interrupted() -> None:
@@ -44,9 +44,9 @@ def test_a_root_task_that_leaves_the_run_stops_no_later_run(
     assert each_loop.run_until_complete(later()) == "done"
 
 
-def test_ready_callbacks_are_told_in_their_order(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_ready_lists_callbacks_in_their_order(each_loop: asyncio.AbstractEventLoop) -> None:
     assert not each_loop._ready  # type: ignore[attr-defined]
-    # More than the queue has room for at first, after its beginning has moved.
+    # More than the queue's initial capacity, after its head has moved.
     run_turns(each_loop, 3)
     handles = [each_loop.call_soon(int) for _ in range(100)]
     ready = each_loop._ready  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def test_ready_callbacks_are_told_in_their_order(each_loop: asyncio.AbstractEven
     assert len(each_loop._ready) == 0  # type: ignore[attr-defined]
 
 
-def test_scheduled_timers_are_told_the_nearest_first(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_scheduled_lists_the_nearest_timer_first(each_loop: asyncio.AbstractEventLoop) -> None:
     assert not each_loop._scheduled  # type: ignore[attr-defined]
     now = each_loop.time()
     timers = [each_loop.call_at(now + 1000 - index, int, index) for index in range(200)]
@@ -72,9 +72,9 @@ def test_scheduled_timers_are_told_the_nearest_first(each_loop: asyncio.Abstract
     assert not each_loop._scheduled  # type: ignore[attr-defined]
 
 
-def test_a_timer_that_is_due_and_has_not_run_is_told(loop: uringloop.Loop) -> None:
+def test_scheduled_includes_due_timers_that_have_not_run(loop: uringloop.Loop) -> None:
     told: list[int] = []
-    # All are due in the same turn: the first sees the two others.
+    # All are due in the same turn: each sees itself and those that follow.
     now = loop.time()
     for _ in range(3):
         loop.call_at(now, lambda: told.append(len(loop._scheduled)))
@@ -83,7 +83,7 @@ def test_a_timer_that_is_due_and_has_not_run_is_told(loop: uringloop.Loop) -> No
     assert told == [3, 2, 1]
 
 
-def test_what_is_told_is_a_copy(loop: uringloop.Loop) -> None:
+def test_ready_and_scheduled_are_copies(loop: uringloop.Loop) -> None:
     ran: list[str] = []
     timer = loop.call_later(0.001, ran.append, "timer")
     loop._scheduled.clear()
@@ -95,7 +95,7 @@ def test_what_is_told_is_a_copy(loop: uringloop.Loop) -> None:
     assert not timer.cancelled()
 
 
-def test_the_thread_is_told_while_the_loop_runs(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_thread_id_is_set_while_the_loop_runs(each_loop: asyncio.AbstractEventLoop) -> None:
     assert each_loop._thread_id is None  # type: ignore[attr-defined]
     told: list[int | None] = []
     each_loop.call_soon(lambda: told.append(each_loop._thread_id))  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_the_thread_is_told_while_the_loop_runs(each_loop: asyncio.AbstractEvent
 
 # From 3.12 on Python warns of a fork beside threads, which earlier tests may have left.
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_no_thread_of_the_loop(loop: uringloop.Loop) -> None:
+def test_thread_id_is_none_in_a_forked_child(loop: uringloop.Loop) -> None:
     statuses: list[int] = []
 
     def fork() -> None:
@@ -120,13 +120,13 @@ def test_a_forked_child_has_no_thread_of_the_loop(loop: uringloop.Loop) -> None:
     assert statuses == [0]
 
 
-def test_the_default_executor_is_told(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_default_executor_is_set_by_its_first_use(each_loop: asyncio.AbstractEventLoop) -> None:
     assert each_loop._default_executor is None  # type: ignore[attr-defined]
     each_loop.run_until_complete(each_loop.run_in_executor(None, int))
     assert each_loop._default_executor is not None  # type: ignore[attr-defined]
 
 
-def test_handlers_of_signals_can_be_put_back(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_saved_signal_handlers_can_be_restored(each_loop: asyncio.AbstractEventLoop) -> None:
     calls: list[str] = []
 
     def called(name: str) -> None:
@@ -145,7 +145,9 @@ def test_handlers_of_signals_can_be_put_back(each_loop: asyncio.AbstractEventLoo
     each_loop.remove_signal_handler(signal.SIGUSR1)
 
 
-def test_what_else_is_read_has_the_values_of_asyncio(each_loop: asyncio.AbstractEventLoop) -> None:
+def test_other_private_attributes_have_the_values_of_asyncio(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
     def handler(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         pass
 
@@ -174,7 +176,7 @@ def test_what_else_is_read_has_the_values_of_asyncio(each_loop: asyncio.Abstract
         each_loop._check_closed()
 
 
-def test_a_server_tells_what_it_was_made_with(
+def test_server_has_the_private_attributes_of_asyncio(
     each_loop: asyncio.AbstractEventLoop, contexts: Contexts
 ) -> None:
     async def look() -> None:

@@ -13,7 +13,7 @@ from support.roles import Loop, on_loop, turns, until
 import uringloop
 from uringloop._ring import features
 
-# Late enough for asyncio's clock to see a difference, and over before a busy callback is.
+# Long enough for the resolution of asyncio's clock, and shorter than a busy callback.
 SOON = 0.00001
 
 
@@ -67,7 +67,7 @@ async def settled(log: list[str], count: int) -> list[str]:
 
 
 @on_loop
-async def test_a_timer_runs_with_the_round_of_io_after_which_it_is_due(
+async def test_a_timer_runs_after_the_io_of_the_turn_in_which_it_is_due(
     each_loop: Loop, lines: tuple[Line, Line], log: list[str]
 ) -> None:
     a, b = lines
@@ -84,7 +84,7 @@ async def test_a_timer_runs_with_the_round_of_io_after_which_it_is_due(
 
 
 @on_loop
-async def test_a_timer_of_a_reader_runs_after_what_the_reader_has_caused(
+async def test_a_timer_of_a_reader_runs_after_the_io_that_the_reader_caused(
     each_loop: Loop, lines: tuple[Line, Line], log: list[str]
 ) -> None:
     a, b = lines
@@ -147,7 +147,7 @@ async def test_a_callback_runs_before_the_descriptor_it_made_ready_beside_anothe
         isinstance(each_loop, uringloop.Loop)
         and features.report(each_loop.backend == "io_uring")["epoll_wait"] != "used"
     ):
-        pytest.skip("this kernel's ring asks epoll when the callbacks have run")
+        pytest.skip("without EPOLL_WAIT the loop calls epoll_wait() after the callbacks")
     a, b = lines
 
     def start() -> None:
@@ -163,7 +163,7 @@ async def test_a_callback_runs_before_the_descriptor_it_made_ready_beside_anothe
 
 
 @on_loop
-async def test_bytes_come_after_what_their_sender_has_scheduled(
+async def test_data_is_received_after_callbacks_that_its_sender_scheduled(
     each_loop: Loop, log: list[str]
 ) -> None:
     class Log(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Descriptors that are replaced or closed behind the loop's back: it does not spin, and goes on."""
+"""Descriptors that the program replaces or closes under a transport: the loop does not spin."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def stays_idle(transport: object, calls: list[Any]) -> None:
 
 @pytest.mark.parametrize("replace", [null, regular_file, pipe, unconnected_stream])
 @on_loop
-async def test_an_endpoint_that_is_replaced_is_told_once(
+async def test_a_replaced_endpoint_reports_one_error(
     loop: uringloop.Loop, replace: Replace
 ) -> None:
     async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (transport, mailbox):
@@ -93,7 +93,7 @@ async def test_an_endpoint_that_is_replaced_is_told_once(
 
 @pytest.mark.parametrize("replace", [null, regular_file, pipe, unconnected_stream])
 @on_loop
-async def test_a_unix_endpoint_that_is_replaced_is_told_once(
+async def test_a_replaced_unix_endpoint_reports_one_error(
     loop: uringloop.Loop, tmp_path: Path, replace: Replace
 ) -> None:
     ours, peer = unix_pair(tmp_path)
@@ -107,7 +107,7 @@ async def test_a_unix_endpoint_that_is_replaced_is_told_once(
 
 
 @on_loop
-async def test_an_endpoint_that_became_an_ended_stream_has_one_empty_datagram(
+async def test_an_endpoint_replaced_by_a_stream_at_eof_receives_one_empty_datagram(
     loop: uringloop.Loop,
 ) -> None:
     async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (transport, mailbox):
@@ -120,13 +120,13 @@ async def test_an_endpoint_that_became_an_ended_stream_has_one_empty_datagram(
 
 
 @on_loop
-async def test_errors_of_the_network_do_not_end_the_receiving(each_loop: Loop) -> None:
+async def test_network_errors_do_not_end_receiving(each_loop: Loop) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
     async with endpoint(each_loop, remote_addr=address) as (transport, mailbox):
         for count in range(1, 4):
-            # Refused, and told by the next receive or the next send.
+            # The peer refuses, and the next receive or send fails with ECONNREFUSED.
             transport.sendto(b"nobody")
             failures = await mailbox.failed(count)
             assert isinstance(failures[-1], ConnectionRefusedError)
@@ -136,11 +136,11 @@ async def test_errors_of_the_network_do_not_end_the_receiving(each_loop: Loop) -
             await until(lambda: b"news" in mailbox.data)
 
 
-# ── closed behind the loop's back ────────────────────────────────────────────────────────────
+# ── closed under a transport ─────────────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_the_end_of_a_stream_whose_descriptor_is_closed_does_not_leave_the_run(
+async def test_abort_of_a_stream_with_a_closed_descriptor_does_not_end_the_run(
     loop: uringloop.Loop,
 ) -> None:
     seen = complaints(loop)
@@ -163,7 +163,7 @@ async def test_the_end_of_a_stream_whose_descriptor_is_closed_does_not_leave_the
 
 
 @on_loop
-async def test_the_end_of_a_pipe_whose_descriptor_is_closed_does_not_leave_the_run(
+async def test_write_to_a_pipe_with_a_closed_descriptor_does_not_end_the_run(
     loop: uringloop.Loop,
 ) -> None:
     seen = complaints(loop)

@@ -22,14 +22,14 @@ VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset"
 
 
 class Token:
-    """Something that a weak reference can watch."""
+    """An object that can be weakly referenced."""
 
     def method(self, argument: object) -> None:
         """A callback that keeps its owner alive."""
 
 
 async def nothing() -> None:
-    """A coroutine that is done at once."""
+    """A coroutine that returns at once."""
 
 
 def callback() -> None:
@@ -201,11 +201,11 @@ def test_context_that_is_already_entered_is_logged(
     assert "already entered" in str(record.exc_info[1])
 
 
-# ── what may be scheduled ────────────────────────────────────────
+# ── refused callbacks ────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("method", ["call_soon", "call_soon_threadsafe"])
-def test_debug_mode_refuses_what_is_not_callable(each_loop: AbstractEventLoop, method: str) -> None:
+def test_debug_mode_refuses_non_callables(each_loop: AbstractEventLoop, method: str) -> None:
     each_loop.set_debug(True)
     schedule: Callable[[object], object] = getattr(each_loop, method)
     for wrong in (None, 42, "name"):
@@ -227,7 +227,7 @@ def test_debug_mode_refuses_coroutines(each_loop: AbstractEventLoop, method: str
     coroutine.close()
 
 
-def test_without_debug_what_is_not_callable_is_reported_when_it_runs(
+def test_without_debug_mode_a_non_callable_is_reported_when_it_runs(
     each_loop: AbstractEventLoop,
 ) -> None:
     reports = complaints(each_loop)
@@ -430,7 +430,7 @@ def test_running_another_loop_inside_a_run_is_refused(
     each_loop.run_until_complete(main())
 
 
-def test_loops_of_both_kinds_take_turns_in_one_thread(each_loop: AbstractEventLoop) -> None:
+def test_loops_of_both_kinds_alternate_in_one_thread(each_loop: AbstractEventLoop) -> None:
     with contextlib.closing(asyncio.SelectorEventLoop()) as other:
         for _ in range(10):
             assert each_loop.run_until_complete(asyncio.sleep(0, 1)) == 1
@@ -484,7 +484,7 @@ def test_run_until_complete_that_is_stopped_raises(each_loop: AbstractEventLoop)
     wording = r"^Event loop stopped before Future completed\.$"
     with pytest.raises(RuntimeError, match=wording):
         each_loop.run_until_complete(future)
-    # The future no longer stops the loop: the second callback is of a later turn.
+    # The future no longer stops the loop: the second callback runs in a later turn.
     ran: list[str] = []
     future.set_result("late")
     each_loop.call_soon(each_loop.call_soon, each_loop.call_soon, each_loop.stop)
@@ -536,7 +536,7 @@ def test_running_loop_is_forgotten_when_an_exception_ends_the_run(
     assert not each_loop.is_running()
 
 
-# ── small things ─────────────────────────────────────────────────
+# ── clock, futures, kernel entries ───────────────────────────────
 
 
 def test_time_is_the_monotonic_clock_now(each_loop: AbstractEventLoop) -> None:
@@ -562,7 +562,7 @@ def test_create_future_makes_an_asyncio_future_of_the_loop(each_loop: AbstractEv
 
 
 @on_io_uring
-def test_turns_with_nothing_to_tell_the_kernel_do_not_enter_it(loop: uringloop.Loop) -> None:
+def test_turns_without_submissions_do_not_enter_the_kernel(loop: uringloop.Loop) -> None:
     async def spin() -> None:
         for _ in range(100_000):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a loop tells of itself by `stats()`."""
+"""Loop.stats(): counters since the loop was created, and the present state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import uringloop
 from uringloop import prometheus
 from uringloop._loop.base import Stats
 
-# What stats() has of the present; all else counts from the making of the loop.
+# Entries of stats() about the present; all others count from the creation of the loop.
 PRESENT = {"operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "batches"}
 
 SIZES = pytest.mark.parametrize("size", [1, 1000, 64 * 1024 + 1, 3_000_001])
@@ -35,7 +35,7 @@ def nothing() -> None:
 
 
 def counters(stats: Stats) -> dict[str, float]:
-    """Return what never gets less, the sizes of the batches each by itself."""
+    """Return the counters, which never decrease; each size of a batch is one of them."""
     numbers = {name: value for name, value in stats.items() if name not in PRESENT}
     numbers |= {f"batches of {size}": count for size, count in stats["batches"].items()}
     return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
@@ -49,7 +49,7 @@ def moved(loop: uringloop.Loop, before: Stats) -> tuple[int, int]:
 
 
 def busy(seconds: float) -> None:
-    """Hold the loop up."""
+    """Block the loop."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -72,7 +72,7 @@ def test_every_turn_is_counted(loop: uringloop.Loop) -> None:
         assert loop.stats()["turns"] - before["turns"] == count
 
 
-def test_what_waits_for_the_next_turn_is_told(loop: uringloop.Loop) -> None:
+def test_callbacks_of_the_next_turn_are_counted_as_ready(loop: uringloop.Loop) -> None:
     handles = [loop.call_soon(nothing) for _ in range(7)]
     assert loop.stats()["callbacks_ready"] == 7
     run_turns(loop)
@@ -80,10 +80,10 @@ def test_what_waits_for_the_next_turn_is_told(loop: uringloop.Loop) -> None:
     assert handles
 
 
-def test_entering_the_kernel_is_counted(loop: uringloop.Loop) -> None:
+def test_kernel_entries_are_counted(loop: uringloop.Loop) -> None:
     before = loop.stats()["kernel_entries"]
     for _ in range(5):
-        # Each of them sleeps.
+        # Each run sleeps in the kernel.
         loop.run_until_complete(asyncio.sleep(0.001))
     assert loop.stats()["kernel_entries"] - before >= 5
 
@@ -101,7 +101,7 @@ def test_timers_are_counted_when_they_run(loop: uringloop.Loop) -> None:
 
 
 def test_cancelled_timer_is_not_pending(loop: uringloop.Loop) -> None:
-    # So many that the heap drops the cancelled ones by and by.
+    # Enough for the heap to drop cancelled timers on the way.
     timers = [loop.call_later(3600 + number, nothing) for number in range(500)]
     for number, timer in enumerate(timers):
         assert loop.stats()["timers_pending"] == 500 - number
@@ -137,7 +137,7 @@ def test_timers_that_run_see_how_many_are_pending(loop: uringloop.Loop) -> None:
 # ── lag ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_lag_tells_how_late_a_timer_was(loop: uringloop.Loop) -> None:
+def test_lag_is_the_delay_of_a_timer(loop: uringloop.Loop) -> None:
     def delay() -> None:
         loop.call_later(0, loop.stop)
         busy(0.02)
@@ -145,17 +145,17 @@ def test_lag_tells_how_late_a_timer_was(loop: uringloop.Loop) -> None:
     loop.call_soon(delay)
     loop.run_forever()
     stats = loop.stats()
-    # Seconds, and not a hundred of them.
+    # The unit is seconds.
     assert 0.02 <= stats["lag"] <= stats["lag_max"] < 10
 
 
-def test_largest_lag_is_kept(loop: uringloop.Loop) -> None:
+def test_lag_max_keeps_the_largest_lag(loop: uringloop.Loop) -> None:
     loop.call_later(0, nothing)
     busy(0.02)
     run_turns(loop)
     largest = loop.stats()["lag"]
     deadline = time.monotonic() + 10
-    # A machine that is busy with others may be late more than once.
+    # On a busy machine timers may be late more than once.
     while loop.stats()["lag"] >= 0.02:
         assert time.monotonic() < deadline
         loop.run_until_complete(asyncio.sleep(0.001))
@@ -275,7 +275,7 @@ async def test_bytes_of_datagrams_are_counted(loop: uringloop.Loop, connected: b
             for count, size in enumerate((1, 100, 1472, 9000, 60_000), 1):
                 transport.sendto(bytes(size), None if connected else address)
                 await mailbox.received(count)
-            # The sender is known now.
+            # The receiver knows the sender's address now.
             there.sendto(b"answer", mailbox.mail[0][1])
             await answers.received()
     total = 1 + 100 + 1472 + 9000 + 60_000 + 6
@@ -287,7 +287,7 @@ async def test_bytes_of_unix_datagrams_are_counted(loop: uringloop.Loop, tmp_pat
     left, right = unix_pair(tmp_path)
     before = loop.stats()
     async with endpoint(loop, sock=left) as (there, _), endpoint(loop, sock=right) as (_, mailbox):
-        # More than the other one holds: some wait.
+        # More datagrams than the receiver's queue holds: some wait.
         for size in range(1, 101):
             there.sendto(bytes(size))
         await mailbox.received(100)
@@ -306,7 +306,7 @@ async def test_bytes_of_pipes_are_counted(loop: uringloop.Loop, size: int) -> No
 
 
 @on_loop
-async def test_bytes_that_do_not_leave_are_not_sent(loop: uringloop.Loop) -> None:
+async def test_bytes_in_the_write_buffer_are_not_counted_as_sent(loop: uringloop.Loop) -> None:
     before = loop.stats()
     async with stream(loop, Collector(loop), buffer_size=4096) as (transport, peer):
         transport.write(bytes(10_000_000))
@@ -347,14 +347,14 @@ def test_turns_without_completions_are_no_batches(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_receive_that_is_armed_anew_is_counted(loop: uringloop.Loop) -> None:
+async def test_rearmed_receives_are_counted(loop: uringloop.Loop) -> None:
     protocol = Collector(loop)
     async with stream(loop, protocol) as (transport, peer):
         peer.send(b"one")
         await protocol.received(3)
         before = loop.stats()["rearms"]
         for count in range(1, 4):
-            # What comes while nobody reads ends the receive.
+            # Data that arrives while reading is paused ends the receive.
             transport.pause_reading()
             seen = loop.stats()["received_bytes"]
             peer.send(b"more")
@@ -365,12 +365,12 @@ async def test_receive_that_is_armed_anew_is_counted(loop: uringloop.Loop) -> No
 
 
 @on_loop
-async def test_nothing_is_in_flight_at_the_end(loop: uringloop.Loop) -> None:
+async def test_operations_in_flight_return_to_zero(loop: uringloop.Loop) -> None:
     await turns(3)
     assert loop.stats()["operations"] == 0
     async with link(loop, Collector(loop), Echo()):
         await turns(3)
-        # Both receive.
+        # Each transport has a receive in flight.
         assert loop.stats()["operations"] >= 2
         assert loop.stats()["submissions"] >= 2
     stats = loop.stats()
@@ -417,7 +417,7 @@ def test_counters_only_grow_and_any_thread_may_read_them(loop: uringloop.Loop) -
     assert reports == []
 
 
-def test_reading_resets_nothing_and_a_closed_loop_tells_too(loop: uringloop.Loop) -> None:
+def test_stats_are_not_reset_and_survive_the_close_of_the_loop(loop: uringloop.Loop) -> None:
     loop.call_later(3600, nothing)
     loop.run_until_complete(asyncio.sleep(0.001))
     last = loop.stats()
@@ -437,7 +437,7 @@ def test_reading_resets_nothing_and_a_closed_loop_tells_too(loop: uringloop.Loop
 
 @pytest.fixture
 def worked(loop: uringloop.Loop) -> uringloop.Loop:
-    """A loop that has done something."""
+    """A loop that has run a timer and moved a megabyte."""
 
     async def work() -> None:
         protocol = Collector(loop)
@@ -451,7 +451,7 @@ def worked(loop: uringloop.Loop) -> uringloop.Loop:
     return loop
 
 
-def test_every_loop_tells_of_itself_alone(worked: uringloop.Loop) -> None:
+def test_each_loop_has_its_own_counters(worked: uringloop.Loop) -> None:
     with contextlib.closing(uringloop.new_event_loop()) as other:
         assert other.stats()["turns"] == 0
         other.run_until_complete(asyncio.sleep(0))

@@ -1,4 +1,4 @@
-"""Timers: their order, their handles, how they are cancelled, and what asyncio builds on them."""
+"""Timers: order, handles, cancelling, and asyncio's functions that use timers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_timers_never_fire_early(each_loop: AbstractEventLoop) -> None:
     assert early == []
 
 
-def test_stream_of_callbacks_does_not_hold_timers_back(each_loop: AbstractEventLoop) -> None:
+def test_endless_callbacks_do_not_hold_timers_back(each_loop: AbstractEventLoop) -> None:
     def again() -> None:
         each_loop.call_soon(again)
 
@@ -124,7 +124,7 @@ def test_stream_of_callbacks_does_not_hold_timers_back(each_loop: AbstractEventL
     each_loop.run_forever()
 
 
-def test_stream_of_zero_delay_timers_does_not_hold_the_rest_back(
+def test_endless_zero_delay_timers_do_not_hold_callbacks_back(
     each_loop: AbstractEventLoop,
 ) -> None:
     started = threading.Event()
@@ -201,13 +201,15 @@ def test_delay_of_none_is_refused(each_loop: AbstractEventLoop) -> None:
         later("1", callback)
 
 
-def test_debug_mode_refuses_what_cannot_be_called_back(each_loop: AbstractEventLoop) -> None:
+def test_debug_mode_refuses_non_callables_and_coroutines_as_timers(
+    each_loop: AbstractEventLoop,
+) -> None:
     async def coroutine_function() -> None: ...
 
     each_loop.set_debug(True)
     at: Callable[[float, object], object] = each_loop.call_at  # type: ignore[assignment]
     later: Callable[[float, object], object] = each_loop.call_later  # type: ignore[assignment]
-    # Stock asyncio's call_later is call_at in disguise, and its messages say so.
+    # Stock asyncio's call_later calls call_at, which its messages name.
     for schedule, name in ((at, "call_at"), (later, "call_(at|later)")):
         with pytest.raises(TypeError, match=rf"^a callable object was expected by {name}\(\), got"):
             schedule(0, "not callable")
@@ -227,7 +229,7 @@ def test_closed_loop_refuses_timers(each_loop: AbstractEventLoop) -> None:
 
 
 @pytest.mark.parametrize("delay", [25 * 3600.0, 1e9, 1e12, 1e18, 1e300, float("inf")])
-def test_far_deadline_waits_and_lets_the_others_run(
+def test_far_deadline_does_not_hold_other_timers_back(
     each_loop: AbstractEventLoop, delay: float
 ) -> None:
     ran: list[str] = []
@@ -259,7 +261,7 @@ def test_timer_handle_is_an_asyncio_timer_handle(each_loop: AbstractEventLoop) -
         assert handle.cancelled() is False
 
 
-def test_timer_handle_tells_when_it_is_due(each_loop: AbstractEventLoop) -> None:
+def test_when_returns_the_deadline(each_loop: AbstractEventLoop) -> None:
     for when in (0, 1.5, 123456789.000000001, each_loop.time(), float("inf")):
         assert each_loop.call_at(when, callback).when() == when
     before = each_loop.time()
@@ -286,7 +288,7 @@ def test_timer_handles_are_ordered_by_their_deadlines(each_loop: AbstractEventLo
     assert sorted([late, early]) == [early, late]
 
 
-def test_timer_handles_are_equal_when_everything_about_them_is(
+def test_timer_handles_are_equal_if_deadline_callback_and_state_are(
     each_loop: AbstractEventLoop,
 ) -> None:
     ran: list[int] = []
@@ -324,7 +326,7 @@ def test_timer_handle_repr_names_deadline_callback_and_source(
     assert repr(handle) == "<TimerHandle cancelled when=123.5>"
 
 
-def test_timer_handle_repr_in_debug_mode_tells_where_it_was_created(
+def test_timer_handle_repr_in_debug_mode_shows_where_it_was_created(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.set_debug(True)
@@ -407,7 +409,7 @@ def test_timer_may_reschedule_itself(each_loop: AbstractEventLoop) -> None:
     assert all(earlier <= later for earlier, later in itertools.pairwise(times))
 
 
-def test_exception_in_a_timer_does_not_hold_the_others(each_loop: AbstractEventLoop) -> None:
+def test_exception_in_a_timer_does_not_stop_the_others(each_loop: AbstractEventLoop) -> None:
     reports: list[dict[str, object]] = []
     each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
     ran: list[str] = []
@@ -424,7 +426,7 @@ def test_exception_in_a_timer_does_not_hold_the_others(each_loop: AbstractEventL
     assert isinstance(report["exception"], ZeroDivisionError)
 
 
-# ── what asyncio builds on timers ────────────────────────────────
+# ── sleep, wait_for, timeout ─────────────────────────────────────
 
 
 def test_sleep_returns_its_result_after_the_delay(each_loop: AbstractEventLoop) -> None:
@@ -490,7 +492,7 @@ def test_timeout_may_be_rescheduled_and_lifted(each_loop: AbstractEventLoop) -> 
     each_loop.run_until_complete(main())
 
 
-def test_thousand_timeouts_that_do_not_expire_cost_nothing_later(
+def test_thousand_timeouts_do_not_expire_after_their_body(
     each_loop: AbstractEventLoop,
 ) -> None:
     async def main() -> int:

@@ -1,4 +1,4 @@
-"""Timers that are cancelled, forgotten or held: what they keep alive, and for how long."""
+"""Lifetime of timers that are cancelled, dropped or held, and of what they refer to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_cancelling_a_timer_releases_its_callback_and_arguments(
     assert handle.cancelled()
 
 
-def test_timer_pushed_back_a_thousand_times_runs_once(each_loop: AbstractEventLoop) -> None:
+def test_timer_rescheduled_a_thousand_times_runs_once(each_loop: AbstractEventLoop) -> None:
     ran: list[int] = []
     handle = each_loop.call_later(0.001, ran.append, -1)
     for number in range(1000):
@@ -79,7 +79,9 @@ def test_timers_cancelled_at_random_leave_the_others_in_order(
     assert ran == sorted(wanted)
 
 
-def test_cancelled_timer_whose_end_makes_timers_may(each_loop: AbstractEventLoop) -> None:
+def test_destructor_run_by_a_cancelled_timer_may_create_timers(
+    each_loop: AbstractEventLoop,
+) -> None:
     class Ends:
         def __del__(self) -> None:
             if not each_loop.is_closed():
@@ -89,7 +91,7 @@ def test_cancelled_timer_whose_end_makes_timers_may(each_loop: AbstractEventLoop
     ended: list[asyncio.TimerHandle] = []
 
     def schedule() -> asyncio.TimerHandle:
-        # The handle's context holds it, and is dropped with the handle.
+        # The handle's context holds the object, and is dropped with the handle.
         var.set(Ends())
         return each_loop.call_later(1e6, callback)
 
@@ -135,7 +137,7 @@ def test_closing_the_loop_releases_its_timers(each_loop: AbstractEventLoop) -> N
 
 
 class Keeper:
-    """Something that keeps the handle of its own timer."""
+    """An object that holds the handle of its own timer."""
 
     handle: asyncio.TimerHandle
 
@@ -144,14 +146,14 @@ class Keeper:
 
 
 @pytest.mark.parametrize("end", ["runs", "is cancelled"])
-def test_timer_kept_by_what_it_calls_is_collected_after_its_end(
+def test_timer_held_by_its_callback_is_collected_after_its_end(
     each_loop: AbstractEventLoop, end: str
 ) -> None:
     keeper = Keeper()
     watch = weakref.ref(keeper)
     keeper.handle = each_loop.call_later(0, keeper.tick)
     if end == "is cancelled":
-        # What it calls is gone then, but not its context.
+        # cancel() drops the callback, but not the context.
         var: contextvars.ContextVar[Keeper] = contextvars.ContextVar("var")
         context = contextvars.Context()
         context.run(var.set, keeper)
@@ -171,7 +173,7 @@ def test_timer_kept_by_what_it_calls_is_collected_after_its_end(
 
 @pytest.mark.filterwarnings("ignore:unclosed event loop")
 @pytest.mark.parametrize("has_run", [False, True])
-def test_loop_that_nobody_holds_is_collected_with_its_timers(
+def test_unreferenced_loop_is_collected_with_its_timers(
     each_loop: AbstractEventLoop, has_run: bool
 ) -> None:
     class Program:
@@ -189,7 +191,7 @@ def test_loop_that_nobody_holds_is_collected_with_its_timers(
     past = forgotten.time() - 1
     if has_run:
         run_turns(forgotten)
-        # One that is due, left by a run that another has ended.
+        # The second timer is due, and is left over when the first one ends the run.
         forgotten.call_at(past, sys.exit)
         forgotten.call_at(past, program.tick)
         with pytest.raises(SystemExit):

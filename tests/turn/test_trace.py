@@ -1,4 +1,4 @@
-"""URINGLOOP_TRACE: each line of it, and that every operation which was begun is seen to end."""
+"""URINGLOOP_TRACE: the format of its lines, and that every operation begins and ends once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.roles import PATIENCE
 
 LINE = re.compile(r"\[(?P<pid>\d+)\.(?P<loop>\d+)\] (?P<time>\d+\.\d{6}) (?P<text>.*)")
 
-# All that has an opcode of its own: streams, datagrams, large writes, files, folders, processes.
+# Operations of all kinds: streams, datagrams, large writes, files, folders, processes.
 PROGRAM = """
 import asyncio, os, socket, sys, tempfile
 import uringloop
@@ -112,7 +112,7 @@ def test_every_operation_begins_and_ends_once(tmp_path: Path) -> None:
             continue
         key = f"{line['loop']} {name}"
         if rest.startswith("="):
-            # Nothing is answered that was not asked, and nothing after the end.
+            # No completion comes before the submission, or after the terminal completion.
             assert begun[key] == 1
             assert ended[key] == 0
             ended[key] += not rest.endswith(", more")
@@ -121,12 +121,12 @@ def test_every_operation_begins_and_ends_once(tmp_path: Path) -> None:
             names.add(name.partition("#")[0])
     assert begun == ended
     assert names >= {"recv", "sendmsg", "poll", "openat", "mkdirat", "unlinkat"} - (
-        # Which of both sends what is left depends on how much that is.
+        # SEND or SENDMSG sends the rest of a write, depending on its size.
         {"sendmsg"} if "send" in names else set()
     )
 
 
-def test_a_line_tells_what_is_asked_and_for_whom(tmp_path: Path) -> None:
+def test_a_line_names_the_operation_and_its_owner(tmp_path: Path) -> None:
     text = "\n".join(line["text"] for line in traced(PROGRAM, tmp_path))
     assert re.search(r"^poll#\d+ fd=\d+ multishot for Listener$", text, re.M)
     assert re.search(r"^recv#\d+ = \d+, more$", text, re.M)
@@ -136,7 +136,7 @@ def test_a_line_tells_what_is_asked_and_for_whom(tmp_path: Path) -> None:
     assert re.search(r"^openat#\d+ = -2 ENOENT$", text, re.M)
 
 
-def test_loops_are_told_apart_and_their_times_grow(tmp_path: Path) -> None:
+def test_lines_number_the_loops_and_their_times_increase(tmp_path: Path) -> None:
     found = traced(PROGRAM, tmp_path)
     assert {line["loop"] for line in found} == {"1", "2"}
     times = [float(line["time"]) for line in found if line["loop"] == "1"]
@@ -159,7 +159,7 @@ uringloop.run(main())
     assert found[-1]["text"].endswith("ECANCELED")
 
 
-def test_a_file_is_appended_to_and_others_may_not_read_it(tmp_path: Path) -> None:
+def test_the_trace_file_is_appended_to_and_private(tmp_path: Path) -> None:
     before = len(traced("import uringloop; uringloop.new_event_loop().close()", tmp_path))
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
     program = "import asyncio, uringloop; uringloop.run(asyncio.sleep(0))"
@@ -167,25 +167,25 @@ def test_a_file_is_appended_to_and_others_may_not_read_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
-def test_it_is_off_unless_asked_for(value: str | None, tmp_path: Path) -> None:
+def test_trace_is_off_by_default(value: str | None, tmp_path: Path) -> None:
     done = run("import asyncio, uringloop; uringloop.run(asyncio.sleep(0))", value, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_is_standard_error(tmp_path: Path) -> None:
+def test_value_1_traces_to_standard_error(tmp_path: Path) -> None:
     done = run("import asyncio, uringloop; uringloop.run(asyncio.sleep(0))", "1", tmp_path)
     assert done.returncode == 0
     assert lines(done.stderr)[-1]["text"].startswith("poll#")
 
 
-def test_a_program_without_standard_error_is_not_disturbed(tmp_path: Path) -> None:
+def test_closed_standard_error_does_not_disturb_the_program(tmp_path: Path) -> None:
     program = "import asyncio, os, uringloop; os.close(2); uringloop.run(asyncio.sleep(0))"
     done = run(program, "1", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_is_gone_does_not_disturb(tmp_path: Path) -> None:
+def test_broken_pipe_of_the_trace_does_not_disturb_the_program(tmp_path: Path) -> None:
     program = """
 import asyncio, os, uringloop
 source, sink = os.pipe()
@@ -197,7 +197,7 @@ uringloop.run(asyncio.sleep(0))
     assert run(program, "1", tmp_path).returncode == 0
 
 
-def test_a_file_that_can_not_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_trace_file_that_cannot_be_opened_raises(tmp_path: Path) -> None:
     done = run("import uringloop; uringloop.new_event_loop()", "/nowhere/at/all", tmp_path)
     assert done.returncode == 1
     assert "FileNotFoundError" in done.stderr

@@ -1,4 +1,4 @@
-"""add_reader, add_writer and their removal: exact level-triggered watching of descriptors."""
+"""add_reader, add_writer and their removal: level-triggered watching of descriptors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.sockets import tcp_pair
 
 Pair = tuple[socket.socket, socket.socket]
 
-# A watcher reports within two turns of being armed; the turns of a test are counted beyond.
+# A watcher reports within two turns of being armed; tests allow for these in addition.
 LATENCY = 2
 
 
@@ -119,7 +119,7 @@ async def test_a_full_socket_is_not_writable_until_it_is_read(each_loop: Loop) -
 
 
 @on_loop
-async def test_what_was_closed_is_removed_by_its_object(each_loop: Loop) -> None:
+async def test_a_closed_socket_is_removed_by_its_object(each_loop: Loop) -> None:
     left, right = socket.socketpair()
     each_loop.add_reader(left, print)
     each_loop.add_writer(right, print)
@@ -168,7 +168,9 @@ async def test_numbers_and_objects_name_the_same_descriptor(each_loop: Loop, pai
 
 
 @on_loop
-async def test_removing_tells_whether_something_was_there(each_loop: Loop, pair: Pair) -> None:
+async def test_removing_returns_whether_the_descriptor_was_watched(
+    each_loop: Loop, pair: Pair
+) -> None:
     left, _ = pair
     assert each_loop.remove_reader(left) is False
     assert each_loop.remove_writer(left) is False
@@ -253,9 +255,7 @@ async def test_a_callback_can_register_its_successor(each_loop: Loop, pair: Pair
 
 
 @on_loop
-async def test_a_reader_that_removes_the_writer_is_obeyed_in_the_same_turn(
-    each_loop: Loop, pair: Pair
-) -> None:
+async def test_a_reader_can_remove_the_writer_of_the_same_turn(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     calls: list[str] = []
 
@@ -278,7 +278,7 @@ async def test_a_reader_that_removes_the_writer_is_obeyed_in_the_same_turn(
 
 
 @on_loop
-async def test_nothing_comes_after_removal(each_loop: Loop, pair: Pair) -> None:
+async def test_a_callback_does_not_run_after_its_removal(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     calls: list[int] = []
     for number in range(50):
@@ -314,7 +314,7 @@ async def test_an_error_in_a_callback_is_reported_and_watching_goes_on(
 
 
 @on_loop
-async def test_many_descriptors_are_told_apart(each_loop: Loop) -> None:
+async def test_each_of_many_descriptors_runs_its_own_callback(each_loop: Loop) -> None:
     pairs = [socket.socketpair() for _ in range(200)]
     seen: list[int] = []
 
@@ -394,7 +394,7 @@ async def test_the_end_of_a_pipe_wakes_its_reader(each_loop: Loop, pipe: tuple[i
 
 
 @on_loop
-async def test_the_loss_of_the_reader_wakes_both_watchers_of_a_full_pipe(
+async def test_closing_the_read_end_wakes_both_watchers_of_a_full_pipe(
     each_loop: Loop, pipe: tuple[int, int]
 ) -> None:
     read, write = pipe
@@ -484,7 +484,7 @@ async def test_a_regular_file_cannot_be_watched(each_loop: Loop, direction: str)
 
 @pytest.mark.parametrize("direction", ["add_reader", "add_writer"])
 @on_loop
-async def test_what_is_no_descriptor_is_refused(each_loop: Loop, direction: str) -> None:
+async def test_an_invalid_descriptor_is_refused(each_loop: Loop, direction: str) -> None:
     add: Callable[..., None] = getattr(each_loop, direction)
     with pytest.raises(ValueError, match=r"^Invalid file descriptor: -1$"):
         add(-1, print)

@@ -1,4 +1,4 @@
-"""Descriptors that are watched or waited for no more: removed, given up, closed, used again."""
+"""Watched and awaited descriptors that are removed, cancelled, closed or reused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bound(kind: socket.SocketKind) -> socket.socket:
     return sock
 
 
-# ── a close has its effect at once ──────────────────────────────────────────────────────────────
+# ── a close takes effect at once ────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
@@ -57,7 +57,7 @@ async def test_a_port_is_free_in_the_turn_of_the_removal(
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @on_loop
-async def test_a_port_is_free_after_a_wait_that_was_given_up(
+async def test_a_port_is_free_after_a_cancelled_wait(
     each_loop: Loop, kind: socket.SocketKind
 ) -> None:
     sock = bound(kind)
@@ -68,13 +68,13 @@ async def test_a_port_is_free_after_a_wait_that_was_given_up(
         async with asyncio.timeout(0.01):
             await wait(sock, *arguments)
     except TimeoutError:
-        # In the turn in which the task hears of it.
+        # In the turn in which the task gets the TimeoutError.
         sock.close()
     bind_again(address, kind)
 
 
 @on_loop
-async def test_the_peer_hears_of_a_close_in_the_turn_of_the_removal(each_loop: Loop) -> None:
+async def test_the_peer_sees_eof_in_the_turn_of_the_removal(each_loop: Loop) -> None:
     left, right = tcp_pair()
     each_loop.add_reader(left, print)
     each_loop.add_writer(left, int)
@@ -87,26 +87,26 @@ async def test_the_peer_hears_of_a_close_in_the_turn_of_the_removal(each_loop: L
 
 
 def reading(sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a program that reads from *sock*, and fails at its end."""
+    """Start a program that reads from *sock* and fails at EOF."""
     with sock:
         return subprocess.Popen([sys.executable, "-Ic", "input()"], stdin=sock.fileno())
 
 
 @on_loop
-async def test_a_child_that_waits_for_the_close_may_be_waited_for(each_loop: Loop) -> None:
+async def test_a_child_that_reads_until_the_close_can_be_waited_for(each_loop: Loop) -> None:
     ours, theirs = socket.socketpair()
     child = reading(theirs)
     each_loop.add_reader(ours, print)
     await turns(2)
     each_loop.remove_reader(ours)
     ours.close()
-    # Only this close can have brought the end.
+    # Only this close can have caused the EOF.
     assert child.wait(20) == 1
 
 
 @contextlib.contextmanager
 def used_again(number: int) -> Iterator[socket.socket]:
-    """Let a free number be that of a socket; return the other end."""
+    """Give a socket the free descriptor *number*; yield its peer."""
     left, right = sorted(socket.socketpair(), key=lambda end: end.fileno() != number)
     with left, right:
         if left.fileno() != number:
@@ -120,7 +120,7 @@ def used_again(number: int) -> Iterator[socket.socket]:
 
 
 @on_loop
-async def test_what_is_closed_is_watched_no_more(each_loop: Loop) -> None:
+async def test_a_closed_descriptor_is_not_watched_any_more(each_loop: Loop) -> None:
     calls: list[str] = []
     left, right = tcp_pair()
     each_loop.add_reader(left, calls.append, "old")
@@ -138,8 +138,8 @@ async def test_what_is_closed_is_watched_no_more(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_number_that_is_used_again_is_another_file(loop: Loop) -> None:
-    # asyncio's selector takes the number for what it knows, and asks epoll for nothing.
+async def test_a_reused_number_is_watched_as_another_file(loop: Loop) -> None:
+    # asyncio's selector believes that it still watches the number, and does not call epoll_ctl.
     calls: list[str] = []
     left, right = tcp_pair()
     number = left.fileno()
@@ -159,7 +159,9 @@ async def test_a_number_that_is_used_again_is_another_file(loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_duplicate_of_what_was_closed_keeps_no_loop_busy(loop: uringloop.Loop) -> None:
+async def test_a_duplicate_of_a_closed_descriptor_does_not_keep_the_loop_busy(
+    loop: uringloop.Loop,
+) -> None:
     calls: list[str] = []
     left, right = socket.socketpair()
     other, _ = pair = socket.socketpair()
@@ -200,9 +202,9 @@ async def test_a_duplicate_under_the_old_number_is_watched(loop: Loop) -> None:
 
 
 @on_loop
-async def test_watching_survives_the_loss_of_its_own_descriptor(loop: uringloop.Loop) -> None:
+async def test_watching_survives_the_close_of_its_epoll_descriptor(loop: uringloop.Loop) -> None:
     if loop.backend != "io_uring":
-        pytest.skip("the software ring has another one, which must not be lost")
+        pytest.skip("the software ring has an epoll descriptor of its own, which must stay open")
     calls: list[str] = []
     left, right = socket.socketpair()
     with left, right:
@@ -226,12 +228,12 @@ def target(fd: str) -> str:
         return ""
 
 
-# ── what is ready ───────────────────────────────────────────────────────────────────────────────
+# ── readiness ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/", __file__])
 @on_loop
-async def test_what_is_always_ready_is_refused(each_loop: Loop, path: str) -> None:
+async def test_a_file_that_is_always_ready_is_refused(each_loop: Loop, path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         for add in (each_loop.add_reader, each_loop.add_writer):
@@ -253,7 +255,7 @@ async def test_a_closed_number_is_refused(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_more_are_ready_than_are_told_at_once(each_loop: Loop) -> None:
+async def test_more_descriptors_are_ready_than_one_turn_reports(each_loop: Loop) -> None:
     called: set[int] = set()
     fds = [os.eventfd(1) for _ in range(700)]
     for fd in fds:
@@ -265,7 +267,7 @@ async def test_more_are_ready_than_are_told_at_once(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_reader_that_removes_all_others_is_obeyed(each_loop: Loop) -> None:
+async def test_a_reader_can_remove_all_others_of_the_same_turn(each_loop: Loop) -> None:
     calls: list[int] = []
     fds = [os.eventfd(1) for _ in range(10)]
 
@@ -282,7 +284,7 @@ async def test_a_reader_that_removes_all_others_is_obeyed(each_loop: Loop) -> No
         os.close(fd)
 
 
-def test_an_interrupt_of_one_keeps_none_from_being_called(each_loop: Loop) -> None:
+def test_keyboard_interrupt_in_a_reader_does_not_lose_the_others(each_loop: Loop) -> None:
     called: set[int] = set()
     fds = [os.eventfd(1, os.EFD_NONBLOCK) for _ in range(5)]
 
@@ -329,7 +331,7 @@ async def writes(loop: Loop, sock: socket.socket, data: bytes) -> None:
 
 @pytest.mark.parametrize("send", [sends_all, writes])
 @on_loop
-async def test_a_half_closed_peer_is_sent_to_without_pauses(
+async def test_sending_to_a_half_closed_peer_does_not_pause(
     each_loop: Loop, send: Callable[..., object]
 ) -> None:
     data = os.urandom(4_000_000)
@@ -340,7 +342,7 @@ async def test_a_half_closed_peer_is_sent_to_without_pauses(
         began = time.monotonic()
         await send(each_loop, ours, data)  # type: ignore[misc]
         assert await received == data
-        # Hundreds of times there is no room. A hundredth of a second for each would be too long.
+        # The socket is full hundreds of times: 10 ms for each would be too long.
         assert time.monotonic() - began < 2
 
 
@@ -351,10 +353,10 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# pytest's own thread, which watches the time.
+# Python 3.12+ warns about pytest's timeout thread.
 @pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 @on_loop
-async def test_a_forked_child_can_not_stop_its_parents_watching(loop: uringloop.Loop) -> None:
+async def test_a_forked_child_cannot_change_its_parents_watchers(loop: uringloop.Loop) -> None:
     calls: list[bytes] = []
     left, right = socket.socketpair()
     with left, right:
