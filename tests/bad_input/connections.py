@@ -337,7 +337,7 @@ def _path_server(name: str, make: Callable[[str], Any] = str, **options: Any) ->
 
 
 async def _path_in_use(s: Stage) -> object:
-    """Ask twice for the same path: a socket that is there is taken for stale."""
+    """Use the same path twice: an existing socket is taken for stale."""
     server = await s.loop.create_unix_server(P, s.path())
     try:
         return await _serve_unix(s.path())(s)
@@ -381,10 +381,10 @@ UNIX_SERVER: dict[str, Call] = {
 }
 
 if sys.version_info >= (3, 13):
-    # Since then asyncio looks for the first letter of a name that the socket does not have.
+    # asyncio reads the first letter of the socket's name since 3.13, and this socket has no name.
     del UNIX_SERVER["sock=UNIX"]
 
-# ── servers that are there ───────────────────────────────────────────────────────────────────
+# ── methods of servers ───────────────────────────────────────────────────────────────────────
 
 
 async def _serve_forever_twice(server: Any) -> object:

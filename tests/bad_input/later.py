@@ -1,7 +1,7 @@
-"""Datagrams, pipes and subprocesses: errors in the arguments alone; no process is started.
+"""Datagrams, pipes and subprocesses: errors in the arguments only; no process is started.
 
-uringloop has not all of these yet. A method that it lacks is called on asyncio only, and has to
-fail there; from the day on which class Loop defines it, the calls are compared like all others.
+A method that class Loop does not define is called on asyncio only, and has to fail there. The calls
+of all other methods are compared.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _pipe(method: str, make: Callable[[Stage], Any], factory: Any = asyncio.Prot
     return call
 
 
-# No files without fileno(): asyncio's transport trips over itself in __del__ then.
+# No objects without fileno(): with these asyncio's transport raises in __del__.
 PIPES: dict[str, Callable[[Stage], Any]] = {
     "regular file": Stage.file,
     "closed": Stage.closed,
@@ -152,7 +152,7 @@ SHELL: dict[str, Call] = {
     **{f"({name})": _shell("true", **options) for name, options in OPTIONS.items()},
 }
 
-# By the method that they are about.
+# Cases by method.
 CASES = {
     "create_datagram_endpoint": cases(
         "plain", {f"create_datagram_endpoint({name})": call for name, call in DATAGRAMS.items()}

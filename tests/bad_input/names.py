@@ -1,4 +1,4 @@
-"""getaddrinfo and getnameinfo: what the resolver refuses."""
+"""getaddrinfo and getnameinfo: arguments that the resolver refuses."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DELAYS: dict[str, Any] = {
     "2**64": 2**64,
 }
 NO_DELAYS: dict[str, Any] = {"'1'": "1", "b'1'": b"1", "[1]": [1], "10**400": 10**400}
-# What asyncio takes as a time, and trips over in each turn from then on.
+# Values that asyncio accepts as a time, and on which every later turn fails.
 NO_TIMES: dict[str, Any] = {"'1'": "1", "1j": 1j, "10**400": 10**400}
 
 # ── callbacks ────────────────────────────────────────────────────────────────────────────────
@@ -370,7 +370,7 @@ def _in_shut_pool(s: Stage) -> object:
 
 
 def _process_pool(s: Stage) -> object:
-    # Nothing of it outlives the test, as the server of the newer ways to start would.
+    # Forked processes end with the test; newer start methods have a server process that does not.
     forking = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=forking) as pool:
         return s.loop.set_default_executor(pool)

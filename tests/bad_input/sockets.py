@@ -9,7 +9,7 @@ from typing import Any
 
 from bad_input.stage import BadFileno, Call, Stage, cases
 
-# Nothing comes: a call that would wait is known by its timeout.
+# Seconds. No peer sends, so that a call that waits raises TimeoutError.
 BRIEFLY = 0.2
 HOST = "127.0.0.1"
 
@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[[Stage, Any], Any]] = {
     "sock_accept": lambda s, sock: s.loop.sock_accept(sock),
     "sock_sendfile": lambda s, sock: s.loop.sock_sendfile(sock, s.file()),
 }
-# What would block the whole loop, asyncio's too, unless debug mode refuses it.
+# Sockets that would block any loop, also asyncio's, unless debug mode refuses them.
 BLOCKS = ("blocking", "with a timeout")
 
 
@@ -67,7 +67,7 @@ def _tcp(method: str, *args: Any) -> Call:
 
 
 def _connect(address: Any, make: Callable[[Stage], Any] = Stage.fresh) -> Call:
-    # As long as it takes: asyncio asks a thread for addresses.
+    # Without a timeout: asyncio resolves addresses in a thread.
     return lambda s: s.loop.sock_connect(make(s), address)
 
 
@@ -166,7 +166,7 @@ SENDFILE: dict[str, Call] = {
 
 
 async def _on_transport(s: Stage, call: Callable[[Any], Any]) -> object:
-    """Use the socket that a transport owns; the number is what tells."""
+    """Use a transport's descriptor, by its number, in another socket object."""
     transport = await s.transport()
     with socket.socket(fileno=transport.get_extra_info("socket").fileno()) as sock:
         try:

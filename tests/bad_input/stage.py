@@ -1,7 +1,7 @@
-"""Where a bad call is made: a loop of either kind, what the call may use, and what came of it.
+"""The environment of a bad call: a loop of either kind, objects that the call uses, its outcome.
 
-A call is compared by its `Outcome`: what it raised or returned, and everything that anybody
-could have noticed besides: reports, warnings, log records, callbacks that ran.
+Calls are compared by their `Outcome`: the exception or the result, and all visible side effects:
+reports, warnings, log records, callbacks that ran.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from support.loops import LoopFactory, drain_executor, run_turns
 from support.roles import in_thread
 from support.sockets import tcp_pair
 
-# Nothing here waits on purpose for longer.
+# No case waits longer on purpose.
 TIME_LIMIT = 20.0
 
-# What the loops are called, and what no two runs have in common: the rest is compared as it is.
+# Replaces names of the loops' classes, and text that differs between runs: the rest is compared as
+# it is.
 NORMAL = (
     (r"<(Loop|_UnixSelectorEventLoop) (running=\w+ closed=\w+ debug=\w+)>", r"<Loop \2>"),
     (
@@ -46,13 +47,13 @@ NORMAL = (
         r"|RunningLoop|Loop)\.(\w+\()",
         r"\2",
     ),
-    # Debug mode: where in the loop something was made, and who in the loop called the harness.
+    # Debug mode: the line of the loop that created an object.
     (r"(created at) \S*/(asyncio|uringloop)/\w+\.py:\d+", r"\1 the loop"),
-    # A future names who asked the loop for it, in asyncio the loop itself.
+    # A future names the caller of create_future(), and in asyncio create_future() itself.
     (r"(<Future \w+ created at) [^<>]+>", r"\1 the loop>"),
-    # A compiled method does not count its object among the arguments.
+    # A compiled method does not count self among the arguments.
     (r"(create_future\(\) takes) .* given\)?", r"\1 no arguments"),
-    # Its depth counts frames of asyncio's own: what is compared is who made the call.
+    # A stack includes frames of asyncio: only the frame of the caller is compared.
     (r"(<FrameSummary file [^,]*, line \d+ in (<\w+>|[^<>]*)>, )+(?=<FrameSummary)", ""),
     (r"([Cc]reated at \(most recent call last\):?)(\n  .*)+", r"\1"),
     (r"\bfd=-?\d+", "fd=N"),
@@ -71,18 +72,18 @@ def normal(text: str) -> str:
 
 
 async def coroutine_function() -> None:
-    """A callback that is none: it would never be awaited."""
+    """Not a valid callback: its coroutine would never be awaited."""
 
 
 class AsyncCallable:
-    """An object whose call makes a coroutine."""
+    """An object whose call returns a coroutine."""
 
     async def __call__(self) -> None:
         """Do nothing."""
 
 
 class BadFileno:
-    """A file whose number is whatever it was told."""
+    """An object whose fileno() returns, or raises, the given value."""
 
     def __init__(self, number: object) -> None:
         self.number = number
@@ -107,9 +108,9 @@ def server_context() -> ssl.SSLContext:
 
 
 class Stage:
-    """A loop, and whatever a call needs: all of it is closed afterwards."""
+    """A loop, and the objects that a call needs; close() closes all of them."""
 
-    # Any: what is given to these methods is wrong on purpose.
+    # Any: the arguments of its methods are wrong on purpose.
     loop: Any
 
     def __init__(self, loop: asyncio.AbstractEventLoop, directory: Path) -> None:
@@ -120,14 +121,14 @@ class Stage:
         self._transports: list[asyncio.Transport] = []
 
     def note(self, *args: object) -> None:
-        """A good callback, which tells that it ran."""
+        """A valid callback, which notes that it ran."""
         self.notes.append(f"ran{args!r}")
 
     def on_close(self, function: Callable[[], object]) -> None:
         self._stack.callback(function)
 
     def coroutine(self) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that nobody complains about."""
+        """Return a coroutine that is closed in the end, so that Python does not warn."""
         made = coroutine_function()
         self._stack.callback(made.close)
         return made
@@ -190,13 +191,13 @@ class Stage:
         return sock
 
     def taken(self) -> int:
-        """Return a port on which somebody listens."""
+        """Return a port with a listener."""
         port = self.listener().getsockname()[1]
         assert isinstance(port, int)
         return port
 
     def unused(self) -> int:
-        """Return a port on which nobody listens."""
+        """Return a port without a listener."""
         sock = self.own(socket.socket())
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -268,7 +269,7 @@ def on_server(call: Callable[[Any], object], **options: object) -> Call:
 
 async def _awaited(result: Awaitable[object]) -> object:
     waiting = asyncio.ensure_future(result)
-    # Second by second, so that a machine that stands still for long counts for one.
+    # In steps of a second, so that a long pause of the machine counts as one second.
     for _ in range(int(TIME_LIMIT)):
         done, _pending = await asyncio.wait([waiting], timeout=1)
         if done:
@@ -311,7 +312,7 @@ def _running_debug(stage: Stage, call: Call) -> object:
 
 
 def _closed(stage: Stage, call: Call) -> object:
-    """Call on a closed loop; what is to be awaited is, on another one of asyncio's."""
+    """Call on a closed loop; an awaitable result is awaited on a loop of asyncio's."""
     stage.loop.close()
     result = call(stage)
     if inspect.isawaitable(result):
@@ -345,13 +346,13 @@ class Case:
 
 
 def cases(modes: str, calls: Mapping[str, Call]) -> list[Case]:
-    """Return a case for each call in each of the modes, which blanks separate."""
+    """Return a case for each call in each of the blank-separated modes."""
     return [Case(name, mode, call) for mode in modes.split() for name, call in calls.items()]
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a call."""
+    """The result of a call, and its visible side effects."""
 
     ended: str = ""
     errno: int | None = None
@@ -362,7 +363,7 @@ class Outcome:
     logs: list[str] = dataclasses.field(default_factory=list)
 
 
-# What a call may return; a compiled class says that it is the one of asyncio.
+# Kinds of results; objects of compiled classes are instances of these by their __class__.
 KINDS = (
     asyncio.TimerHandle,
     asyncio.Handle,
@@ -374,7 +375,7 @@ KINDS = (
 
 
 def described(result: object) -> str:
-    """Return a result in words: what it is if it is the loop's, its repr otherwise."""
+    """Return a result as text: its kind if it is one of KINDS, its repr otherwise."""
     for kind in KINDS:
         if isinstance(result, kind):
             return kind.__name__
@@ -420,11 +421,11 @@ def _watched(outcome: Outcome) -> Iterator[None]:
 
 
 def observe(case: Case, factory: LoopFactory, directory: Path) -> Outcome:
-    """Make the call of *case* on a new loop, and tell what came of it."""
+    """Make the call of *case* on a new loop and return its outcome."""
     outcome = Outcome()
     gc.collect()
     fds, threads = open_fds(), set(threading.enumerate())
-    # The same path for both loops, and nothing there that the other one left.
+    # The same path for both loops, without files that the other one has left.
     here = directory / "here"
     here.mkdir()
     with _watched(outcome):
@@ -445,7 +446,7 @@ def _perform(case: Case, factory: LoopFactory, directory: Path, outcome: Outcome
         outcome.reports.append(f"{message} [{keys}] {exc}".strip())
 
     loop = factory()
-    # Which it is in Python's development mode; a case that wants it says so.
+    # Python's development mode turns it on; a case chooses debug mode by its `mode`.
     loop.set_debug(False)
     loop.slow_callback_duration = TIME_LIMIT
     loop.set_exception_handler(report)

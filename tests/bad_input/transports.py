@@ -1,4 +1,4 @@
-"""Transports: what is no data, calls that come too late, limits that are none, TLS on top."""
+"""Transports: invalid data, calls after the end, invalid limits, start_tls and sendfile."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from bad_input.stage import Call, Stage, cases, client_context, on_transport
 
-# From 3.12 on asyncio's writelines is no join and write any more: it trips over transports that
-# have been closed, over iterables that turn out to be empty, and over items that are not bytes.
+# Before 3.12 asyncio's writelines() joins and writes. Since then it fails with closed transports,
+# with empty iterators, and with items that are not bytes.
 JOINED = sys.version_info < (3, 12)
 
-# Any: what a transport is given here is no data.
+# Any: most of these are not data that a transport accepts.
 DATA: dict[str, Any] = {
     "'text'": "text",
     "''": "",
@@ -48,7 +48,7 @@ DATA["released"] = RELEASED
 
 
 def _after(before: Callable[[Any], object], call: Callable[[Any], object]) -> Call:
-    """Call when *before* has been called, and some turns later again."""
+    """Call after *before* has been called, and two turns later again."""
 
     async def run(s: Stage) -> object:
         transport = await s.transport()

@@ -1,4 +1,4 @@
-"""Watched descriptors and signals: numbers that are none, callbacks that are none."""
+"""Watched descriptors and signals: invalid numbers and invalid callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bad_input.stage import AsyncCallable, BadFileno, Call, Stage, cases, corout
 
 
 def _closed_number(s: Stage) -> int:
-    """Return a number that no file has, far above those that come and go."""
+    """Return an unused descriptor, far above those that tests open."""
     return 900
 
 
@@ -59,7 +59,7 @@ def _methods(make: Call) -> dict[str, Call]:
 
 
 def _callback(method: str, make: Call) -> Call:
-    """Watch a socket on which nothing happens, and look at it once."""
+    """Watch an idle socket, and stop watching it."""
 
     def call(s: Stage) -> object:
         sock = s.tcp()
@@ -159,7 +159,7 @@ def _removed(number: Any) -> Call:
 
 
 def _handler(make: Call) -> Call:
-    """Handle a signal with what is no handler, and have it come."""
+    """Add an invalid handler of a signal, and send the signal."""
 
     def call(s: Stage) -> object:
         result = s.loop.add_signal_handler(signal.SIGUSR1, make(s))
@@ -180,7 +180,7 @@ def _give_up_signals() -> None:
 
 
 def _removed_elsewhere(s: Stage) -> object:
-    # Nobody takes it away in the end: the loop has forgotten it, and only then fails.
+    # The loop forgets the handler before it fails: the test itself has to reset the signal.
     s.on_close(_give_up_signals)
     s.loop.add_signal_handler(signal.SIGUSR1, s.note)
     return s.elsewhere(lambda: s.loop.remove_signal_handler(signal.SIGUSR1))

@@ -1,7 +1,7 @@
-/* The fuzzer's programs without a fuzzer: `alone SEEDS` runs as many, of random bytes.
+/* The fuzz target without a fuzzer: `alone SEEDS` runs that many programs of random bytes.
  *
- * For tools that go with no fuzzer: the thread sanitizer, whose races would be those of the counters
- * of coverage, and valgrind. */
+ * For tools that do not work with a fuzzer: the thread sanitizer, which would report races of the
+ * coverage counters, and valgrind. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ int main(int count, char **arguments) {
 
     LLVMFuzzerInitialize(&count, &arguments);
     for (unsigned seed = 1; seed <= seeds; seed++) {
-        /* Told first: whatever stops here, this program has done it. */
+        /* Printed first: if the process stops, this program is the cause. */
         fprintf(stderr, "\rseed %u", seed);
         state = seed * 0x9E3779B97F4A7C15u;
         for (int i = 0; i < SIZE; i++) {

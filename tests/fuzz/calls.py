@@ -1,8 +1,8 @@
-"""Arguments, addresses and TLS records out of any bytes, for a fuzzer: `make fuzz`.
+"""Fuzz targets for arguments, addresses and TLS records: `make fuzz`.
 
-Each input goes to asyncio and to this loop, and both must answer alike: with the same result or the
-same exception in the same words. atheris is told what Python runs and so finds new ways through it;
-what is compiled is reached by what it makes of them.
+Each input goes to asyncio and to uringloop, and both must return the same result or raise the same
+exception with the same message. atheris sees the coverage of Python code only; compiled code is
+reached by the inputs that it finds that way.
 
     python tests/fuzz/calls.py literals|addresses|records [options of libFuzzer]
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import atheris
 
-# The package as it is installed; what tests share lies above.
+# The package is the installed one; modules that tests share are in the parent folder.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 with atheris.instrument_imports(include=["uringloop"]):
@@ -39,7 +39,7 @@ LOOPS: dict[str, asyncio.AbstractEventLoop] = {
 
 
 def outcome(call: Callable[[], object]) -> str:
-    """Return what came of a call, in words."""
+    """Return the result or the exception of a call as text."""
     try:
         return f"returned {call()!r}"
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -49,7 +49,7 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 def on_each(test: Callable[[], Coroutine[Any, Any, object]]) -> dict[str, str]:
-    """Return what comes of a test on each loop."""
+    """Return the outcome of a test on each loop."""
     return {name: outcome(partial(loop.run_until_complete, test())) for name, loop in LOOPS.items()}
 
 
@@ -58,7 +58,7 @@ def same(given: object, outcomes: dict[str, str]) -> None:
         raise AssertionError(f"{given!r}: {outcomes}")
 
 
-# ── hosts in digits ──────────────────────────────────────────────────────────────────────────────
+# ── numeric hosts ────────────────────────────────────────────────────────────────────────────────
 
 
 def literals(data: atheris.FuzzedDataProvider) -> None:
@@ -94,7 +94,7 @@ def any_object(data: atheris.FuzzedDataProvider) -> Any:
     if kind == 0:
         return data.ConsumeInt(8)
     if kind == 1:
-        # Nothing that a resolver would be asked for.
+        # Only hosts that need no name resolution.
         return data.PickValueInList(["127.0.0.1", "::1", "", "127.1", "\0", "127.0.0.1\0", "::1%"])
     if kind == 2:
         return data.ConsumeBytes(8)
@@ -149,7 +149,7 @@ def addresses(data: atheris.FuzzedDataProvider) -> None:
     same((family, address, payload[:2]), on_each(lambda: send_to(family, address, payload)))
 
 
-# ── what comes instead of TLS ────────────────────────────────────────────────────────────────────
+# ── damaged TLS ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Ended(asyncio.Protocol):
@@ -172,7 +172,7 @@ class Ended(asyncio.Protocol):
 
 
 async def answer(contexts: Contexts, pieces: list[bytes]) -> str:
-    """Return what a TLS server says of these bytes, and its protocol."""
+    """Return how a TLS server and its protocol react to these bytes."""
     near, far = socket.socketpair()
     near.setblocking(False)
     protocol = Ended()
@@ -209,7 +209,7 @@ HELLO = client_hello(CONTEXTS)
 
 def records(data: atheris.FuzzedDataProvider) -> None:
     hello = bytearray(HELLO)
-    # A handshake that begins well gets farther than any bytes.
+    # A handshake that begins correctly gets further than random bytes.
     for _ in range(data.ConsumeIntInRange(0, 4)):
         hello[data.ConsumeIntInRange(0, len(hello) - 1)] = data.ConsumeIntInRange(0, 255)
     sent = bytes(hello[: data.ConsumeIntInRange(0, len(hello))]) + data.ConsumeBytes(200)

@@ -1,4 +1,4 @@
-/* What the fuzzer has asked of a ring and what is still owed: each completion is checked against it. */
+/* The fuzzer's record of its requests and of the expected bytes; each completion is checked. */
 #ifndef FUZZ_LEDGER_H
 #define FUZZ_LEDGER_H
 
@@ -15,30 +15,30 @@ enum {
     MEMORY = 512,
     GUESTS = 8,
     COMMANDS_MAX = 300,
-    /* Waits of a millisecond until what has been cancelled must have ended. */
+    /* Waits of a millisecond within which a cancelled request must end. */
     PATIENCE = 3000,
 };
 
 enum kinds { RECEIVE, SEND, OPEN, OTHER };
 
 typedef struct slot {
-    uint64_t id; /* in its user_data; 0 if it is free */
+    uint64_t id; /* its user_data; 0 if the slot is free */
     enum kinds kind;
-    int stream;      /* whose bytes it carries; -1 for none */
+    int stream;      /* the stream of its bytes; -1 for none */
     bool multishot;
     int group;
-    char *memory;    /* what the ring may use until the last completion */
+    char *memory;    /* the ring may use it until the terminal completion */
     size_t size;
     struct msghdr *message;
 } slot;
 
 typedef struct stream {
     int near, far;
-    bool spoiled;       /* nobody can say what its bytes should be */
+    bool spoiled;       /* the expected bytes are unknown */
     bool far_ended;
     slot *receiver, *sender;
-    unsigned written, received; /* by the far end, and here */
-    unsigned sent, read;        /* by completions, and by the far end */
+    unsigned written, received; /* bytes written by the far end, and received here */
+    unsigned sent, read;        /* bytes sent by completions, and read by the far end */
 } stream;
 
 typedef struct group {
@@ -89,7 +89,7 @@ static void receive(slot *s, const char *data, int res) {
     if (from->spoiled)
         return;
     if (res == 0 && s->size != 0 && !from->far_ended)
-        die("an end that nobody has made");
+        die("an EOF that the peer has not sent");
     for (int i = 0; i < res; i++)
         if (data[i] != pattern((unsigned)s->stream, from->received++))
             die("other bytes than were sent");
@@ -103,9 +103,9 @@ static void complete(const struct io_uring_cqe *cqe) {
     const char *data;
 
     if (s->id == 0 || s->id != cqe->user_data)
-        die("a completion of nobody's, or after the last");
+        die("a completion without a request, or after the terminal one");
     if (more && !s->multishot)
-        die("more to come of what happens once");
+        die("F_MORE for a request that is not multishot");
     data = s->memory;
     if (cqe->flags & IORING_CQE_F_BUFFER) {
         unsigned id = cqe->flags >> IORING_CQE_BUFFER_SHIFT;
@@ -120,7 +120,7 @@ static void complete(const struct io_uring_cqe *cqe) {
         receive(s, data, cqe->res);
     if (cqe->res > 0 && s->kind == SEND) {
         if ((size_t)cqe->res > s->size)
-            die("more was sent than there is");
+            die("more bytes were sent than requested");
         f.streams[s->stream].sent += (unsigned)cqe->res;
     }
     if (cqe->res >= 0 && s->kind == OPEN)
@@ -129,7 +129,7 @@ static void complete(const struct io_uring_cqe *cqe) {
         finish(s);
 }
 
-/* Takes what has completed; while all is cancelled in the end, not the answers to that. */
+/* Takes the completions; at the end, those of the cancels themselves are ignored. */
 static void look(void) {
     unsigned head = uring_head(&f.u);
 

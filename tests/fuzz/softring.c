@@ -1,13 +1,13 @@
-/* A program for the software ring out of any bytes, for a fuzzer: `make fuzz`.
+/* Fuzz target: runs any bytes as a program on the software ring: `make fuzz`.
  *
- * Each byte is a command, with a few more as its arguments: requests of every kind with memory of
- * their own, what the other ends do meanwhile, cancels, descriptors closed behind the ring's back,
- * waits, completions that are left where they are. Whatever the program is,
+ * A byte is a command, and the bytes that follow are its arguments: requests of every kind with
+ * their own memory, actions of the peers, cancels, descriptors closed without the ring's knowledge,
+ * waits, completions that stay in the queue. For every program:
  *
- *   - every request has one last completion, none after it, and ends when it is cancelled;
- *   - its memory is freed at that moment, so that the sanitizer sees who still uses it;
- *   - a buffer that is handed out was the ring's, and only once;
- *   - bytes arrive in order, each once: what was sent is what the completions say.
+ *   - every request has one terminal completion, none after it, and ends when it is cancelled;
+ *   - its memory is freed at that moment, so that the sanitizer reports any later use;
+ *   - a buffer that a completion names was the ring's, and is named only once;
+ *   - bytes arrive in order, each once, and the completions count the bytes that were sent.
  */
 #include "ledger.h"
 
@@ -58,7 +58,7 @@ static void start(slot *s, struct io_uring_sqe *sqe, unsigned flags) {
     uring_set_user_data(sqe, s->id, flags);
 }
 
-/* One at a time for each stream and direction, as the loop does it: two would interleave. */
+/* One request at a time for each stream and direction, as in the loop: two would interleave. */
 static stream *idle_stream(bool sending, int *index) {
     *index = (int)(byte() % STREAMS);
     stream *of = &f.streams[*index];
@@ -196,13 +196,13 @@ static void submit_file(void) {
     case 4:
         io_uring_prep_unlinkat(sqe, AT_FDCWD, "/nonexistent/file", 0);
         break;
-    default: /* its result is a descriptor; nobody answers the FIFO */
+    default: /* its result is a descriptor; the open of the FIFO waits for a writer */
         io_uring_prep_openat(sqe, AT_FDCWD, how & 64 ? fifo : "/dev/null", O_RDONLY | O_CLOEXEC, 0);
     }
     start(s, sqe, 0);
 }
 
-/* The loop's only chain: what is written is on the disk when both have completed. */
+/* The loop's only linked requests: the data is on the disk when both have completed. */
 static void submit_durable_write(void) {
     slot *s = new_slot(OTHER, -1, MEMORY), *next = new_slot(OTHER, -1, 0);
     struct io_uring_sqe *sqe;
@@ -212,7 +212,7 @@ static void submit_durable_write(void) {
             finish(s);
         return;
     }
-    /* Both in one enter: a chain does not go on in the next. */
+    /* Both in one enter: a link does not continue in the next one. */
     if (uring_room(&f.u) < 2)
         uring_submit_only(&f.u);
     sqe = submission();
@@ -223,9 +223,9 @@ static void submit_durable_write(void) {
     start(next, sqe, 0);
 }
 
-/* What no program should ask for: an answer it gets all the same. Structures are left to those who
- * have them: a pointer into nowhere is a crash in user space, and EFAULT in the kernel. Nobody closes
- * what others are about to use. */
+/* Invalid requests, which must complete as well. Opcodes that take structures are left out: an
+ * invalid pointer is a crash in user space, and EFAULT in the kernel. So is CLOSE: other requests
+ * use the descriptors. */
 static void submit_nonsense(void) {
     unsigned opcode = byte();
     slot *s;
@@ -281,7 +281,7 @@ static void submit_cancel(void) {
     start(s, sqe, 0);
 }
 
-/* ── what others do ──────────────────────────────────────────────────────────────────────────── */
+/* ── actions of the peers ────────────────────────────────────────────────────────────────────── */
 
 static void far_write(void) {
     unsigned index = byte() % STREAMS, size = 1 + many(5000);
@@ -303,7 +303,7 @@ static bool far_read(unsigned index, size_t most) {
 
     for (ssize_t i = 0; i < res; i++)
         if (data[i] != pattern(index, of->read++) && !of->spoiled)
-            die("the other end reads other bytes");
+            die("the peer reads other bytes than were sent");
     return res > 0;
 }
 
@@ -317,13 +317,13 @@ static void far_end(void) {
         shutdown(of->far, SHUT_WR);
         return;
     }
-    /* What was on its way is lost, in both directions. */
+    /* Bytes in flight are lost, in both directions. */
     of->spoiled = true;
     close(of->far);
     of->far = -1;
 }
 
-/* A number that the ring still knows is somebody else's. */
+/* Closes a descriptor that the ring still uses; its number belongs to another socket then. */
 static void close_behind(void) {
     stream *of = &f.streams[byte() % STREAMS];
     int ends[2];
@@ -346,7 +346,7 @@ static void give_back(void) {
     for (unsigned id = 0; id < BUFFERS; id++)
         if (of->out[id] && (which & 2 << id)) {
             of->out[id] = false;
-            /* Nobody may write to it but the ring. */
+            /* From here on only the ring may write to it. */
             uring_give_buffer(of->ring, BUFFERS, of->memory + id * BUFFER_SIZE, BUFFER_SIZE, id);
         }
 }
@@ -363,7 +363,7 @@ static void connect_guest(void) {
         (void)!connect(f.guests[which], (struct sockaddr *)&name, size);
 }
 
-/* As the loop does when a poll has told of a connection. */
+/* As the loop does when a poll has reported a connection. */
 static void accept_guest(void) {
     int fd = softring_accept(f.listener, NULL, NULL);
 
@@ -386,12 +386,12 @@ static void enter(void) {
         uring_wait(&f.u, 100000);
     else
         uring_submit(&f.u);
-    /* What has completed may stay in the queue. */
+    /* Completions may stay in the queue. */
     if (how & 6)
         look();
 }
 
-/* What is wanted more often stands here more often. */
+/* Commands that should be more frequent are listed more often. */
 static void (*const COMMANDS[])(void) = {
     submit_receive, submit_receive,   submit_send,   submit_send,   submit_datagrams,
     submit_poll,    submit_file,      submit_cancel, submit_durable_write,
@@ -430,7 +430,7 @@ static void open_all(void) {
     if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, f.datagrams) < 0)
         die("no sockets");
     f.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    /* No name: the kernel finds one. */
+    /* No name: the kernel chooses one. */
     if (bind(f.listener, (struct sockaddr *)&name, sizeof(sa_family_t)) < 0 ||
         listen(f.listener, 2) < 0)
         die("no listener");
@@ -451,10 +451,10 @@ static void end_all(void) {
     f.ending = true;
     for (int tries = 0; busy(); tries++) {
         if (tries == PATIENCE)
-            die("a request that has been cancelled does not end");
+            die("a cancelled request does not end");
         for (unsigned i = 0; i < SLOTS && tries % 100 == 0; i++)
             if (f.slots[i].id != 0) {
-                /* Its own answer is of no interest: a number that no slot has. */
+                /* The cancel's own completion is ignored: no slot has the user_data 0. */
                 struct io_uring_sqe *sqe = submission();
 
                 uring_prep_cancel(sqe, f.slots[i].id);
@@ -473,7 +473,7 @@ static void close_all(void) {
             while (far_read(i, 65536))
                 ;
         if (!of->spoiled && of->read != of->sent)
-            die("the completions tell of other bytes than were sent");
+            die("the completions count other bytes than were sent");
         close(of->near);
         if (of->far >= 0)
             close(of->far);
@@ -506,7 +506,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     if (mkfifo(fifo, 0600) < 0)
         die("no FIFO");
     atexit(clean_up);
-    /* As Python has it. */
+    /* As in Python. */
     signal(SIGPIPE, SIG_IGN);
     return 0;
 }

@@ -1,4 +1,4 @@
-"""The oracle: what either end of a connection may see, given what the other one has done."""
+"""The oracle: what each end of a connection may see, given what its peer has done."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import errno
 import ssl
 from typing import Any
 
-# What a simulated kernel may end a connection with, and the ends that follow from that.
+# Errors with which a simulated kernel may end a connection, and errors that follow from those.
 FAILURES = {errno.ECONNRESET, errno.ENOMEM, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED}
 
-# How often a protocol pauses in the middle of what it is given.
+# Probability that a protocol pauses reading while data is delivered.
 NAPS = 0.2
 
 
 class End:
-    """One end: what it has sent, has been sent, and has been told."""
+    """One end of a connection: its bytes sent and received, and the callbacks that have run."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -29,13 +29,13 @@ class End:
         self.ended = False
         self.closed = False
         self.aborted = False
-        # What it has been told.
+        # What the loop has reported.
         self.writing_paused = False
         self.eof = False
         self.lost = False
-        # The answer to eof_received.
+        # The result of eof_received().
         self.stays_open = False
-        # Somebody has failed, aborted, or closed with bytes on their way: they may be lost.
+        # An end has failed, aborted, or closed with bytes on their way: they may be lost.
         self.lossy = False
 
     def _claim(self, true: bool, claim: str) -> None:
@@ -52,7 +52,7 @@ class End:
 
     @property
     def usable(self) -> bool:
-        """Whether the program may still do something with the transport."""
+        """Whether the program may still use the transport."""
         return not (self.closed or self.aborted or self.lost)
 
     @property
@@ -61,10 +61,10 @@ class End:
 
     @property
     def complete(self) -> bool:
-        """Whether all that the peer has sent is here."""
+        """Whether all bytes that the peer has sent have arrived."""
         return self.peer is None or len(self.received) == len(self.peer.sent)
 
-    # What the loop calls.
+    # Callbacks of the loop.
 
     def connection_made(self, transport: Any) -> None:
         self._claim(self.transport is None, "connection_made twice")
@@ -87,7 +87,7 @@ class End:
             self.model.napping.pop(0).wake()
 
     def nap(self) -> None:
-        """Pause from within a callback; a timer or the callback of another end has it go on."""
+        """Pause from within a callback; a scheduled callback or another end resumes."""
         if self.usable and not self.transport.is_closing():
             self.reading_paused = True
             self.transport.pause_reading()
@@ -108,7 +108,7 @@ class End:
         self.eof = True
         if not self.complete and not self.lossy:
             self._claim(self.model.harmful, "eof_received before all bytes")
-            # The peer's connection has failed, which its program has not been told yet.
+            # The peer's connection has failed, and its connection_lost() has not run yet.
             self.leave(failed=True)
         return self.stays_open
 
@@ -134,17 +134,17 @@ class End:
             self.leave(failed=True)
 
     def leave(self, failed: bool) -> None:
-        """Nothing arrives here any more; what has been sent from here may be lost with it."""
+        """Receive nothing more; bytes that this end has sent may be lost, too."""
         self.lossy = True
         if self.peer is not None and (failed or not self.complete):
-            # Bytes that nobody has read: a reset overtakes what was sent before.
+            # Unread bytes cause a reset, which overtakes bytes that were sent before.
             self.peer.lossy = True
 
     def send(self, data: bytes) -> None:
-        """The program is about to write."""
+        """Note data that the program is about to write."""
         self.sent += data
         if self.peer is not None and not self.peer.usable:
-            # Nobody will read it, and a reset answers.
+            # The peer will not read the data, and the kernel answers with a reset.
             self.lossy = True
 
 
@@ -165,5 +165,5 @@ class Buffered(End, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.take(self.buffer[:nbytes])
-        # Nobody may count on what was there before.
+        # The loop must not rely on earlier content of the buffer.
         self.buffer[:nbytes] = bytes(nbytes)

@@ -1,6 +1,6 @@
 """A simulated kernel: which faults happen, and how often, decided by a seed.
 
-Only a build with URINGLOOP_CFLAGS=-DURINGLOOP_SIMULATOR has one; `make simulate` makes it.
+Only a build with URINGLOOP_CFLAGS=-DURINGLOOP_SIMULATOR contains it; `make simulate` makes one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 
 from uringloop._cpython.loading import FILE
 
-# As in _softring/faults.h, in this order.
+# The kinds of _softring/faults.h, in the same order.
 HARMLESS = (
     "late",
     "short",
@@ -40,7 +40,7 @@ class Simulated(ctypes.Structure):
 
 
 def simulation() -> Simulated | None:
-    """Return that of this process; None if the library was built without."""
+    """Return the simulation of this process; None if the library was built without it."""
     try:
         return Simulated.in_dll(ctypes.CDLL(FILE), "soft_simulation")
     except ValueError:
@@ -48,7 +48,7 @@ def simulation() -> Simulated | None:
 
 
 def choose(rng: random.Random) -> dict[str, int]:
-    """Return how rare each kind of fault is, one in so many; each seed has some kinds only."""
+    """Return the rate of each kind of fault as one in so many; a seed has only some kinds."""
     rates = {}
     for kind in HARMLESS:
         if rng.random() < 0.5:
@@ -61,7 +61,7 @@ def choose(rng: random.Random) -> dict[str, int]:
 
 
 def begin(simulated: Simulated, seed: int, rates: dict[str, int]) -> None:
-    """Have faults happen from now on."""
+    """Start the faults."""
     simulated.state = seed
     for index, kind in enumerate(KINDS):
         simulated.one_in[index] = rates.get(kind, 0)
@@ -69,6 +69,6 @@ def begin(simulated: Simulated, seed: int, rates: dict[str, int]) -> None:
 
 
 def end(simulated: Simulated) -> None:
-    """Have nothing happen any more; the clock stays ahead."""
+    """Stop the faults; the simulated clock stays ahead."""
     begin(simulated, 0, {})
     simulated.jumps = 0

@@ -1,4 +1,4 @@
-"""What programs do with a loop, step by step, and what must hold whatever the kernel does."""
+"""The steps of random programs on a loop, and what must hold whatever the kernel does."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ KINDS = ("tcp", "unix", "pair", "tls", "pipe")
 SERVED = ("tcp", "unix", "tls")
 FORMS = ("bytes", "bytearray", "memoryview", "lines")
 SIZES = (1, 7, 100, 1000, 4096, 20_000, 70_000, 300_000)
-# Connections that come at once; of the last a loop accepts some in another turn.
+# Numbers of simultaneous connections; of the largest a loop accepts some in a later turn.
 CROWDS = (2, 3, 5, 40)
-# Turns, each of which lets the simulated clock go on: far more than any fault needs.
+# Turns after which a wait fails: far more than any fault needs. Sleeps advance the simulated clock.
 TURNS_MAX = 20_000
 
-# A simulated clock may pass any limit between two bytes.
+# The simulated clock may pass any usual timeout between two bytes.
 PATIENT: dict[str, Any] = {"ssl_handshake_timeout": 1e6, "ssl_shutdown_timeout": 1e6}
 
 SERVER = server_context()
@@ -47,9 +47,9 @@ class Difference(AssertionError):
 
 
 class Model:
-    """A loop, what a program has begun on it, and the oracle's books.
+    """A loop, the program's objects on it, and the oracle's records.
 
-    Every step is a coroutine, for `run`. With *simulated* time the waits are long ones.
+    Every step is a coroutine, for `run`. With *simulated* time the waits are longer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Model:
         return self.rng.randbytes(size)
 
     def run(self, coroutine: Any) -> Any:
-        """Do one step; what it has begun goes on in the next ones."""
+        """Run one step; operations that it has started continue in the next steps."""
         result = self.loop.run_until_complete(coroutine)
         self.check()
         return result
@@ -111,7 +111,7 @@ class Model:
             await asyncio.sleep(0)
 
     async def until(self, what: str, true: Callable[[], object]) -> None:
-        """Let the loop turn, and the clock go on, until something is true."""
+        """Run turns, and advance the clock, until *true* returns true; *what* names the wait."""
         for turn in range(TURNS_MAX):
             if true():
                 return
@@ -156,7 +156,7 @@ class Model:
         )
 
     async def crowd(self, kind: str, count: int) -> None:
-        """Have connections wait at a server, all of them before the loop looks for one."""
+        """Connect *count* clients to a server before the loop accepts the first one."""
         self.note("crowd", kind, count)
         address = await self._serve(kind)
         clients = [self._client(kind) for _ in range(count)]
@@ -197,7 +197,7 @@ class Model:
         client = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
         client.setblocking(False)
         if kind == "unix":
-            # By which the other end is found.
+            # The accepted end is found by this name.
             self.names += 1
             client.bind(f"\0uringloop-client-{os.getpid()}-{id(self)}-{self.names}")
         return client
@@ -239,7 +239,7 @@ class Model:
         return ends
 
     async def _connect_pipe(self) -> tuple[End, End]:
-        # Only one of them writes, and a pipe has no BufferedProtocol.
+        # Only one end writes, and pipe transports do not support BufferedProtocol.
         writer, reader = Plain(self), Plain(self)
         read_fd, write_fd = os.pipe()
         await self.loop.connect_read_pipe(lambda: reader, os.fdopen(read_fd, "rb", 0))
@@ -274,7 +274,7 @@ class Model:
             try:
                 end.transport.write_eof()
             except OSError as exc:
-                # shutdown(2) may find that the connection has gone.
+                # shutdown(2) fails if the connection is gone.
                 if not end.lossy:
                     self.differs(f"write_eof: {exc!r}: {end}")
 
@@ -298,7 +298,7 @@ class Model:
             end.transport.set_write_buffer_limits(high)
 
     async def close(self, end: End) -> None:
-        """Begin the end; what is queued is still sent."""
+        """Close the transport; queued data is still sent."""
         if end.usable:
             self.note("close", end)
             end.closed = True
@@ -306,14 +306,14 @@ class Model:
             end.transport.close()
 
     async def abort(self, end: End) -> None:
-        """End at once."""
+        """Abort the transport; queued data is dropped."""
         if end.usable and hasattr(end.transport, "abort"):
             self.note("abort", end)
             end.aborted = True
             end.leave(failed=True)
             end.transport.abort()
 
-    # ── the rest of a loop ───────────────────────────────────────────────────────────────────
+    # ── callbacks, sockets, datagrams, files ─────────────────────────────────────────────────
 
     async def soon(self, count: int) -> None:
         self.note("soon", count)
@@ -353,21 +353,21 @@ class Model:
             for number in range(count):
                 self.loop.call_soon_threadsafe(ran.append, number)
                 if number % 2:
-                    # The loop may sleep before the next one.
+                    # The loop may sleep before the next call.
                     heard = threading.Event()
                     self.loop.call_soon_threadsafe(heard.set)
                     heard.wait(10)
             self.loop.call_soon_threadsafe(done.set_result, None)
 
         threading.Thread(target=call).start()
-        # No timer of ours: nothing but these calls may wake the loop. A simulated clock would
-        # not wait for a thread either.
+        # No timeout here: only these calls may wake the loop, and a simulated clock would not wait
+        # for a thread.
         await done
         if ran != list(range(count)):
             raise Difference(f"call_soon_threadsafe in the order {ran}")
 
     async def sockets(self, size: int, cancels: int) -> None:
-        """sock_sendall to sock_recv, which is cancelled now and then."""
+        """Send with sock_sendall to a sock_recv that is cancelled *cancels* times."""
         self.note("sockets", size, cancels)
         left, right = socket.socketpair()
         sent, received = self.data(size), bytearray()
@@ -401,7 +401,7 @@ class Model:
             left.close()
             right.close()
         if received != sent and not (self.harmful and sent.startswith(received)):
-            raise Difference(f"sock_recv: {len(received)} of {len(sent)} bytes, or others")
+            raise Difference(f"sock_recv: {len(received)} of {len(sent)} bytes, or wrong bytes")
 
     async def datagrams(self, count: int) -> None:
         self.note("datagrams", count)
@@ -416,7 +416,7 @@ class Model:
         other, _ = await self.loop.create_datagram_endpoint(
             asyncio.DatagramProtocol, remote_addr=address
         )
-        # Less than a receive buffer: the kernel loses none.
+        # Less than a socket's receive buffer: the kernel drops none.
         sent = [self.data(self.rng.choice((1, 500, 1400))) for _ in range(count)]
         for data in sent:
             other.sendto(data)
@@ -431,7 +431,7 @@ class Model:
             end.close()
         rest = iter(sent)
         if not all(data in rest for data in got):
-            raise Difference("other datagrams, or in another order")
+            raise Difference("wrong datagrams, or the wrong order")
 
     async def file_write(self, offset: int, size: int, sync: bool) -> None:
         self.note("file_write", offset, size, sync)
@@ -453,12 +453,12 @@ class Model:
         data = await self.file.pread(size, offset)
         wanted = self.content[offset : offset + size]
         if not (data == wanted or (data and wanted.startswith(data))):
-            raise Difference(f"pread: {len(data)} bytes, not {len(wanted)}, or others")
+            raise Difference(f"pread: {len(data)} of {len(wanted)} bytes, or wrong bytes")
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────
+    # ── finishing ────────────────────────────────────────────────────────────────────────────
 
     async def finish(self) -> None:
-        """Let everything arrive that can, end everything, and see that nothing is left."""
+        """Wait until all data has arrived, close everything, and check that nothing is left."""
         self.note("finish")
         for end in self.ends(lambda end: end.reading_paused):
             await self.resume(end)
@@ -483,14 +483,14 @@ class Model:
 
     def _is_lost(self) -> bool:
         for end in self.accepted:
-            # A connection that came when its client had gone.
+            # A connection that was accepted after its client had gone.
             if end.transport is not None and not end.lost and end.usable:
                 end.closed = True
                 end.transport.close()
         self.looks += 1
         for pair in self.pairs:
             if self.looks > 300 and all(end.closed and not end.lost for end in pair):
-                # Neither reads any more, and each waits until the other one does.
+                # Neither end reads any more, and each waits for the other one to read.
                 for end in pair:
                     end.leave(failed=True)
                     end.transport.abort()
@@ -503,7 +503,7 @@ class Model:
         return stats["operations"] == 0 and stats["buffers_out"] == 0
 
     def leave(self) -> None:
-        """Close the loop, and see that what was made is gone."""
+        """Close the loop, and check that all ends and transports are collected."""
         self.loop.close()
         self.pairs.clear()
         self.accepted.clear()

@@ -1,8 +1,8 @@
-"""Whether the simulation finds bugs: some are put in, one at a time, and each must be found.
+"""Tests the simulation with mutants: bugs are put in, one at a time, and each must be found.
 
     make mutants
 
-Every mutant is built apart, in build/mutants; the report is build/mutants.md.
+The mutants are built in build/mutants; the report is build/mutants.md.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutants"
 SOURCES = ("uringloop", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 PACKAGE = "uringloop"
-# Seeds in which a mutant must be found, and seconds for them.
+# Seeds within which a mutant must be found, and the time limit for them in seconds.
 SEEDS = 2000
 PATIENCE_S = 300
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: one line for another."""
+    """A bug: *wrong* takes the place of *right* in *file*."""
 
     name: str
     file: str
@@ -85,7 +85,7 @@ MUTANTS = (
         "cdef bint stashing = self.paused or self.stash",
         "cdef bint stashing = bool(self.stash)",
     ),
-    # Transitions that could be forgotten.
+    # State transitions that are left out.
     Mutant(
         "a transport is never open",
         "_transport/transport.pyx",
@@ -280,7 +280,7 @@ MUTANTS = (
 
 
 def build() -> None:
-    """Compile what has changed."""
+    """Compile the modules that have changed."""
     environment = {
         **os.environ,
         "URINGLOOP_DEBUG": "1",
@@ -293,7 +293,7 @@ def build() -> None:
 
 
 def simulate(seeds: int) -> str | None:
-    """Run seeds until one fails; returns how, or None."""
+    """Run seeds until one fails; return the failure, or None."""
     environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER}/tests"}
     command = [sys.executable, "-m", "simulation.run", "--seeds", str(seeds), "--stop"]
     try:
@@ -306,7 +306,7 @@ def simulate(seeds: int) -> str | None:
             timeout=PATIENCE_S,
         )
     except subprocess.TimeoutExpired:
-        return "does not come to an end"
+        return "does not end"
     if done.returncode == 0:
         return None
     told = [line for line in done.stdout.splitlines() if line.startswith("found: ")]
@@ -316,7 +316,7 @@ def simulate(seeds: int) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="at most (%(default)s)")
-    parser.add_argument("names", nargs="*", help="of mutants, in part; all by default")
+    parser.add_argument("names", nargs="*", help="parts of mutants' names; all by default")
     options = parser.parse_args()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
@@ -338,7 +338,7 @@ def main() -> int:
         file = FOLDER / PACKAGE / mutant.file
         text = file.read_text()
         if text.count(mutant.right) != 1:
-            raise SystemExit(f"{mutant.name}: the line is not there once")
+            raise SystemExit(f"{mutant.name}: the line does not occur exactly once")
         file.write_text(text.replace(mutant.right, mutant.wrong))
         build()
         began = time.monotonic()

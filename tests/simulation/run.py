@@ -1,7 +1,7 @@
 """Runs the model under many seeds: make simulate SEEDS=10000
 
-A seed decides what the program does, which faults the simulated kernel has, and where. One that
-fails is told with the command that runs it again.
+A seed decides what the program does, which faults the simulated kernel has, and where. A seed that
+fails is printed with the command that runs it again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from support.leaks import open_fds
 from simulation import faults
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 
-# Seconds of a seed: most take milliseconds. One that hangs tells where.
+# Time limit of a seed in seconds; most take milliseconds. A seed that hangs prints its traceback.
 PATIENCE_S = 60
 STEPS_MAX = 60
 CHUNK = 50
 
 
 async def act(model: Model, rng: random.Random) -> None:
-    """Do something, chosen by chance; most of it with a connection that is there."""
+    """Do a random step, mostly on an existing connection."""
     usable = model.ends(lambda end: end.usable)
     what = rng.random()
     if not usable or what < 0.08:
@@ -81,7 +81,7 @@ async def act(model: Model, rng: random.Random) -> None:
 
 
 def play(model: Model, rng: random.Random) -> None:
-    """Do steps, some of them within one run of the loop; then end everything."""
+    """Do steps, several of them in each run of the loop; then end everything."""
 
     async def some(count: int) -> None:
         for _ in range(count):
@@ -94,7 +94,7 @@ def play(model: Model, rng: random.Random) -> None:
 
 
 def run_seed(seed: int, folder: Path, simulated: faults.Simulated) -> dict[str, int]:
-    """Run a seed; raises Difference. Returns how often each fault has happened."""
+    """Run a seed and return how often each fault has happened; raise Difference on a failure."""
     rng = random.Random(seed)
     rates = faults.choose(rng)
     before = open_fds()
@@ -123,7 +123,7 @@ def run_seed(seed: int, folder: Path, simulated: faults.Simulated) -> dict[str, 
 @contextlib.contextmanager
 def patience() -> Iterator[None]:
     def give_up(number: int, frame: Any) -> None:
-        raise Difference(f"has not come to an end in {PATIENCE_S} s")
+        raise Difference(f"has not ended in {PATIENCE_S} s")
 
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(PATIENCE_S)
@@ -136,7 +136,7 @@ def patience() -> Iterator[None]:
 
 
 def run_some(seeds: range) -> tuple[list[tuple[int, str]], collections.Counter[str]]:
-    """Run seeds in this process; returns the failures and the faults."""
+    """Run seeds in this process; return the failures and the counts of faults."""
     logging.disable()
     gc.freeze()
     simulated = faults.simulation()
@@ -160,8 +160,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1000, help="how many (%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (%(default)s)")
-    parser.add_argument("--seed", type=int, help="this one alone, in this process")
-    parser.add_argument("--stop", action="store_true", help="at the first that fails")
+    parser.add_argument("--seed", type=int, help="run this seed only, in this process")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     options = parser.parse_args()
     began = time.monotonic()
@@ -192,7 +192,7 @@ def results_of(running: dict[concurrent.futures.Future[Any], range]) -> Iterator
 
 
 def report(seeds: range, results: Iterator[Any], began: float, stop: bool = False) -> int:
-    """Tell of failures as they come, or with *stop* of the first; returns the exit status."""
+    """Print failures as they come, or with *stop* the first; return the exit status."""
     failed = 0
     happened: collections.Counter[str] = collections.Counter()
     for failures, faults_of_some in results:
