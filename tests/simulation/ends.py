@@ -24,12 +24,12 @@ class End:
         self.sent = bytearray()
         self.received = bytearray()
         self.reads = True
-        # What the program has done.
+        # Actions of the program.
         self.reading_paused = False
         self.ended = False
         self.closed = False
         self.aborted = False
-        # What the loop has reported.
+        # Reports of the loop.
         self.writing_paused = False
         self.eof = False
         self.lost = False

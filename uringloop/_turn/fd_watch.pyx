@@ -232,7 +232,7 @@ cdef class Watchers(Flushable):
         return handles
 
     cdef Watched watched_by(self, uint64_t told):
-        """Return the Watched of an event; None if it was removed or watched anew since."""
+        """Return the Watched of an event; None if it was removed or changed since."""
         cdef Watched watched = self.watched.get(<int><unsigned int>told)
         return watched if watched is not None and watched.number == told >> 32 else None
 

@@ -9,12 +9,12 @@
     flush_all       submit one send for each transport that wrote, and wait for epoll again
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
-That is asyncio's order: ready callbacks, completions, timers. What these schedule or cause runs in
-the next turn.
+That is asyncio's order: ready callbacks, completions, timers. Callbacks that these schedule, and
+completions that they cause, run in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. Only the thread that runs the
-loop uses them; other threads may append to the ready queue, under the GIL, and wake the loop. What
-happens once for a connection or a loop is Python, in uringloop/loop.py.
+loop uses them; other threads may append to the ready queue, under the GIL, and wake the loop. Code
+that runs once for a connection or a loop is Python, in uringloop/loop.py.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ def raise_descriptor_limit() -> int:
 def settle_allocator() -> None:
     """Free one large block, as every program does that runs for a while.
 
-    glibc maps a block of 128 KiB or more anew each time, until the first such block is freed: from
+    glibc calls mmap() for each block of 128 KiB or more until the first such block is freed: from
     then on blocks of its size, up to 32 MiB, come from the heap (mallopt(3), M_MMAP_THRESHOLD). A
     receive into 256 KiB never causes that, because its block shrinks before it is freed. Loops with
     such receives cost five times as much before as after. In a small server, chance decides which
