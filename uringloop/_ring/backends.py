@@ -1,7 +1,7 @@
-"""Which ring a loop gets, and why a kernel refuses one: the cause, and what to do about it.
+"""Choose the ring of a loop, and explain why a kernel refuses one: the cause and the remedy.
 
-A process that does not get io_uring, though it has not asked for the software ring, logs one
-warning. Without any configuration of logging Python writes it to stderr.
+A process that gets the software ring without having requested it logs one warning. If logging is
+not configured, Python writes the warning to stderr.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Final, Literal
 
 from uringloop._ring import features
 
-# Chooses for all loops that are made without `backend=`.
+# Environment variable: the backend of all loops that are made without `backend=`.
 VARIABLE = "URINGLOOP_BACKEND"
-# Names of features, with commas between them, that are not to be used.
+# Environment variable: comma-separated names of the features to disable.
 DISABLE_VARIABLE = "URINGLOOP_DISABLE"
-# Set to 0, it keeps loops from warning that they are not on io_uring.
+# Environment variable: 0 silences the warning that loops are not on io_uring.
 WARN_VARIABLE = "URINGLOOP_WARN_FALLBACK"
 AUTO: Final = "auto"
 IO_URING: Final = "io_uring"
 SOFT: Final = "soft"
-# What a loop may be asked to be on, and what it can be on.
+# The backends that a caller can request, and those that a loop can run on.
 Choice = Literal["auto", "io_uring", "soft"]
 Backend = Literal["io_uring", "soft"]
 BACKENDS: tuple[Choice, ...] = (AUTO, IO_URING, SOFT)
 
-# What the kernels, sandboxes and filters that have no ring for us answer. A lack of descriptors is
-# not among them: the software ring needs some too.
+# Errors by which kernels, sandboxes and seccomp filters refuse a ring. EMFILE and ENFILE are not
+# among them: the software ring needs descriptors, too.
 REFUSALS = frozenset(
     (
         errno.EACCES,
@@ -46,38 +46,39 @@ SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 GROUP_SYSCTL = "/proc/sys/kernel/io_uring_group"
 STATUS = "/proc/self/status"
 USERS = "/proc/self/uid_map"
-# Numbers of capabilities, in linux/capability.h.
+# Capability numbers, from linux/capability.h.
 CAP_IPC_LOCK = 14
 CAP_SYS_ADMIN = 21
 CAP_SYS_RESOURCE = 24
 
-# The first kernel with DEFER_TASKRUN, and with it the rules this loop is built on.
+# The first kernel with DEFER_TASKRUN, whose rules this loop relies on.
 KERNEL_MIN = (6, 1)
 
-# What a container's profile has to let through.
+# The system calls that a container's seccomp profile must allow.
 ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 
-# What a loop may find no room for, on either ring.
+# Resources that a loop may run out of on either ring, with the remedy.
 LACKS = {
-    errno.EAGAIN: "this user has all the threads it may have; `ulimit -u` gives more",
+    errno.EAGAIN: "this user can start no more threads; `ulimit -u` gives more",
     errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, or, "
     "for io_uring without CAP_IPC_LOCK, `ulimit -l`)",
-    errno.EMFILE: "this process has all the descriptors it may have; `ulimit -n` gives more",
-    errno.ENFILE: "this machine has all the files open it may have; sysctl fs.file-max gives more",
+    errno.EMFILE: "this process has no descriptors left; `ulimit -n` gives more",
+    errno.ENFILE: "this machine can open no more files; sysctl fs.file-max gives more",
 }
 OTHERWISE = "io_uring can not be used here; `python -m uringloop.doctor` tells more"
 
 logger = logging.getLogger("uringloop")
 
-# Why the kernel has refused a ring to this process: it is asked only once, and warned of once. Both
-# are inherited by a fork: the workers of a server that has warned say nothing.
+# The recorded reason of a lasting refusal, and whether the warning has been logged. The kernel is
+# asked once and the warning logged once in a process. Forked children inherit both: the workers of
+# a server that has logged the warning do not repeat it.
 _refusal: str | None = None
 _warned = False
 _lock = threading.Lock()
 
 
 def wanted(backend: str | None) -> tuple[Choice, str]:
-    """Return which of BACKENDS is wanted, and by what. Raises ValueError for any other."""
+    """Return the requested backend and what requested it. Raises ValueError if it is unknown."""
     name, source = "backend", "backend="
     if backend is None:
         name = source = VARIABLE
@@ -89,7 +90,7 @@ def wanted(backend: str | None) -> tuple[Choice, str]:
 
 
 def disable_features() -> None:
-    """Switch off what URINGLOOP_DISABLE names. Raises ValueError for an unknown name."""
+    """Disable the features that URINGLOOP_DISABLE names. Raises ValueError for an unknown name."""
     value = os.environ.get(DISABLE_VARIABLE, "")
     names = frozenset(name.strip() for name in value.split(",") if name.strip())
     unknown = names - features.FEATURES.keys()
@@ -100,21 +101,21 @@ def disable_features() -> None:
 
 
 def known_refusal() -> str | None:
-    """Return why the kernel has refused a ring to a loop of this process, if it has."""
+    """Return the recorded reason of a lasting refusal in this process, or None."""
     return _refusal
 
 
 def is_refusal(exc: OSError) -> bool:
-    """Whether the kernel has no ring for a loop that the software ring may well be there for."""
+    """Return whether the kernel refuses rings with *exc*; the software ring may then still work."""
     return exc.errno in REFUSALS
 
 
 def refuse(exc: OSError, lasting: bool) -> str:
-    """Take note that the kernel has refused a ring, and return why.
+    """Return why the kernel refused a ring, and record the reason if the refusal is *lasting*.
 
-    One that is not *lasting*, of a ring with options that others need not have, is for this loop.
-    Nor is a lack of memory, once there was enough: what a user may lock, for rings too, is shared
-    by all of the user's processes.
+    The refusal of a ring with options that other loops need not have is not lasting: it concerns
+    this loop only. Neither is ENOMEM once a ring has worked in this process: the limit of locked
+    memory, which rings count towards, is shared by all processes of the user.
     """
     global _refusal
     if exc.errno == errno.ENOMEM and features.kernel_has_served():
@@ -126,10 +127,10 @@ def refuse(exc: OSError, lasting: bool) -> str:
 
 
 def ask() -> None:
-    """Ask the kernel for a ring, before there is a loop.
+    """Find out whether the kernel refuses rings, before any loop exists.
 
-    A server calls this before it forks its workers: they inherit the answer, so that the server
-    logs one warning, and not each worker its own.
+    A server calls this before it forks its workers. They inherit the result, so that the server
+    logs one warning instead of one for each worker.
     """
     if wanted(None)[0] != AUTO or _refusal is not None:
         return
@@ -141,26 +142,26 @@ def ask() -> None:
 
 
 def fallen_back(reason: str) -> None:
-    """Log a warning that a loop begins on the software ring."""
+    """Log a warning that a new loop runs on the software ring."""
     warn(f"event loops run on uringloop's software ring (epoll), not on io_uring: {reason}")
 
 
 def fallen_over(error: int, call: str) -> None:
-    """Log a warning that a running loop has changed to the software ring."""
+    """Log a warning that a running loop has switched to the software ring."""
     warn(f"an event loop continues on uringloop's software ring (epoll): {fall(error, call)}")
 
 
 def fallen_over_quietly(error: int, call: str) -> None:
-    """Do nothing: the program has asked for no warning."""
+    """Do nothing: the program has disabled the warning (`warn_fallback=False`)."""
 
 
 def fall(error: int, call: str) -> str:
-    """Return why a running loop has lost the kernel's ring, when *call* ended with *error*."""
+    """Return why a running loop lost the kernel's ring: *call* failed with *error*."""
     return f"{call} was refused while the loop ran: {reason_of(OSError(error, os.strerror(error)))}"
 
 
 def warn(message: str) -> None:
-    """Log *message*, once in a process, and what to do with it."""
+    """Log *message* once in a process, with a hint how to learn more and how to silence it."""
     global _warned
     if os.environ.get(WARN_VARIABLE) == "0":
         return
@@ -175,7 +176,7 @@ def warn(message: str) -> None:
 
 
 def explained(exc: OSError) -> OSError:
-    """Return *exc* with the cause in its message, the same class and errno."""
+    """Return *exc* with the cause in its message, of the same class and errno."""
     return type(exc)(exc.errno, reason_of(exc))
 
 
@@ -184,17 +185,17 @@ def reason_of(exc: OSError) -> str:
 
 
 def described(backend: Backend, reason: str) -> str:
-    """Return what a worker logs about its loop at its start."""
+    """Return the line that a worker logs about its loop at start-up."""
     return f"Event loop: uringloop on {backend} ({reason})"
 
 
 def remedy_in(reason: str) -> str | None:
-    """Return what somebody can do about a *reason* that `reason_of` has given."""
+    """Return the remedy in a *reason* that `reason_of` returned, or None."""
     return reason.partition("; ")[2] or None
 
 
 def cause(error: int) -> str:
-    """Return why the kernel refuses a ring, in one sentence whose end names the remedy."""
+    """Return why the kernel refuses a ring, in one sentence that ends with the remedy."""
     if error == errno.ENOSYS:
         return (
             "this kernel has no io_uring, or a seccomp profile or sandbox hides it "
@@ -208,7 +209,7 @@ def cause(error: int) -> str:
     if error == errno.EINVAL and release() < KERNEL_MIN:
         return (
             f"kernel {os.uname().release} is too old; "
-            f"a kernel from {'.'.join(map(str, KERNEL_MIN))} on has what it takes"
+            f"a kernel from {'.'.join(map(str, KERNEL_MIN))} on supports what the loop needs"
         )
     if error in (errno.EINVAL, errno.EOPNOTSUPP):
         return (
@@ -218,20 +219,20 @@ def cause(error: int) -> str:
 
 
 def switched_off() -> str | None:
-    """Return the cause if it is the kernel's switch, which spares who is privileged at 1."""
+    """Return the cause if it is kernel.io_uring_disabled, which at 1 exempts privileged users."""
     value = read(SYSCTL)
     if value in (None, "0") or (value == "1" and is_spared()):
         return None
     remedy = "sysctl kernel.io_uring_disabled=0 allows it"
     if value == "1":
-        remedy += ", and to a group kernel.io_uring_group"
+        remedy += ", and kernel.io_uring_group allows it to a group"
     if seccomp_mode() == "2":
-        remedy += "; if it is refused then, it is by a seccomp profile, and " + ALLOW
+        remedy += "; if it is still refused then, a seccomp profile forbids it: " + ALLOW
     return f"io_uring is switched off (kernel.io_uring_disabled = {value}); {remedy}"
 
 
 def is_spared() -> bool:
-    """Whether kernel.io_uring_disabled = 1 means others, as `io_uring_allowed` of Linux has it."""
+    """Return whether kernel.io_uring_disabled = 1 exempts us (Linux: `io_uring_allowed`)."""
     group = read(GROUP_SYSCTL)
     if group is not None and int(group) in {os.getegid(), *os.getgroups()}:
         return True
@@ -239,8 +240,8 @@ def is_spared() -> bool:
 
 
 def is_capable(capability: int) -> bool:
-    """Whether the kernel grants this process what takes a *capability* of the whole machine."""
-    # Root of a container with users of its own is root there only.
+    """Return whether this process has a *capability* in the initial user namespace."""
+    # In a container with a user namespace of its own, root has its capabilities only there.
     if (read(USERS) or "").split() != ["0", "0", str(2**32 - 1)]:
         return False
     return int(status_of("CapEff") or "0", 16) >> capability & 1 == 1
@@ -257,7 +258,7 @@ def seccomp_mode() -> str:
 
 
 def status_of(name: str) -> str | None:
-    """Return a value of this process's status, as proc(5) names it."""
+    """Return a field of /proc/self/status, by its name in proc(5), or None."""
     for line in (read(STATUS) or "").splitlines():
         if line.startswith(f"{name}:"):
             return line.split()[1]

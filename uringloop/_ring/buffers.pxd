@@ -5,7 +5,7 @@ from uringloop._kernel.io_uring cimport io_uring_buf_ring
 from uringloop._ring.ring cimport Ring
 
 
-# The kernel's names for the pools: one serves every stream of a loop, one every UDP socket.
+# Buffer group IDs. One pool serves all streams of a loop, the other all its datagram sockets.
 cdef enum:
     STREAM_GROUP = 0
     DATAGRAM_GROUP = 1
@@ -16,14 +16,14 @@ cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
     cdef char *memory                 # BUFFERS_MAX buffers and a spare one; unmapped by close()
-    cdef int group                    # the kernel's name for it
-    cdef unsigned int size            # of a buffer, in bytes
-    cdef int at_start                 # buffers to publish at first
-    cdef int published                # buffers that take part, the first ones of memory
+    cdef int group                    # buffer group ID
+    cdef unsigned int size            # bytes per buffer
+    cdef int at_start                 # buffers to publish initially
+    cdef int published                # buffers that the kernel may pick: the first ones of memory
     cdef int generation               # of the ring that the pool is registered with
     cdef readonly int out             # buffers between their completion and give_back
-    cdef double fill                  # moving average of the bytes in a buffer
-    cdef list starved                 # of Flushable that wait for buffers; the loop feeds them
+    cdef double fill                  # moving average of the bytes received into a buffer
+    cdef list starved                 # of Flushable: their receives wait for buffers
 
     cdef bint prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept

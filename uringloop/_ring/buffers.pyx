@@ -1,9 +1,9 @@
 """The receive buffers that the kernel picks from (provided-buffer rings), one pool for each kind.
 
-A pool owns the memory and lends it: the kernel fills a buffer, the completion names it, the
-transport copies the bytes out and gives it back in the same breath. Nothing keeps a buffer
-beyond its completion. The kernel takes buffers first in, first out, so it walks the whole pool:
-few buffers stay in the cache. Only the thread that runs the loop may call.
+A pool owns the memory. The kernel fills a buffer and names it in the completion; the transport
+copies the bytes out and gives the buffer back at once. No reference to a buffer outlives its
+completion. The kernel takes buffers first in, first out, so it cycles through the whole pool: a
+small pool stays in the cache. Only the thread that runs the loop may call this module.
 """
 
 
@@ -23,9 +23,9 @@ from uringloop._ring.uring cimport (
 )
 
 
-# A power of two, as the kernel asks; 16 bytes each.
+# The kernel requires a power of two. Each takes 16 bytes in the ring of buffers.
 BUFFERS_MAX = 256
-# 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % at 10 KiB a message.
+# 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % with 10 KiB messages.
 BUFFERS_AT_START = 16
 # asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
 BUFFER_SIZE = 64 * 1024
@@ -34,15 +34,15 @@ BUFFER_SIZE = 64 * 1024
 DATAGRAM_BUFFER_SIZE = 68 * 1024
 # Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
 DATAGRAM_BUFFERS_AT_START = 32
-# The pool grows while the average buffer comes back less full than this: many small messages
-# touch a page of each buffer, large ones would go through all of it.
+# The pool grows only while buffers come back with fewer bytes than this on average: small messages
+# touch one page of each buffer, large ones would move whole buffers through the cache.
 FILL_TO_GROW = 8 * 1024
 # Weight of the newest receive in the average.
 FILL_WEIGHT = 1.0 / 64
 
 cdef unsigned int ENTRIES = BUFFERS_MAX
 cdef size_t ENTRIES_BYTES = BUFFERS_MAX * 16
-# One more that the kernel never gets.
+# One more, the spare buffer, which is never published.
 cdef size_t MAPPED_BUFFERS = BUFFERS_MAX + 1
 cdef double WEIGHT = FILL_WEIGHT
 cdef double GROW_BELOW = FILL_TO_GROW
@@ -56,7 +56,7 @@ cdef class BufferPool:
         self.size = size
         self.at_start = at_start
         self.generation = -1
-        # Until it is known otherwise, messages are large and the pool stays small.
+        # Assume large messages at first, so that the pool stays small.
         self.fill = size
         self.starved = []
 
@@ -64,9 +64,9 @@ cdef class BufferPool:
         self.close()
 
     cdef bint prepare(self) except -1:
-        """Make the pool known to the ring, once for each ring; the memory comes at first need.
+        """Register the pool with the ring, once for each ring; the first call maps the memory.
 
-        False if it can not be now: whoever asks waits with those that have found no buffer.
+        Return False if that is impossible now: the caller then waits like a starved receive.
         """
         return self.generation == self.ring.generation or self._register()
 
@@ -74,7 +74,8 @@ cdef class BufferPool:
         cdef int count = self.published or self.at_start
         cdef int res
         if self.out or not self.ring.looked:
-            # A protocol is being given a buffer's bytes, or is to be: the kernel must not get it.
+            # Buffers still hold bytes for a protocol, or for completions of a replaced ring that
+            # have not been dispatched: the kernel must not fill them.
             return False
         if self.entries == NULL:
             self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
@@ -114,21 +115,21 @@ cdef class BufferPool:
             self.entries, ENTRIES, self.memory + <size_t>number * self.size, self.size, number)
 
     cdef char *spare(self) noexcept:
-        """Return memory of a buffer's size for the loop's own calls; `prepare` must have been."""
+        """Return the spare buffer, for the loop's own receives, once `prepare` has succeeded."""
         return self.memory + ENTRIES * <size_t>self.size
 
     cdef void grow(self) noexcept:
-        """The kernel found no buffer: publish as many again, while messages are small."""
+        """Double the published buffers, after the kernel found none, while messages are small."""
         cdef int wanted = min(2 * self.published, BUFFERS_MAX)
         if self.fill < GROW_BELOW:
             while self.published < wanted:
                 self._publish()
 
     cdef void close(self) noexcept:
-        """Unmap. The ring must be closed, or every receive have ended."""
+        """Unmap the memory. The ring must be closed, or every receive must have ended."""
         if self.ring.u.inherited or self.ring.held:
-            # Not mapped in a forked child: other memory may live at these addresses. And a kernel
-            # thread that could not be ended in time may write to it still.
+            # A forked child does not have the mappings: its own memory may be at these addresses.
+            # If the ring is held, its kernel thread may still write to the buffers.
             self.entries = NULL
             self.memory = NULL
         if self.entries != NULL:
@@ -150,6 +151,7 @@ cdef BufferPool new_datagram_pool(Ring ring):
 cdef BufferPool new_pool(Ring ring, int group, unsigned int size, int at_start):
     cdef BufferPool pool = BufferPool(ring, group, size, at_start)
     if ring.u.threaded:
-        # Now: such a ring can not be replaced while it runs, for the kernel's thread works on.
+        # Register now: if a policy forbids it later, this ring cannot be replaced, because its
+        # kernel thread keeps running.
         pool.prepare()
     return pool

@@ -1,4 +1,4 @@
-"""What a ring has of what this loop can use, and what of it shall not be used."""
+"""The optional features of a ring: which ones exist, and which ones are disabled."""
 
 LIBURING: str
 FEATURES: dict[str, int]

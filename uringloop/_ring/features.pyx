@@ -1,7 +1,7 @@
-"""What a ring has of what this loop can use, and what of it shall not be used.
+"""The optional features of a ring: which ones exist, and which ones are disabled.
 
-Each is something that the loop can do without, by a slower way. What the kernel has is tried, not
-guessed from its version, once in a process and at the first need. Changed under the GIL only.
+The loop can do without each of them, in a slower way. What the kernel supports is probed, not
+derived from its version, once in a process and at the first need. The state changes under the GIL.
 """
 
 from uringloop._kernel.errors cimport os_error
@@ -13,9 +13,9 @@ from uringloop._kernel.io_uring cimport (
 from uringloop._ring.probes cimport uring_abilities, uring_try, uring_try_paths
 
 
-# The version of the library that this was compiled with.
+# The version of liburing that this was compiled with.
 LIBURING = URINGLOOP_LIBURING.decode()
-# The names by which one can be switched off.
+# The names that URINGLOOP_DISABLE accepts.
 FEATURES = {
     "shared_accept": SHARED_ACCEPT,
     "multishot_recv": MULTISHOT_RECV,
@@ -29,9 +29,10 @@ FEATURES = {
     "nameless_files": NAMELESS_FILES,
 }
 
-# The kernel's ring does not serve without these, or, the last, they are none of a ring's.
+# The kernel's ring. The first two always exist where a ring can be made; the last two do not
+# depend on the ring.
 cdef unsigned int present = SHARED_ACCEPT | MULTISHOT_RECV | CACHED_FILES | NAMELESS_FILES
-# What the software ring has; it sleeps as no ring does.
+# The software ring. NO_IOWAIT is not needed: it does not sleep in io_uring_enter.
 cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
     | EPOLL_WAIT | NAMELESS_FILES)
@@ -41,14 +42,14 @@ cdef bint paths_tried = False
 
 
 cdef bint uses(unsigned int feature, bint soft=False) noexcept:
-    """Whether a ring has it and it is not switched off; the kernel's must have been tried."""
+    """Return whether a ring has *feature* and it is enabled; `try_kernel` must have run before."""
     if feature & ~disabled & CACHED_PATHS and not paths_tried:
         try_paths()
     return (soft_present if soft else present) & ~disabled & feature != 0
 
 
 cdef void try_paths() noexcept:
-    """Find out, once, whether the kernel tells what it has of a path; no ring is needed."""
+    """Probe, once, whether the kernel opens and describes cached paths; no ring is needed."""
     global present, soft_present, paths_tried
     if uring_try_paths():
         present |= CACHED_PATHS
@@ -57,7 +58,7 @@ cdef void try_paths() noexcept:
 
 
 cdef int try_kernel() except -1:
-    """Find out, once, whether a ring can be made and entered, and what it can do."""
+    """Probe, once, whether a ring can be made and entered, and what it supports."""
     global present, kernel_tried
     cdef uring_abilities found
     cdef int res
@@ -81,7 +82,7 @@ cdef int try_kernel() except -1:
 
 
 def disable(names):
-    """Do without the features of these *names* from now on, and with all others."""
+    """Disable the features of these *names* from now on, and enable all others."""
     global disabled
     disabled = 0
     for name in names:
@@ -89,15 +90,15 @@ def disable(names):
 
 
 def kernel_has_served():
-    """Whether a ring of the kernel's could be made and entered in this process."""
+    """Return whether a ring of the kernel has been made and entered in this process."""
     return kernel_tried
 
 
 def report(kernel):
-    """Return for the name of each feature whether it is used, absent or disabled.
+    """Return "used", "absent" or "disabled" for the name of each feature.
 
-    Of the kernel's ring, or, without *kernel*, which is not asked then, of the software ring.
-    Raises OSError if the kernel refuses one.
+    With *kernel*, for the kernel's ring: raises OSError if the kernel refuses one. Without, for
+    the software ring; the kernel is not probed then.
     """
     if kernel:
         try_kernel()

@@ -1,5 +1,5 @@
-/* The rings of this process, which a forked child must not touch. Changed under the GIL only; for one
- * compiled module to include. */
+/* The rings of this process, which a forked child must not touch. The list changes under the GIL
+ * only. One compiled module may include this file: it defines static variables. */
 #ifndef URINGLOOP_FORKS_H
 #define URINGLOOP_FORKS_H
 
@@ -7,7 +7,7 @@
 
 static uring *uring_live;
 
-/* How many children this process has forked. */
+/* The number of children that this process has forked. */
 static unsigned uring_forks;
 
 static void uring_count_fork(void) {
@@ -19,7 +19,7 @@ static void uring_leave_all_to_parent(void) {
         uring_leave_to_parent(u);
 }
 
-/* Once in a process: children of it leave their copies of the rings alone. */
+/* Registers the fork handlers, once in a process: a child abandons its copies of the rings. */
 static inline int uring_watch_forks(void) {
     return pthread_atfork(NULL, uring_count_fork, uring_leave_all_to_parent);
 }

@@ -1,4 +1,4 @@
-"""How a run begins and ends, and how a ring and a loop's use of the kernel's end."""
+"""The start and end of a run, the switch to the software ring, and the end of a ring."""
 
 from uringloop._ring.ring cimport Ring
 

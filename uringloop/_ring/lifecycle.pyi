@@ -1,3 +1,3 @@
-"""How a run begins and ends, and how a ring and a loop's use of the kernel's end."""
+"""The start and end of a run, the switch to the software ring, and the end of a ring."""
 
 SETTLE_MAX: int

@@ -1,7 +1,7 @@
-"""How a run begins and ends, and how a ring and a loop's use of the kernel's end.
+"""The start and end of a run, the switch to the software ring, and the end of a ring.
 
-What is in flight and must not stay so is cancelled, and its completions are taken. Only the thread
-that runs the loop, or that closes it, may call.
+Operations that must not stay in flight are cancelled, and their completions taken. Only the thread
+that runs the loop, or that closes it, may call this module.
 """
 
 from uringloop._kernel.errors cimport os_error
@@ -32,17 +32,18 @@ from uringloop._ring.uring cimport (
 )
 
 
-# A cancel misses a send that is being retried: with busy peers hundreds of times.
+# Rounds of cancelling at the end of a run. A cancel misses a send that the kernel is retrying at
+# that moment, which happens hundreds of times with busy peers.
 SETTLE_MAX = 4096
 
 cdef int SETTLE = SETTLE_MAX
 
 
 cdef bint take_over(Ring ring) except -1:
-    """Make the calling thread the one that submits; True when that took a new ring.
+    """Make the calling thread the ring's issuer; return whether that took a new ring.
 
-    The kernel binds a ring to the thread that enables it, and answers EEXIST to every other.
-    Thread identifiers are no help: a new thread often gets the dead one's.
+    The kernel binds a ring to the thread that enables it, and returns EEXIST to all others.
+    Thread identifiers do not help: a new thread often has the one of a dead thread.
     """
     cdef int res, generation
     ring.check_inherited()
@@ -60,11 +61,11 @@ cdef bint take_over(Ring ring) except -1:
 
 
 cdef int settle(Ring ring) except -1:
-    """End what cannot survive a change of thread; called by the owner as its run ends.
+    """End the operations that a change of thread would break; called as a run ends.
 
-    A send: only its completion tells how much has gone. An accept: a dead ring's would take the
-    wake-up of the next connection. A receive left armed is harmless: what the kernel took from
-    a socket is in the completion queue.
+    Sends: only their completions say how much was sent. Polls of listening sockets: a ring whose
+    thread has left it would keep the socket open for some time. A receive may stay armed: what
+    the kernel took from a socket is in the completion queue.
     """
     cdef Operation *op
     cdef int tries = 0
@@ -84,7 +85,7 @@ cdef int settle(Ring ring) except -1:
     if ring.lingering:
         await_workers(ring)
     while uring_has_overflow(&ring.u) and tries < 2 * SETTLE:
-        # The kernel keeps completions that found the queue full; a new ring would lose them.
+        # The kernel keeps completions that found the queue full; they would be lost with the ring.
         tries += 1
         ring.dispatch()
         ring.submit()
@@ -92,7 +93,10 @@ cdef int settle(Ring ring) except -1:
 
 
 cdef int await_workers(Ring ring) except -1:
-    """Wait for the reads and writes of files, not for long: only this thread hears of them."""
+    """Wait, for a limited time, for workers that read or write files for the program.
+
+    Only this thread can take their completions.
+    """
     cdef int before, waits = 0
     while ring.lingering and waits < RETRIES:
         before = ring.lingering
@@ -104,7 +108,7 @@ cdef int await_workers(Ring ring) except -1:
 
 
 cdef int fall_over(Ring ring) except -1:
-    """Go on, on the software ring: a security policy forbids what the kernel's ring needs."""
+    """Switch to the software ring, after a security policy has forbidden a call to io_uring."""
     if ring.u.soft == NULL and not ring.enter_forbidden:
         settle(ring)
     if ring.u.soft == NULL:
@@ -116,10 +120,11 @@ cdef int fall_over(Ring ring) except -1:
 
 
 cdef int drain(Ring ring) except -1:
-    """Cancel everything and take the completions; only opening and closing is told of.
+    """Cancel all operations and take their completions.
 
-    So that closing descriptors has its effect: a socket's FIN, a port's freedom. A thread that
-    does not own the ring can not cancel: the kernel does, some milliseconds after its end.
+    Closing a descriptor has its effect then: a socket sends its FIN, a port is free. Only the
+    callbacks of operations that open or close a descriptor run. A thread that does not own the
+    ring cannot cancel; the kernel ends the operations some milliseconds after the ring's end.
     """
     cdef Operation *op
     cdef unsigned int expected = 0
@@ -153,7 +158,7 @@ cdef int drain(Ring ring) except -1:
 
 
 cdef bint take_all(Ring ring) except -1:
-    """Take the completions that are there now; whether there were any."""
+    """Take the completions that are there now; return whether there were any."""
     cdef Operation *op
     cdef io_uring_cqe *cqe
     cdef unsigned int head = uring_head(&ring.u)
@@ -172,7 +177,7 @@ cdef bint take_all(Ring ring) except -1:
 
 
 cdef int let_go(Ring ring, Operation *op, int res) except -1:
-    """End *op*, and tell nobody but the trace."""
+    """End *op* without its callback; only the trace records it."""
     if ring.trace.fd >= 0:
         uring_trace_complete(&ring.trace, op.opcode, op.number, res, False, False)
     ring._let_go(op, <object>op.owner)

@@ -1,6 +1,6 @@
-"""The limits of this process that a program on the loop may meet later, and what raises them.
+"""The resource limits that a program on the loop may run into, and how to raise them.
 
-Read from the system; nothing is changed. The figures are those of `docs/operations.md`.
+This module reads limits and changes none. Its figures are those of `docs/operations.md`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import resource
 
 from uringloop._ring import backends
 
-# Below this a server of some hundred connections may run out of descriptors.
+# With this limit or less, a server with some hundred connections may run out of descriptors.
 DESCRIPTORS_LOW = 1024
-# What Linux 6.18 charges for the ring of a loop. A process with few loops may be one of many of its
-# user, who has the limit once.
+# Locked memory that Linux 6.18 charges for the ring of a loop, and the number of loops below which
+# the limit counts as low: all processes of the user share it, even if this one has few loops.
 RING_BYTES = 48 * 1024
 LOOPS_LOW = 16
 # Threads that a loop may start: the kernel's workers for files, and those of asyncio's executor.
 THREADS_LOW = 64
-# A loop with connections and datagram endpoints that are busy, and a Python program around it.
+# A loop with busy connections and datagram endpoints, and the Python program around it.
 MEMORY_LOW = 64 * 2**20
 
 CGROUP = "/proc/self/cgroup"
@@ -26,22 +26,22 @@ CGROUPS = "/sys/fs/cgroup"
 
 
 def told(kind: int) -> str:
-    """Return a limit as the doctor shows it: the soft one of the hard one."""
+    """Return a limit as the doctor shows it: "SOFT of HARD"."""
     both = resource.getrlimit(kind)
     return " of ".join("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in both)
 
 
 def soft(kind: int) -> int | None:
-    """Return the limit that holds, or None if there is none."""
+    """Return the soft limit, or None if there is none."""
     value = resource.getrlimit(kind)[0]
     return None if value == resource.RLIM_INFINITY else value
 
 
 def cgroup(controller: str, *names: str) -> int | None:
-    """Return the first number that one of the files *names* has for this process, or None.
+    """Return the first number in the files *names* of this process's cgroup, or None.
 
-    Of version 2, or of a *controller* of version 1. In a container the path of the group may be
-    that of the host, where the container does not see it: there its own is at the root.
+    Reads cgroups of version 2, or those of *controller* of version 1. In a container the path of
+    the cgroup may be the host's, which the container does not see: its own is the root then.
     """
     for line in (backends.read(CGROUP) or "").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -56,14 +56,14 @@ def cgroup(controller: str, *names: str) -> int | None:
 
 
 def memory() -> int | None:
-    """Return the bytes that the cgroup of this process may have, or None for no limit."""
+    """Return the memory limit of this process's cgroup in bytes, or None for no limit."""
     most = cgroup("memory", "memory.max", "memory.limit_in_bytes")
-    # Version 1 writes a number near the largest where there is none.
+    # Version 1 shows a number near the maximum where no limit is set.
     return most if most is not None and most < 1 << 60 else None
 
 
 def loops_of_locked_memory() -> int | None:
-    """Return for how many loops a user's locked memory is enough, or None if it is no limit."""
+    """Return for how many loops the limit of locked memory suffices, or None for no limit."""
     most = soft(resource.RLIMIT_MEMLOCK)
     if most is None or backends.is_capable(backends.CAP_IPC_LOCK):
         return None
@@ -71,9 +71,9 @@ def loops_of_locked_memory() -> int | None:
 
 
 def threads_left() -> tuple[int, str] | None:
-    """Return how many threads may yet be started, and what gives more; None if nothing bounds it.
+    """Return how many threads may still be started, and what raises that; None for no limit.
 
-    Those that the user has elsewhere are not known: `ulimit -u` bounds the sum.
+    The threads of the user's other processes, which `ulimit -u` counts too, are not known.
     """
     bounds = []
     most = soft(resource.RLIMIT_NPROC)
@@ -87,19 +87,19 @@ def threads_left() -> tuple[int, str] | None:
 
 
 def advice(on_io_uring: bool) -> list[str]:
-    """Return one line for each limit that is low, with what raises it."""
+    """Return one line for each low limit, with what raises it."""
     lines = []
     loops = loops_of_locked_memory()
     if on_io_uring and loops is not None and loops < LOOPS_LOW:
         lines.append(
             f"little locked memory: enough for {loops} loop{'s' * (loops != 1)} on io_uring, of "
-            "all processes of this user together, and the next one comes to the software ring: "
+            "all processes of this user together, and the next one gets the software ring: "
             "`ulimit -l`, the service's LimitMEMLOCK= or CAP_IPC_LOCK gives more"
         )
     if on_io_uring and backends.read(backends.SYSCTL) == "1":
         lines.append(
-            "kernel.io_uring_disabled = 1: a process that gives up its privileges comes to the "
-            "software ring with the next loop, unless it is in the group kernel.io_uring_group"
+            "kernel.io_uring_disabled = 1: a process that gives up its privileges gets the "
+            "software ring for its next loop, unless it is in the group kernel.io_uring_group"
         )
     descriptors = soft(resource.RLIMIT_NOFILE)
     if descriptors is not None and descriptors <= DESCRIPTORS_LOW:

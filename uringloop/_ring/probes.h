@@ -1,6 +1,7 @@
-/* What a kernel does, tried on a ring and a socket pair of the trial's own: version numbers lie,
- * since distributions carry mends to older kernels. Each trial takes some 100 us, once in a process.
- * A trial that cannot be made counts as failed: there is a slower way for everything.
+/* Probes of what the kernel supports, on a ring and a socket pair of their own. Version numbers are
+ * unreliable, since distributions backport fixes to older kernels. Each probe takes some 100 us,
+ * once in a process. A probe that cannot be made counts as failed: the loop has a slower way for
+ * everything.
  */
 #ifndef URINGLOOP_PROBES_H
 #define URINGLOOP_PROBES_H
@@ -11,11 +12,11 @@
 
 /* What a ring of this kernel can do. */
 typedef struct uring_abilities {
-    int quiet_sends; /* a quiet send does what it promises: nothing for success, the count of a short
-                      * send, EAGAIN for none */
-    int truncates;   /* there is an operation for that */
-    int waits_epoll; /* and one for epoll_wait(2) */
-    unsigned facts;  /* the features that the kernel tells of */
+    int quiet_sends; /* a quiet send posts nothing if it sends everything, the count if it is
+                      * short, EAGAIN if it sends nothing */
+    int truncates;   /* the kernel has IORING_OP_FTRUNCATE */
+    int waits_epoll; /* the kernel has IORING_OP_EPOLL_WAIT */
+    unsigned facts;  /* the IORING_FEAT_ bits that the kernel reports */
 } uring_abilities;
 
 typedef struct uring_trial {
@@ -23,7 +24,7 @@ typedef struct uring_trial {
     int pair[2]; /* of UNIX stream sockets */
 } uring_trial;
 
-/* 0, or -errno; to be closed either way. */
+/* Returns 0 or -errno; the caller closes the trial in both cases. */
 static inline int uring_trial_open(uring_trial *trial) {
     int res;
 
@@ -43,7 +44,7 @@ static inline void uring_trial_close(uring_trial *trial) {
     }
 }
 
-/* Enters; 1 with the oldest completion taken from the queue, 0 if there is none, or -errno. */
+/* Enters the ring. Returns 1 and takes the oldest completion, 0 if there is none, or -errno. */
 static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *completion) {
     int res = uring_submit(&trial->u);
     unsigned head = uring_head(&trial->u);
@@ -55,7 +56,7 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     return 1;
 }
 
-/* Whether the kernel knows an operation: asked for, since a try would start a worker. */
+/* Returns whether the kernel has an operation. Running it would start a worker thread. */
 static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
     struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
     bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
@@ -65,7 +66,7 @@ static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
     return known;
 }
 
-/* Makes a ring and enters it: 0, or -errno where either is refused. */
+/* Makes a ring, enters it and fills *found*. Returns 0, or -errno if the kernel refuses either. */
 static inline int uring_try(uring_abilities *found) {
     static const char data[256 * 1024];
     const size_t sizes[] = {1, sizeof(data), sizeof(data)};
@@ -94,7 +95,7 @@ static inline int uring_try(uring_abilities *found) {
     return res;
 }
 
-/* Whether the kernel tells what it has of a path in its cache, and what that is mounted from. */
+/* Returns whether the kernel opens paths from its cache only, and describes their mounts. */
 static inline bool uring_try_paths(void) {
     uring_open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = URING_RESOLVE_CACHED};
     struct statx facts;

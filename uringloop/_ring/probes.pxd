@@ -1,4 +1,4 @@
-"""What this kernel does, tried (probes.h)."""
+"""Declarations of probes.h: probes of what the kernel supports."""
 
 
 cdef extern from "_ring/probes.h" nogil:
