@@ -6,7 +6,7 @@
 #include <time.h>
 
 #ifdef URINGLOOP_SIMULATOR
-/* faults.c: how far a simulated clock is ahead. */
+/* How far the simulated clock is ahead (faults.c). */
 int64_t uring_clock_ahead_ns(void);
 #else
 static inline int64_t uring_clock_ahead_ns(void) {
@@ -21,7 +21,7 @@ static inline int64_t uring_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
 }
 
-/* The same clock as of the last tick, 1 to 10 ms ago: a seventh of the time. */
+/* The same clock at the last tick, 1 to 10 ms ago. It takes a seventh of the time to read. */
 static inline int64_t uring_clock_coarse_ns(void) {
     struct timespec ts;
 

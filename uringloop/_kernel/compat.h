@@ -1,11 +1,11 @@
-/* What the kernel has and the C library at build time may not: glibc 2.28 with the headers of Linux
- * 4.18, as the images of manylinux_2_28 have them, and musl before 1.2.5.
+/* Interfaces of the kernel that the C library at build time may lack: glibc 2.28 with the headers
+ * of Linux 4.18, as in the images of manylinux_2_28, and musl before 1.2.5.
  *
- * A wheel for musl does not use a newer one's functions either, since an older one may load it.
- * Every function sets errno, as the C library's own do.
+ * A wheel for musl does not use the functions of musl 1.2.5 either, since an older musl may load
+ * it. Every function sets errno, like those of the C library.
  */
-#ifndef URINGLOOP_MISSING_H
-#define URINGLOOP_MISSING_H
+#ifndef URINGLOOP_KERNEL_COMPAT_H
+#define URINGLOOP_KERNEL_COMPAT_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* From the C library or from the kernel, never from both: they define the same. */
+/* Either the C library's header or the kernel's, never both: they define the same names. */
 #ifndef STATX_TYPE
 #include <linux/stat.h>
 #endif
@@ -56,12 +56,13 @@ static inline int uring_openat2(int folder, const char *name, const uring_open_h
     return (int)syscall(URING_SYS_OPENAT2, folder, name, how, sizeof(*how));
 }
 
-/* epoll_wait(2) with a timeout in nanoseconds, below 0 for none; in milliseconds, rounded up, where
- * the kernel, or a filter, has no other: a timer must not find that it has woken too early. */
+/* epoll_wait(2) with a timeout in nanoseconds, none if it is negative. Where the kernel lacks
+ * epoll_pwait2(2), or a seccomp filter forbids it, the timeout is rounded up to milliseconds, so
+ * that no wait for a timer ends too early. */
 static inline int uring_epoll_wait(int epoll_fd, struct epoll_event *events, int size,
                                    int64_t timeout_ns) {
     static atomic_bool in_milliseconds;
-    /* The kernel's own timespec: the C library's may have a smaller time_t. */
+    /* The kernel's timespec: the C library's may have a smaller time_t. */
     int64_t timeout[2] = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     int64_t rounded = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
 
@@ -82,7 +83,7 @@ static inline int uring_statx(int folder, const char *name, int flags, unsigned 
     return (int)syscall(SYS_statx, folder, name, flags, mask, facts);
 }
 
-/* An offset takes two words; where the first one has 64 bits the kernel does without the second. */
+/* The offset is passed in two words; where a word has 64 bits the kernel ignores the second. */
 static inline ssize_t uring_preadv2(int fd, const struct iovec *parts, int count, off_t offset,
                                     int flags) {
     return syscall(SYS_preadv2, fd, parts, (long)count, (long)offset, (long)(offset >> 32), flags);
@@ -93,7 +94,7 @@ static inline ssize_t uring_pwritev2(int fd, const struct iovec *parts, int coun
     return syscall(SYS_pwritev2, fd, parts, (long)count, (long)offset, (long)(offset >> 32), flags);
 }
 
-/* With arguments: the name alone is also that of the structure. */
+/* Macros with arguments, since `statx` is also the name of the structure. */
 #define statx(folder, name, flags, mask, facts) uring_statx(folder, name, flags, mask, facts)
 #define preadv2(fd, parts, count, offset, flags) uring_preadv2(fd, parts, count, offset, flags)
 #define pwritev2(fd, parts, count, offset, flags) uring_pwritev2(fd, parts, count, offset, flags)

@@ -1,4 +1,4 @@
-"""What the C library has of epoll."""
+"""Declarations of epoll, from the C library."""
 
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -1,9 +1,9 @@
-"""The kernel's negative results as Python's exceptions."""
+"""Error numbers, and the conversion of the kernel's negative results to exceptions."""
 
 from libc.string cimport strerror
 
 cdef extern from "<errno.h>" nogil:
-    # libc.errno leaves some of them out.
+    # libc.errno lacks some of these.
     const int EAGAIN
     const int EBADF
     const int EBADR

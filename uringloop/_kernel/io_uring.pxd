@@ -1,4 +1,4 @@
-"""Declarations of io_uring.h: io_uring as the kernel has it."""
+"""Declarations of io_uring.h: the interface of io_uring."""
 
 from libc.stdint cimport uint64_t
 

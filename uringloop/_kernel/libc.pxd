@@ -1,4 +1,4 @@
-"""The C library: what Cython does not declare itself."""
+"""Declarations of the C library that Cython does not have."""
 
 
 cdef extern from "<sys/uio.h>" nogil:

@@ -1,9 +1,9 @@
-/* How the requests of sockets are prepared, and what comes with their answers.
+/* Submissions of sockets, and the data that comes with their completions.
  *
- * liburing's helpers do the rest; those of files are in files.h and paths.h.
+ * Only what liburing's helpers do not do; the operations of files are in files.h and paths.h.
  */
-#ifndef URINGLOOP_REQUESTS_H
-#define URINGLOOP_REQUESTS_H
+#ifndef URINGLOOP_KERNEL_SOCKETS_H
+#define URINGLOOP_KERNEL_SOCKETS_H
 
 #include <liburing.h>
 #include <poll.h>
@@ -15,21 +15,22 @@
 #include "_kernel/compat.h"
 #include "_kernel/io_uring.h"
 
-/* Room in front of each datagram for an address of IPv4 or IPv6, rounded up so that what follows is
- * aligned, and for the size of the datagrams that the kernel has merged (UDP_GRO, 24 bytes), behind
- * a time stamp and a count of losses, which a program may have asked its socket for. With the
- * header of 16 bytes that is 128, and the datagram begins on a cache line of its own. */
+/* Room in front of each datagram. For the address: IPv4 or IPv6, rounded up so that what follows is
+ * aligned. For control messages: the size of the datagrams that the kernel has merged (UDP_GRO, 24
+ * bytes), behind a time stamp and a count of losses, which a program may have enabled on its
+ * socket. With the header of 16 bytes that is 128, so the datagram begins on a cache line of its
+ * own. */
 #define URING_NAME_ROOM 32
 #define URING_CONTROL_ROOM 80
 
-/* prep helpers leave user_data alone and may reset the flags: this comes last, always. */
+/* Must be called last: the prep helpers do not set user_data, and may reset the flags. */
 static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
                                        unsigned flags) {
     sqe->flags |= flags;
     sqe->user_data = user_data;
 }
 
-/* Has a receive take its memory from *group*; with *poll_first* it polls before it tries. */
+/* Makes a receive take a buffer of *group*; with *poll_first* it polls before it tries. */
 static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool poll_first) {
     sqe->buf_group = (uint16_t)group;
     sqe->flags |= IOSQE_BUFFER_SELECT;
@@ -37,7 +38,7 @@ static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool
         sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
-/* Has up to *size* of the events of an epoll instance written to *events*, once there are any. */
+/* Waits for events of an epoll instance, and writes up to *size* of them to *events*. */
 static inline void uring_prep_epoll_wait(struct io_uring_sqe *sqe, int epoll_fd, void *events,
                                          unsigned size) {
     io_uring_prep_nop(sqe);
@@ -59,8 +60,8 @@ static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int 
     uring_select_buffer(sqe, group, poll_first);
 }
 
-/* The kernel reads the message while it submits: how much room a buffer leaves for an address and
- * for control messages, before which it puts a header, and after which the datagram. */
+/* The kernel reads the message during the submission: how much room a buffer has for the address
+ * and for control messages. A header precedes them in the buffer, the datagram follows them. */
 static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group,
                                                 bool poll_first) {
     static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,
@@ -70,9 +71,9 @@ static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd
     uring_select_buffer(sqe, group, poll_first);
 }
 
-/* WAITALL: the kernel itself goes on when the socket has room again. *once* takes what there is
- * room for now; WAITALL makes less than everything a failure, which alone posts a completion when
- * CQE_SKIP_SUCCESS is asked for too. */
+/* With MSG_WAITALL the kernel continues a short send when the socket has room again. With *once* it
+ * sends what there is room for now; MSG_WAITALL then makes a short send a failure, and with
+ * CQE_SKIP_SUCCESS only a failure posts a completion. */
 static inline int uring_send_flags(bool once) {
     return MSG_NOSIGNAL | MSG_WAITALL | (once ? MSG_DONTWAIT : 0);
 }
@@ -87,16 +88,18 @@ static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
     io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
 }
 
-/* Has the socket tell with each receive how much it leaves; false if it can not. */
+/* Makes each receive report how much it leaves in the socket; returns false if that is
+ * impossible. */
 static inline bool uring_tell_left(int fd) {
     int on = 1;
 
     return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
 }
 
-/* Receives without waiting: the bytes, 0 at the end, or -errno. *left* is what the socket still
- * has, a FIN counted as one byte; -1 if it does not tell (4.18+ for plain TCP). One that does not
- * gets no room for messages: a descriptor of a UNIX peer would be opened there, for nobody. */
+/* Receives without waiting. Returns the number of bytes, 0 at EOF, or -errno. *left* is what the
+ * socket still has, a FIN counted as one byte; -1 if the socket does not report it (TCP does,
+ * 4.18+). Without *tells_left* there is no room for control messages: the kernel would open a
+ * descriptor that a UNIX peer has sent, and nothing would close it. */
 static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_left, int *left) {
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec part = {.iov_base = data, .iov_len = size};
@@ -115,16 +118,16 @@ static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_
     return res;
 }
 
-/* Whether a socket has bytes that nobody has received yet. */
+/* Returns whether a socket has bytes to receive. */
 static inline bool uring_has_unread(int fd) {
     char byte;
 
     return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
-/* Whether a connection that has told its end, by a receive of 0 bytes, was reset in fact. The kernel
- * tells an error only once, and a send that it has tried again and given up keeps the error for
- * itself. A FIN still counts as one byte that is left; behind a reset nothing is. */
+/* Returns whether a connection was in fact reset, although a receive returned 0 bytes. The kernel
+ * reports an error only once, and a send that it retries and gives up may take it. A FIN still
+ * counts as one byte that is left; after a reset nothing is left. */
 static inline bool uring_was_reset(int fd) {
     char byte;
     int left = -1;
@@ -132,8 +135,8 @@ static inline bool uring_was_reset(int fd) {
     return uring_tell_left(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
 }
 
-/* Whether a connection waits at a listening socket, or an error: 0.2 us, where an accept4(2) that finds
- * none has made a socket and a file for it first, 2 us. */
+/* Returns whether a connection, or an error, waits at a listening socket. That takes 0.2 us; an
+ * accept4(2) that finds none has made a socket and a file for it first, 2 us. */
 static inline bool uring_may_accept(int fd) {
     struct pollfd one = {.fd = fd, .events = POLLIN};
 
@@ -144,10 +147,11 @@ static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_dat
     io_uring_prep_cancel64(sqe, user_data, 0);
 }
 
-/* ── datagrams ─────────────────────────────────────────────────────────────────────────────────── */
+/* ── datagrams
+ * ─────────────────────────────────────────────────────────────────────────────────── */
 
-/* Finds the parts of a datagram in a buffer that a recvmsg has filled with *size* bytes; they point
- * into it. False if it is none. */
+/* Finds the parts of a datagram in a buffer that a multishot recvmsg has filled with *size* bytes;
+ * the results point into the buffer. Returns false if it holds no datagram. */
 static inline bool uring_find_datagram(const char *buffer, int size, const char **name,
                                        unsigned *name_size, const char **data, size_t *data_size) {
     const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
@@ -162,8 +166,9 @@ static inline bool uring_find_datagram(const char *buffer, int size, const char 
     return true;
 }
 
-/* The size of each datagram but the last, where the kernel has merged several of one sender's into
- * this one: it does where a program has set UDP_GRO on its socket (5.0). 0 where it has not. */
+/* Returns the size of each datagram but the last, if the kernel has merged several of one sender
+ * into this one, which it does where a program has set UDP_GRO on its socket (5.0). Otherwise
+ * returns 0. */
 static inline size_t uring_merged_size(const char *buffer) {
     const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
     struct msghdr message = {

@@ -1,4 +1,4 @@
-"""Declarations of sockets.h: the requests of sockets, and what comes with their answers."""
+"""Declarations of sockets.h: submissions of sockets, and the data of their completions."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,7 +1,8 @@
-/* What a ring is asked and what it answers, a line each: URINGLOOP_TRACE.
+/* The trace of a ring, URINGLOOP_TRACE: one line for each submission, cancel and completion.
  *
- * No line makes a Python object or lets go of the GIL: an operation that is half started meets no
- * finalizer and no other thread. A line is one write, so those of several processes stay whole.
+ * Tracing makes no Python object and does not release the GIL, so that no finalizer and no other
+ * thread finds an operation half started. A line is one write(2), so the lines of several processes
+ * stay whole.
  */
 #ifndef URINGLOOP_TRACE_H
 #define URINGLOOP_TRACE_H
@@ -15,17 +16,17 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Room for a line; of a longer one, with the path of a file, the end is left out. */
+/* Room for a line. A longer one, with the path of a file, is truncated. */
 #define URING_TRACE_LINE 512
-/* The kernel's errors end at 133; from 512 on it has some that no program sees. */
+/* The kernel's errors end at 133; those from 512 on reach no program. */
 #define URING_TRACE_ERRORS 134
 
-/* Lives in its ring. The descriptor and the names belong to the process. */
+/* Embedded in its ring. The descriptor and the names belong to the process. */
 typedef struct uring_trace {
-    int fd;               /* -1: nothing is told */
-    unsigned loop;        /* counted in this process */
+    int fd;               /* -1: no trace */
+    unsigned loop;        /* its number in this process */
     unsigned number;      /* of the newest operation */
-    int64_t began_ns;     /* of the loop's clock */
+    int64_t began_ns;     /* when the trace began, on the loop's clock */
     const char **errors;  /* URING_TRACE_ERRORS names, or NULL */
 } uring_trace;
 
@@ -126,7 +127,7 @@ static inline int uring_trace_begin(const uring_trace *trace, char *line) {
                            passed / 1000000000, (int)(passed % 1000000000 / 1000));
 }
 
-/* Whoever reads it may be gone: that is no matter of the loop. */
+/* Ignores errors, such as a reader that has gone. */
 static inline void uring_trace_write(const uring_trace *trace, char *line, int size) {
     ssize_t written;
 
@@ -136,7 +137,7 @@ static inline void uring_trace_write(const uring_trace *trace, char *line, int s
     } while (written < 0 && errno == EINTR);
 }
 
-/* A submission that is prepared. Returns the number that its other lines have. */
+/* Traces a prepared submission. Returns its number, which is also in the other lines about it. */
 static inline unsigned uring_trace_start(uring_trace *trace, const struct io_uring_sqe *sqe,
                                          bool quiet, const char *owner) {
     char line[URING_TRACE_LINE];
@@ -175,7 +176,8 @@ static inline int uring_trace_result(const uring_trace *trace, char *line, int s
                            name != NULL ? name : "");
 }
 
-/* *more*: it is not the last answer; *all*: a quiet operation that has done what was asked. */
+/* Traces a completion. *more*: it is not the terminal one. *all*: of a quiet operation that has
+ * succeeded. */
 static inline void uring_trace_complete(const uring_trace *trace, unsigned opcode, unsigned number,
                                         int res, bool more, bool all) {
     char line[URING_TRACE_LINE];
@@ -194,7 +196,7 @@ static inline void uring_trace_complete(const uring_trace *trace, unsigned opcod
     errno = saved;
 }
 
-/* The answer of a call that failed as a whole. */
+/* Traces an io_uring_enter that has failed. */
 static inline void uring_trace_enter(const uring_trace *trace, int res) {
     char line[URING_TRACE_LINE];
     int saved = errno, size = uring_trace_begin(trace, line);

@@ -1,4 +1,4 @@
-"""Declarations of trace.h."""
+"""Declarations of trace.h: the trace of a ring."""
 
 from libc.stdint cimport int64_t
 

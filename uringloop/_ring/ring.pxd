@@ -1,4 +1,4 @@
-"""The pair of queues, and the operation that is in flight on it."""
+"""A pair of queues, and the operations that are in flight on it."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -10,15 +10,15 @@ from uringloop._kernel.trace cimport uring_trace
 from uringloop._ring.uring cimport uring
 
 
-# Called with the GIL for every completion of the operation; -1 with an exception leaves the turn.
+# Called with the GIL for every completion of the operation; an exception (-1) leaves the turn.
 ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
 
 
-# What `on_completion` gets for flags when a quiet operation has done all that was asked of it; it
-# must not call Python code then. The kernel's flags are never this.
+# The flags that `on_completion` gets when a quiet operation has succeeded without a completion;
+# it must not call Python code then. The kernel's flags never have this value.
 cdef enum:
     CONFIRMED = 0x80000000
-    # In the user_data of a quiet operation: the address of an Operation is even.
+    # Marks the user_data of a quiet operation: the address of an Operation is even.
     QUIET = 1
 
 
@@ -26,54 +26,54 @@ cdef int RETRIES       # RETRIES_MAX and LINGER_NS, for other modules
 cdef int64_t LINGER
 
 
-# What is fixed about an operation before it is started: bits of `policy`.
+# What is fixed for an operation before it starts: bits of `policy`.
 cdef enum Policy:
-    ENDS_WITH_RUN = 1 << 0       # a send or an accept: not left in flight when a run ends
+    ENDS_WITH_RUN = 1 << 0       # a send, or the poll of a listening socket: ended as a run ends
     RUN_WAITS = 1 << 1           # the end of a run waits for it: a worker uses the program's memory
     WORKER_OWNS_MEMORY = 1 << 2  # a worker may use its memory after the ring has been closed
-    HOLDS_DESCRIPTOR = 1 << 3    # has a descriptor to close: completes even as the ring is closed
-    NEVER_CANCELLED = 1 << 4     # closes a descriptor, which would be lost
+    HOLDS_DESCRIPTOR = 1 << 3    # has a descriptor to close: completes even while the ring closes
+    NEVER_CANCELLED = 1 << 4     # closes a descriptor, which a cancel would leak
     BACKGROUND = 1 << 5          # belongs to the loop itself: not counted as in flight
 
 
 cdef struct Operation:
-    # One request in flight, embedded in the object that wants its answer. It is never freed
+    # One request, embedded in the object that handles its completions. It is never freed
     # before its terminal completion, because the ring holds a reference to the owner until then.
     completion on_completion   # set once by the owner
     PyObject *owner            # borrowed; while in flight the ring holds one reference to it
     Operation *previous        # the ring's list of operations in flight
     Operation *next
-    unsigned int policy        # bits of Policy; those that are counted stay while it is in flight
+    unsigned int policy        # bits of Policy; the ring's counts need those constant in flight
     bint in_flight             # between start and the terminal completion
-    bint cancelled             # by a ring with a kernel thread: it ends with the run, too
-    bint quiet                 # will post a completion only if it fails
-    unsigned int sequence      # of its submission, if it is quiet
-    unsigned char opcode       # of its submission, if there is a trace
-    unsigned int number        # its name there
+    bint cancelled             # on a ring with a kernel thread: ends with the run, too
+    bint quiet                 # posts a completion only if it fails
+    unsigned int sequence      # position of its submission, if it is quiet
+    unsigned char opcode       # of its submission, if it is traced
+    unsigned int number        # its number in the trace
 
 
 @cython.final
 cdef class Ring:
     cdef uring u                       # opened by the constructor, closed by close() or dealloc
     cdef Operation in_flight           # sentinel of the circular list of operations in flight
-    cdef Operation quiet               # the same of those that are quiet and not yet confirmed
-    cdef bint quiet_sends              # the kernel can do them
-    cdef readonly int count            # operations in flight, without the loop's own
-    cdef int run_count                 # of those, the ones that end with the run
-    cdef int lingering                 # of those, the ones that may outlive a ring
-    cdef bint workers_limited          # this ring's workers have been bounded
-    cdef int64_t spin_ns               # look for completions this long before a sleep
+    cdef Operation quiet               # the same for quiet operations, until they are confirmed
+    cdef bint quiet_sends              # the ring supports them
+    cdef readonly int count            # operations in flight, without BACKGROUND ones
+    cdef int run_count                 # of these, the ones that end with the run
+    cdef int lingering                 # of these, the ones that the end of a run waits for
+    cdef bint workers_limited          # this ring's worker threads have been limited
+    cdef int64_t spin_ns               # busy-poll for completions this long before a sleep
     cdef int64_t batch_ns              # let completions gather this long in a sleep
-    cdef uring_trace trace             # what is asked and answered is told there, if it is open
-    cdef bint held                     # closed while a kernel thread works on: its memory must stay
-    cdef bint running                  # a thread is in a run: no other may submit
-    cdef unsigned int marked           # where the completions end that were there at the mark
-    cdef int generation                # grows when a new ring replaces this one
-    cdef bint looked                   # at all completions that another ring has left to this one
-    cdef bint enter_forbidden          # by a security policy, while this ring was in use
-    cdef tuple forbidden               # errno and name of the first call that is so, or None
+    cdef uring_trace trace             # records submissions and completions, if it is open
+    cdef bint held                     # a kernel thread may outlive the ring: its memory must stay
+    cdef bint running                  # a thread runs the loop: no other may submit
+    cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
+    cdef int generation                # incremented when a new ring replaces this one
+    cdef bint looked                   # all completions of a replaced ring have been dispatched
+    cdef bint enter_forbidden          # a security policy forbids io_uring_enter by now
+    cdef tuple forbidden               # errno and name of the first forbidden call, or None
     cdef tuple fallen                  # the same, once the software ring has replaced the kernel's
-    cdef object on_fall                # called with both then, or None; a function of a module
+    cdef object on_fall                # called with both then, or None; a module's function
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
@@ -160,7 +160,7 @@ cdef inline void move_first(Operation *source, Operation *target) noexcept:
 
 cdef inline int traverse_operations(
         const Operation *head, visitproc visit, void *argument) noexcept:
-    """Tell the garbage collector the owners that a list's operations keep alive."""
+    """Visit the owners that a list's operations keep alive, for the garbage collector."""
     cdef const Operation *op = head.next
     while op != head:
         if visit(op.owner, argument):
@@ -170,7 +170,7 @@ cdef inline int traverse_operations(
 
 
 cdef inline int traverse_ring(Ring ring, visitproc visit, void *argument) noexcept:
-    # Once it is closed, whoever an operation still keeps is kept for good: a thread works on it.
+    # Owners that a closed ring still holds are kept for good: a kernel thread may use their memory.
     if ring is None or not ring.u.open:
         return 0
     return (traverse_operations(&ring.in_flight, visit, argument)

@@ -1,4 +1,4 @@
-"""The pair of queues."""
+"""A pair of queues."""
 
 from typing import final
 

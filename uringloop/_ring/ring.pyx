@@ -1,13 +1,14 @@
-"""The pair of queues: submissions out, completions in, and who may touch what until when.
+"""A pair of queues: submissions out, completions in, and who owns what memory until when.
 
-A Ring owns the kernel's rings and knows no transport: it dispatches through the function pointer
+A Ring owns the kernel's queues and knows no transport: it dispatches through the function pointer
 of the Operation that a completion names. While an operation is in flight the ring holds one
-reference to its owner, dropped in `_complete` after the terminal completion and nowhere else
-(`_abandon` is for a ring that will never deliver one). So a completion is never stale.
+reference to its owner. It drops the reference when it takes the terminal completion, or when it
+confirms a quiet operation; `_abandon` is for a ring that will never deliver a completion. So no
+completion names an operation that has been freed.
 
 The thread that runs the loop may call every method. Other threads may prepare submissions under
-the GIL while the loop does not run; only the kernel's answer (EEXIST) says which thread a ring
-belongs to, see `take_over`.
+the GIL while the loop does not run. Only the kernel knows which thread a ring belongs to: it
+returns EEXIST to the others, see `take_over`.
 """
 
 cimport cython
@@ -74,30 +75,32 @@ from uringloop._ring.uring cimport (
 )
 
 
-# The queues are walked round and round, and cleared when they are made: small ones stay in the
-# cache. 128 submissions are 8 KiB; a full queue is only an extra enter.
+# The queues are cyclic, and cleared when they are made: small ones stay in the cache. 128
+# submissions take 8 KiB; a full queue costs no more than an extra enter.
 SQ_ENTRIES = 128
-# 2048 completions are 32 KiB, and an enter brings 20 (before kernel 6.13 all; what does not fit
-# the kernel keeps). Their number also sizes the hash for cancel by user_data: with 9,000 operations
-# in flight a cancel takes 2.5 us, with the largest hash, of 8192 completions, 1.2.
+# 2048 completions take 32 KiB. An enter posts 20 of them (before kernel 6.13 all; the kernel keeps
+# those that do not fit). The size also determines the hash table for a cancel by user_data: with
+# 9,000 operations in flight a cancel takes 2.5 us, and 1.2 us with the largest table, that of 8192
+# completions.
 CQ_ENTRIES = 2048
-# Where a kernel thread takes the submissions, it frees them only when all that it found are done.
+# A kernel thread (SQPOLL) frees submissions only after it has processed all that it found.
 SQ_ENTRIES_OF_THREAD = 512
-# Enters that a full submission queue or a starved kernel is given before it is an error.
+# Enters without progress, on a full submission queue for example, before the ring gives up.
 RETRIES_MAX = 64
-# A worker of the kernel that waits for a disk is waited for this long, 2 s in RETRIES_MAX rounds:
-# what it still uses afterwards is never freed.
+# How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
+# Memory that the worker still uses after that is never freed.
 LINGER_NS = 2_000_000_000 // RETRIES_MAX
-# Threads of the kernel for regular files, which wait rather than work: 32 sync 1.3 times as many
-# files a second as 8, and more bring nothing. And for other files, else without a limit.
+# The kernel's worker threads for regular files, which wait rather than compute: 32 sync 1.3 times
+# as many files a second as 8, and more gain nothing. Then those for other files, by default
+# unlimited.
 BOUNDED_WORKERS_MAX = 32
 UNBOUNDED_WORKERS_MAX = 64
 
 cdef enum:
-    # Completions that end a sleep in which they gather: a turn of so many is cheap enough.
+    # Completions that end a sleep in which they gather: a turn with so many is cheap enough.
     BATCH_MAX = 64
 
-# What is needed at the interpreter's end is C's: the names of modules are gone then.
+# C globals: module dictionaries may be cleared at the interpreter's shutdown.
 cdef int RETRIES = RETRIES_MAX
 cdef int64_t LINGER = LINGER_NS
 cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
@@ -120,9 +123,10 @@ cdef class Ring:
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
 
-        With *thread_idle_ms* a kernel thread takes the submissions, and sleeps after that long
-        without work; *thread_cpu* is where it runs, -1 for anywhere. Raises ValueError where that
-        is no processor. A *soft* ring is none of the kernel's, and has no such thread.
+        With *thread_idle_ms* a kernel thread takes the submissions (SQPOLL), and sleeps after so
+        many milliseconds without work; *thread_cpu* is its processor, -1 for any. Raises ValueError
+        if this process may not use that processor. With *soft* it is a software ring, which has no
+        such thread.
         """
         cdef int res
         if soft:
@@ -138,7 +142,7 @@ cdef class Ring:
             raise ValueError(f"this process may not use processor {thread_cpu}")
         if res < 0:
             raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
-        # Nobody would learn when a kernel thread has come to one: the loop may sleep by then.
+        # A kernel thread may take a quiet send while the loop sleeps: nothing would confirm it.
         self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
         uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
         uring_remember(&self.u)
@@ -148,12 +152,12 @@ cdef class Ring:
         self._forget()
 
     cdef void _forget(self) noexcept:
-        """Close, and take the ring out of the fork handler's list."""
+        """Close the ring, and remove it from the fork handler's list."""
         uring_forget(&self.u)
         uring_close(&self.u)
 
     cdef unsigned int forks(self) noexcept:
-        """How many children this process has forked."""
+        """Return how many children this process has forked."""
         return uring_forks
 
     cdef int check_inherited(self) except -1:
@@ -168,7 +172,7 @@ cdef class Ring:
     # ── submitting ───────────────────────────────────────────────────────────────────────────
 
     cdef io_uring_sqe *submission(self) except NULL:
-        """Return a free submission; a full queue is handed to the kernel first."""
+        """Return a free submission; if the queue is full, submit first."""
         cdef io_uring_sqe *sqe
         cdef int tries = 0
         if self.u.inherited or not self.u.open:
@@ -185,7 +189,7 @@ cdef class Ring:
         return sqe
 
     cdef int make_room(self, unsigned int count) except -1:
-        """Have *count* submissions be free, which then go to the kernel together."""
+        """Free *count* submissions, so that they can go to the kernel together."""
         cdef int tries = 0
         while uring_room(&self.u) < count:
             tries += 1
@@ -197,7 +201,7 @@ cdef class Ring:
         return 0
 
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1:
-        """Put a prepared submission in flight for *op*, and hold its owner."""
+        """Put a prepared submission in flight for *op*, with a reference to its owner."""
         uring_set_user_data(sqe, <uint64_t><uintptr_t>op, 0)
         return self._link(sqe, op, &self.in_flight)
 
@@ -221,7 +225,7 @@ cdef class Ring:
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1:
         """Like `start`, for a submission that posts a completion only if it fails.
 
-        The kernel runs it to its end while it is submitted; `_confirm` tells the owner.
+        The kernel completes it while it is submitted; `_confirm` notifies the owner.
         """
         uring_set_user_data(sqe, <uint64_t><uintptr_t>op | QUIET, IOSQE_CQE_SKIP_SUCCESS)
         op.sequence = uring_sequence(&self.u)
@@ -229,14 +233,14 @@ cdef class Ring:
         return self._link(sqe, op, &self.quiet)
 
     cdef int cancel(self, Operation *op) except -1:
-        """Ask the kernel to end *op*; only the operation's own completion tells that it ended."""
+        """Submit a cancel of *op*; only the operation's own completion says that it has ended."""
         cdef io_uring_sqe *sqe = self.submission()
         uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, op.opcode, op.number)
         if self.u.threaded and op.in_flight and not ends_with_run(op):
-            # It ends some time after the enter: settle waits for that.
+            # It ends some time after the enter; settle() waits for that.
             op.cancelled = True
             self.run_count += 1
         return 0
@@ -256,24 +260,24 @@ cdef class Ring:
         return uring_head(&self.u) != uring_tail(&self.u)
 
     cdef int submit(self) except -1:
-        """Hand over what is prepared and collect deferred completions, without sleeping."""
+        """Submit what is prepared and collect deferred completions, without sleeping."""
         self.check_inherited()
         return self._entered(uring_submit(&self.u))
 
     cdef int submit_only(self) except -1:
-        """Hand over what is prepared, and collect nothing."""
+        """Submit what is prepared, and collect nothing."""
         self.check_inherited()
         return self._entered(uring_submit_only(&self.u))
 
     cdef int wait(self, int64_t timeout_ns) except -1:
-        """Hand over what is prepared and sleep until a completion, a signal or the timeout."""
+        """Submit what is prepared and sleep until a completion, a signal or the timeout."""
         cdef int res
         cdef bint found
         cdef unsigned int wanted = 1
         self.check_inherited()
         if self.spin_ns and (timeout_ns == URING_FOREVER or timeout_ns > self.spin_ns):
             if uring_pending(&self.u):
-                # The next turn comes at once, and spins.
+                # The next turn follows at once, and spins.
                 return self.submit()
             with nogil:
                 found = uring_spin(&self.u, self.spin_ns)
@@ -290,7 +294,7 @@ cdef class Ring:
         return self._entered(res)
 
     cdef int _submit_and_look(self, unsigned int expected) except -1:
-        """Hand over what is prepared, and give it the time to post *expected* completions."""
+        """Submit what is prepared; give a kernel thread time to post *expected* completions."""
         self.check_inherited()
         return self._entered(uring_submit_and_look(&self.u, expected))
 
@@ -302,14 +306,14 @@ cdef class Ring:
             return 0
         if self.trace.fd >= 0:
             uring_trace_enter(&self.trace, res)
-        # The turn comes round again: what was not submitted is still queued.
+        # The next turn tries again: what was not submitted is still queued.
         if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
             return 0
         if res == -EBADR and not self.u.threaded:
-            # The kernel had no memory for a completion: nobody can tell what is in flight.
+            # The kernel lost a completion for want of memory: what is in flight is unknown.
             return self.rebuild()
         if uring_is_forbidden(res) and not self.u.threaded:
-            # Not here: protocols must not be called in the middle of what one has asked for.
+            # Only record it: a protocol may be on the stack, and no other must be called from here.
             self.enter_forbidden = True
             return self.forbid(res, "io_uring_enter")
         if res == -EEXIST:
@@ -322,17 +326,17 @@ cdef class Ring:
     # ── completions ──────────────────────────────────────────────────────────────────────────
 
     cdef bint mark(self) noexcept:
-        """Note which completions are there; return whether the kernel holds more of them back."""
+        """Record which completions are there; return whether the kernel holds more of them back."""
         self.marked = uring_tail(&self.u)
         return uring_has_task_work(&self.u)
 
     cdef int dispatch(self) except -1:
-        """Run the owners of the completions that are there now, in the kernel's order."""
+        """Deliver the completions that are there now to their owners, in the kernel's order."""
         self.marked = uring_tail(&self.u)
         return self.dispatch_marked()
 
     cdef int dispatch_marked(self) except -1:
-        """The same for those that were there at the newest `mark`."""
+        """Like `dispatch`, for the completions that were there at the newest `mark`."""
         cdef unsigned int head, flags
         cdef io_uring_cqe *cqe
         cdef Operation *op
@@ -340,7 +344,7 @@ cdef class Ring:
         cdef int generation = self.generation
         if self.u.inherited or not self.u.open:
             self.check_inherited()
-        # Looked up each time: a callback that takes completions out of turn may consume some.
+        # Read again each time: a callback that takes completions out of turn may consume some.
         head = uring_head(&self.u)
         while <int>(self.marked - head) > 0:
             cqe = uring_completion(&self.u, head)
@@ -360,7 +364,7 @@ cdef class Ring:
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
-        # Held to the end of this call, whatever the callback lets go of.
+        # A reference to the end of this call, whatever the callback drops.
         cdef object owner = <object>op.owner
         self.completions += 1
         if self.trace.fd >= 0:
@@ -371,22 +375,22 @@ cdef class Ring:
         return op.on_completion(op, res, flags)
 
     cdef int _confirm(self) except -1:
-        """Tell the owners of the quiet operations which the kernel has run without a complaint.
+        """Notify the owners of the quiet operations that the kernel has completed.
 
-        Comes after every enter and before its completions are dispatched, so that a protocol
-        which is called next finds its bytes gone.
+        Runs after every enter and before its completions are dispatched, so that a protocol
+        that is called next finds its bytes gone from the write queue.
         """
         cdef unsigned int index = uring_head(&self.u)
         cdef Operation *op
         cdef uint64_t user_data
         if uring_has_overflow(&self.u):
-            # A failure may be among what the kernel holds back: the next enter tells.
+            # A failure may be among the completions that the kernel holds back: wait for them.
             return 0
         while index != uring_tail(&self.u):
             user_data = uring_completion(&self.u, index).user_data
             index += 1
             if user_data & QUIET:
-                # Failed: from here on like any other operation.
+                # It has failed: from here on it is like any other operation.
                 op = operation_of(user_data)
                 op.quiet = False
                 remove(op)
@@ -402,7 +406,7 @@ cdef class Ring:
         return 0
 
     cdef Operation *_last_submitted(self) noexcept:
-        """Return a quiet operation that the kernel has come to, the newest, or the list's head."""
+        """Return the newest quiet operation that the kernel has taken, or the list's head."""
         cdef Operation *op = self.quiet.previous
         while op != &self.quiet and not uring_submitted(&self.u, op.sequence):
             op = op.previous
@@ -421,20 +425,20 @@ cdef class Ring:
             self.lingering -= 1
 
     cdef void _let_go(self, Operation *op, object owner) noexcept:
-        """Drop the ring's reference to the *owner* of *op*. The caller has its own."""
+        """End *op* and drop the ring's reference to its *owner*. The caller has its own."""
         self._unlink(op)
         Py_DECREF(owner)
 
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
 
-        For the few places that must not wait for the next turn. If the kernel does not end the
-        operation at once its completion comes by the ordinary way.
+        For the few callers that cannot wait for the next turn. If the kernel does not end the
+        operation at once, its completion is dispatched like any other.
         """
         cdef int tries = 0
         while op.in_flight and tries < RETRIES and not self.enter_forbidden:
             tries += 1
-            # Each time: a cancel brings a completion, of the operation or of the cancel.
+            # Every round cancels, so that a completion comes: the operation's or the cancel's.
             self.cancel(op)
             self._submit_and_look(1)
             self._take_completions_of(op)
@@ -449,13 +453,13 @@ cdef class Ring:
         return 0
 
     cdef int _take_completions_of(self, Operation *wanted) except -1:
-        """Deliver what is there of one operation, or with NULL of all that end with a run."""
+        """Deliver the completions of *wanted*, or with NULL of all that the end of a run needs."""
         cdef unsigned int index = uring_head(&self.u)
         cdef io_uring_cqe *cqe
         cdef Operation *op
         cdef unsigned int flags
         cdef int generation = self.generation
-        # What has been taken out of turn is gone through once, not for each that comes after.
+        # Drop the leading completions that were taken out of turn, so that none is skipped twice.
         while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
             index += 1
             uring_consume(&self.u, index)
@@ -465,7 +469,7 @@ cdef class Ring:
             index += 1
             if op != NULL and (op == wanted or (
                     wanted == NULL and (ends_with_run(op) or op.policy & RUN_WAITS))):
-                # The queue is ours to write: a completion for nobody is skipped later.
+                # The queue is writable: without user_data the dispatch skips this completion.
                 cqe.user_data = 0
                 flags = cqe.flags
                 self._complete(op, cqe.res, flags)
@@ -474,7 +478,7 @@ cdef class Ring:
         return 0
 
     cdef int limit_workers(self) except -1:
-        """Bound the threads that the kernel starts for this ring's files; an old one can not."""
+        """Limit the worker threads that the kernel starts for this ring; ignore a failure."""
         self.workers_limited = True
         uring_limit_workers(&self.u, BOUNDED_WORKERS, UNBOUNDED_WORKERS)
         return 0
@@ -482,31 +486,32 @@ cdef class Ring:
     # ── threads ──────────────────────────────────────────────────────────────────────────────
 
     cdef int rebuild(self) except -1:
-        """Replace the ring: deliver what has completed, end the rest with ECANCELED.
+        """Replace the ring: deliver what has completed, end the rest with an error.
 
-        The owners take an ECANCELED that they did not ask for as "arm again".
+        The error is ECONNABORTED for operations that end with a run, ECANCELED for others. An
+        owner that has not cancelled its operation takes ECANCELED as "arm again".
         """
         cdef Operation orphans
         cdef uring fresh
         cdef int generation = self.generation
         cdef object failure = None
-        # First what can raise. An owner that finds the queue full may rebuild the ring itself.
+        # This can raise, so it comes first. An owner that finds the queue full may rebuild, too.
         while self.has_completions():
             self.dispatch()
             if self.generation != generation or not self.u.open:
                 return 0
         self._open_successor(&fresh, False)
-        # Move everything aside: owners arm anew while it is walked.
+        # Move all operations aside: owners arm new ones while the list is walked.
         self._move_aside(&orphans)
         self._move_submissions(&fresh)
         self._install(&fresh)
-        # To the end: the list's head is on this stack.
+        # Walk to the end despite exceptions: the list's head is on this stack.
         while orphans.next != &orphans:
             try:
                 if orphans.next.policy & WORKER_OWNS_MEMORY:
-                    # Its memory is the worker's for good.
+                    # A worker may use its memory: keep the owner for good.
                     Py_INCREF(<object>orphans.next.owner)
-                # How much of a send has gone nobody knows: sending it again may double bytes.
+                # How much of a send has gone is unknown: to send again might double bytes.
                 unknown = ends_with_run(orphans.next)
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
@@ -516,17 +521,17 @@ cdef class Ring:
         return 0
 
     cdef int replace(self) except -1:
-        """Go on, on a software ring, where a security policy forbids to enter this one.
+        """Continue on a software ring, where a security policy forbids the kernel's.
 
-        Calls nobody: what has completed and what is prepared move along, and the rest completes
-        there, as in `rebuild`.
+        Calls no owner: completions and prepared submissions move to the new ring, and the other
+        operations complete there with the errors of `rebuild`.
         """
         cdef Operation orphans
         cdef Operation *op
         cdef uring fresh
         cdef io_uring_cqe *cqe
         cdef unsigned int index = uring_head(&self.u)
-        # What the kernel holds back it tells nobody any more.
+        # The completions that the kernel holds back are lost: only an enter would post them.
         cdef bint lost = self.enter_forbidden and uring_has_overflow(&self.u)
         self._open_successor(&fresh, True)
         self._move_aside(&orphans)
@@ -573,7 +578,7 @@ cdef class Ring:
             move_first(&self.in_flight, orphans)
 
     cdef int _open_successor(self, uring *fresh, bint soft) except -1:
-        """Open a ring to take this one's place, a software ring where the kernel refuses one."""
+        """Open a ring to replace this one; a software ring if the kernel refuses one."""
         cdef int res
         soft = soft or self.u.soft != NULL
         res = uring_open_successor(fresh, &self.u, soft)
@@ -584,7 +589,7 @@ cdef class Ring:
         return 0
 
     cdef void _move_submissions(self, uring *fresh) noexcept:
-        """Hand what is prepared to another ring; its operations stay in flight."""
+        """Move prepared submissions to another ring; their operations stay in flight."""
         cdef unsigned int index
         cdef io_uring_sqe *sqe
         cdef Operation *op
@@ -597,7 +602,7 @@ cdef class Ring:
                 op.sequence = uring_sequence(fresh)
 
     cdef int forbid(self, int res, str call) except -1:
-        """Take note that a security policy forbids *call* by now: `fall_over` follows."""
+        """Record that a security policy now forbids *call*; `fall_over` follows."""
         if self.forbidden is None:
             self.forbidden = (-res, call)
         return 0
@@ -610,7 +615,7 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
             if op.policy & WORKER_OWNS_MEMORY:
-                # Its memory is a worker's for good. Nobody need wait for its end any more.
+                # A worker may use its memory: keep the owner for good. End the wait for it.
                 self._unlink(op)
                 op.on_completion(op, -ECANCELED, 0)
             else:
@@ -618,7 +623,7 @@ cdef class Ring:
         return 0
 
     cdef int close(self) except -1:
-        """Give the rings back. The caller has ended the operations, or can not any more."""
+        """Close the ring. The caller has ended the operations, or cannot any more."""
         self._forget()
         if not self.held:
             self._abandon()

@@ -1,27 +1,30 @@
-/* Listening sockets that several processes share, and how a loop sleeps beside them.
+/* Listening sockets that several processes share, and the sleep of a loop that has some.
  *
  * A connection wakes one of the processes that wait for it exclusively. A request of a ring waits
  * for its socket while its process computes, too, and would take the wake-up of a process that is
  * free. epoll does not: with EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps
- * in epoll_wait(2) at that moment (4.5, ep_poll_callback in fs/eventpoll.c). So a ring with shared
- * listening sockets sleeps there, and a process is woken for a connection only while it is free.
- * The one that has taken a connection goes to the end of the socket's queue: they take turns.
+ * in epoll_wait(2) at that moment (4.5, ep_poll_callback in fs/eventpoll.c). So a loop with shared
+ * listening sockets sleeps in epoll_wait(2), and a connection wakes a process only while it is
+ * free. A process that has taken a connection moves to the end of the socket's wait queue: they
+ * take turns.
  *
- * The doors are an epoll instance that has the listening sockets and a bell, by which the ring ends
- * the sleep: of the kernel's ring an eventfd that it writes to, of a software ring its own epoll.
- * They belong to one uring and its thread.
+ * The doors are an epoll instance with the listening sockets and a bell, by which the ring ends the
+ * sleep: for the kernel's ring an eventfd that the kernel writes to, for a software ring its own
+ * epoll instance. They belong to one uring and its thread.
  *
- * The kernel's ring does not write to its eventfd from within a write to another one (seen on 6.18:
- * once, and never again). So whatever may be waiting for an eventfd is at the doors itself: what other
- * threads wake the loop by, and the epoll of what the program watches.
+ * The kernel's ring does not write to its eventfd from within a write to another eventfd (seen on
+ * 6.18: the first time it does, later never). So descriptors that may be eventfds are at the doors
+ * themselves: the one by which other threads wake the loop, and the epoll instance of the
+ * descriptors that the program watches.
  *
- * A sleep there costs 2 us more than one in the ring: a second system call, and the bell. So a process
- * that is alone with its sockets, or busy with the connections it has, goes away from the doors: it
- * sleeps in the ring, where polls of the sockets tell it of new connections. They take no wake-up from
- * anybody. The first connection brings it back if there are others.
+ * A sleep at the doors costs 2 us more than one in the ring: a second system call, and the bell. So
+ * a process that is alone with its sockets, or busy with the connections it has, is away from the
+ * doors: it sleeps in the ring, where polls of the sockets report new connections. These polls take
+ * no wake-up from other processes. The first connection brings the process back to the doors if
+ * there are other processes.
  */
-#ifndef URINGLOOP_DOORS_H
-#define URINGLOOP_DOORS_H
+#ifndef URINGLOOP_RING_SHARED_SOCKETS_H
+#define URINGLOOP_RING_SHARED_SOCKETS_H
 
 #include <fcntl.h>
 #include <sched.h>
@@ -33,30 +36,31 @@
 #define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */
 #endif
 
-/* Events that a look takes: the bell, what wakes, and a socket behind them. */
+/* Events that one epoll_wait(2) takes: the bell, the wakers, and a socket behind them. */
 #define URING_DOOR_EVENTS 4
 
-/* In the events of the bell, and of what wakes the loop without it. */
+/* The data of the bell's events, and of the wakers': descriptors that wake the loop themselves. */
 #define URING_BELL UINT64_MAX
 #define URING_WAKE (UINT64_MAX - 1)
 
-/* A sleep that is shorter is a nap: the process is busy. */
+/* A shorter sleep is a nap: the process is busy. */
 #define URING_NAP_NS 1000000
 
-/* Of one that is shorter nobody knows whether what ended it was there before. */
+/* What ended a shorter sleep may have been there before the sleep began. */
 #define URING_REST_NS 20000
 
-/* A process that has been woken for a connection and is killed, stopped or kept from running takes
- * the wake-up with it, and nobody else is told of that connection. So often all look for such, and
- * half as often after each look in a sleep: one costs 50 us, most of it for the end of an idle state. */
+/* A process that was woken for a connection and is then killed, stopped or not scheduled takes the
+ * wake-up with it, and no other process is woken for that connection. All processes search for such
+ * connections at this interval, and at twice the interval after each search of a sleep: a search
+ * costs 50 us, most of it for leaving an idle state of the processor. */
 #define URING_SEARCH_NS 50000000
 
-/* The longest sleep there: what reads an eventfd by a request of the ring is noticed after it, and
- * that the others have gone. */
+/* The longest sleep at the doors. After it the loop notices what does not ring the bell: the
+ * completion of a ring's request that reads an eventfd, and the end of the other processes. */
 #define URING_DOORS_SLEEP_NS 1000000000
 
 static inline int uring_hang_bell(uring *u) {
-    /* Told of each write, and never read. */
+    /* By edge: one event for each write, and never read. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_BELL};
     int res;
 
@@ -71,9 +75,9 @@ static inline int uring_hang_bell(uring *u) {
     return res < 0 ? res : 0;
 }
 
-/* From now on the ring sleeps as it did without. */
+/* Closes the doors: from now on the loop sleeps in the ring. */
 static inline void uring_close_doors(uring *u) {
-    /* The fork handler has closed those of a parent. */
+    /* In a forked child the fork handler has closed them. */
     if (u->inherited)
         return;
     if (u->soft != NULL && u->open)
@@ -83,8 +87,8 @@ static inline void uring_close_doors(uring *u) {
     uring_forget_doors(u);
 }
 
-/* Makes the instance; the calling thread owns the ring. 0, or -errno where that can not be: the
- * kernel's ring may not be told any more (seccomp), and a simulated kernel has a clock of its own. */
+/* Makes the epoll instance; the calling thread owns the ring. Returns 0 or -errno: seccomp may
+ * forbid io_uring_register by now, and a simulated kernel has a clock of its own. */
 static inline int uring_open_doors(uring *u) {
     int res;
 
@@ -100,7 +104,7 @@ static inline int uring_open_doors(uring *u) {
     return res;
 }
 
-/* *fresh*, the successor of *old*, gets the doors, or there are none any more. */
+/* Moves the doors of *old* to its successor *fresh*, or closes them if that fails. */
 static inline void uring_move_doors(uring *fresh, uring *old) {
     int res = 0;
 
@@ -122,7 +126,7 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
         uring_forget_doors(fresh);
 }
 
-/* Has *fd* end a sleep, once for each of its events. */
+/* Makes *fd* end a sleep, once for each of its events. */
 static inline int uring_add_waker(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_WAKE};
 
@@ -131,8 +135,8 @@ static inline int uring_add_waker(uring *u, int fd) {
     return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 && errno != EEXIST ? -errno : 0;
 }
 
-/* Tells other processes that this one accepts from the socket, by a lock on it that all of them may
- * have: the kernel forgets it with the process. */
+/* Shows other processes that this one accepts from the socket: by a shared lock on it, which the
+ * kernel releases when the process ends. */
 static inline void uring_sign(int fd) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
 
@@ -154,13 +158,13 @@ static inline void uring_leave_queue(uring *u, int fd) {
         epoll_ctl(u->doors_fd, EPOLL_CTL_DEL, fd, &event);
 }
 
-/* Lets the other processes go first the next time. */
+/* Moves this process to the end of the socket's wait queue. */
 static inline int uring_step_back(uring *u, int fd) {
     uring_leave_queue(u, fd);
     return uring_join_queue(u, fd);
 }
 
-/* Waits for connections of a socket, too. 0, -errno. */
+/* Adds a listening socket to the doors. Returns 0 or -errno. */
 static inline int uring_add_door(uring *u, int fd) {
     struct pollfd *doors = realloc(u->doors, (u->doors_count + 1) * sizeof(*doors));
 
@@ -182,20 +186,21 @@ static inline void uring_remove_door(uring *u, int fd) {
         }
 }
 
-/* Has the next look tell of connections whose wake-up went to a process that has not come. */
+/* Makes the next epoll_wait(2) report connections whose wake-up another process got and did not
+ * use. */
 static inline void uring_search(uring *u) {
     unsigned i;
 
     if (poll(u->doors, u->doors_count, 0) <= 0)
         return;
     for (i = 0; i < u->doors_count; i++)
-        /* Who joins the queue is told of what waits. */
+        /* epoll reports what already waits when a socket is added. */
         if (u->doors[i].revents)
             uring_step_back(u, u->doors[i].fd);
 }
 
-/* Keeps a descriptor for a connection that comes when the process has no other: it has been woken
- * for that one, and nobody else has. 0, or -errno if there is none to keep. */
+/* Keeps a spare descriptor for a connection that comes when this process has no other descriptor:
+ * no other process was woken for that connection. Returns 0, or -errno if none is free. */
 static inline int uring_reserve(uring *u) {
     if (u->doors_fd < 0 || u->reserve_fd >= 0)
         return 0;
@@ -203,7 +208,7 @@ static inline int uring_reserve(uring *u) {
     return u->reserve_fd < 0 ? -errno : 0;
 }
 
-/* Gives that descriptor up; whether there was one. */
+/* Closes the spare descriptor; returns whether there was one. */
 static inline bool uring_use_reserve(uring *u) {
     if (u->reserve_fd < 0)
         return false;
@@ -212,26 +217,26 @@ static inline bool uring_use_reserve(uring *u) {
     return true;
 }
 
-/* Whether so many connections wait that the socket will soon refuse more: half of its backlog. */
+/* Returns whether waiting connections fill half of the backlog: the socket may soon refuse more. */
 static inline bool uring_is_crowded(int fd) {
     struct tcp_info info = {0};
     socklen_t size = sizeof(info);
 
-    /* Of a listening socket these are the connections that wait, and the backlog. */
+    /* For a listening socket, unacked is the number of waiting connections, sacked the backlog. */
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
            2 * info.tcpi_unacked >= info.tcpi_sacked && info.tcpi_unacked > 0;
 }
 
-/* Whether another process has signed for the socket: 0.3 us. */
+/* Returns whether another process has signed for the socket (uring_sign). Takes 0.3 us. */
 static inline bool uring_has_company(int fd) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
 
     return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Sleeps *timeout_ns* at most; the first listening socket that has a connection is noted: that of
- * which the instance has told the longest ago. The others are told of again by the next look.
- * Returns the number of events, -errno. */
+/* Sleeps *timeout_ns* at most, and notes the first listening socket that has a connection: the one
+ * that epoll reported the longest ago. The next call reports the others again. Returns the number
+ * of events, or -errno. */
 static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     struct epoll_event events[URING_DOOR_EVENTS];
     int i, count = uring_epoll_wait(u->doors_fd, events, URING_DOOR_EVENTS, timeout_ns);
@@ -248,19 +253,21 @@ static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     return count;
 }
 
-/* Whether anything has come that ends a sleep. */
+/* Returns whether a waker, a connection or a completion ends the sleep. */
 static inline bool uring_is_called(const uring *u) {
     return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u);
 }
 
-/* Leaves the doors for the ring, or comes back. Meanwhile the kernel writes to no bell. */
+/* Moves the loop's sleep to the ring (*away*), or back to the doors. While it is away the kernel
+ * does not write to the eventfd. */
 static inline void uring_leave_doors(uring *u, bool away) {
     u->away = away;
     u->naps = 0;
     if (u->soft != NULL || u->ring.cq.kflags == NULL)
         return;
     __atomic_store_n(u->ring.cq.kflags, away ? IORING_CQ_EVENTFD_DISABLED : 0, __ATOMIC_SEQ_CST);
-    /* The kernel notes what it has to do and then looks at the flag; we do it the other way round. */
+    /* The kernel queues work and then reads the flag; this process writes the flag and then looks
+     * for work. */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -295,7 +302,7 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
             uring_search(u);
             search_ns *= 2;
         }
-        /* The bell says that there is something to enter for. */
+        /* The bell rings for deferred completions, which only an enter posts. */
         if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
             res = uring_submit(u);
     }
@@ -303,8 +310,8 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
     return submitted > 0 ? submitted : res;
 }
 
-/* Submits and sleeps, as the loop does when it has nothing to do: uring_wait_batch, beside the
- * doors if there are any. */
+/* Submits and sleeps, when the loop has nothing to do: at the doors if it has any and is not away,
+ * otherwise in the ring (uring_wait_batch). */
 static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
     int res;
 
@@ -312,7 +319,7 @@ static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64
         return uring_wait_batch(u, wanted, least_ns, timeout_ns);
     res = uring_wait_at_doors(u, timeout_ns);
     if (least_ns && wanted > 1 && uring_is_called(u) && u->knocked_fd < 0)
-        /* The rest has as long to gather. */
+        /* Let the other completions gather for *least_ns*. */
         uring_wait_for(u, wanted, 0, least_ns);
     return res;
 }

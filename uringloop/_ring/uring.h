@@ -1,9 +1,10 @@
-/* The only door to the rings, the kernel's and the software ring's: everything above talks to these
- * functions. Of a software ring (softring.h) the queues are memory of this process, and its functions
- * are called instead of the kernel.
+/* The only interface to the rings, the kernel's and the software ring's: all other code calls these
+ * functions. The queues of a software ring (softring.h) are memory of this process, and its
+ * functions are called in place of the kernel.
  *
- * Header-only, over liburing 2.3 or newer. Every function returns 0 or a count, or -errno; none of them raises, allocates Python memory or needs
- * the GIL. A uring belongs to one Ring object (_ring/ring.pyx), which opens and closes it.
+ * Header-only, over liburing 2.3 or newer. Every function returns 0 or a count, or -errno; none of
+ * them raises, allocates Python memory or needs the GIL. A uring belongs to one Ring object
+ * (_ring/ring.pyx), which opens and closes it.
  */
 #ifndef URINGLOOP_URING_H
 #define URINGLOOP_URING_H
@@ -26,13 +27,13 @@
 #include "_kernel/io_uring.h"
 #include "_softring/softring.h"
 
-/* How long a kernel thread is given before it is asked again. */
+/* How long to wait for a kernel thread (SQPOLL) before the caller tries again. */
 #define URING_PATIENCE_NS 10000000
 
 /* A wait without a deadline. */
 #define URING_FOREVER INT64_MIN
 
-/* io_uring_getevents_arg, whose third member older headers call a pad. */
+/* struct io_uring_getevents_arg; older headers call its third member `pad`. */
 typedef struct uring_wait_arg {
     uint64_t sigmask;
     uint32_t sigmask_sz;
@@ -40,27 +41,27 @@ typedef struct uring_wait_arg {
     uint64_t ts;
 } uring_wait_arg;
 _Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
-               "the kernel tells its arguments by their size");
+               "the kernel tells the kinds of argument apart by size");
 
 typedef struct uring {
     struct io_uring ring;
-    softring *soft;       /* not the kernel's ring; NULL if it is */
+    softring *soft;       /* the software ring; NULL for the kernel's */
     uint64_t enters;      /* system calls made */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     bool open;
     bool enabled;
-    bool threaded;      /* a thread of the kernel's takes the submissions (SQPOLL) */
-    bool inherited;     /* made by a parent process: no memory of it may be touched */
-    int doors_fd;       /* shared_sockets.h: the epoll instance that it sleeps at, or -1 */
+    bool threaded;      /* a kernel thread takes the submissions (SQPOLL) */
+    bool inherited;     /* opened by a parent process: its memory must not be touched */
+    int doors_fd;       /* shared_sockets.h: the epoll instance that the loop sleeps at, or -1 */
     int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
     int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
-    int reserve_fd;     /* given up for a connection when there is no other descriptor, or -1 */
+    int reserve_fd;     /* a spare descriptor, for a connection when no other is free, or -1 */
     struct pollfd *doors; /* the listening sockets there, or NULL; freed with doors_fd */
     unsigned doors_count;
-    bool woken;         /* from a sleep there, by another thread or by what is watched */
-    bool away;          /* from the doors: it sleeps in the ring, although it has some */
+    bool woken;         /* another thread or a watched descriptor ended the sleep there */
+    bool away;          /* from the doors: the loop sleeps in the ring although it has some */
     unsigned naps;      /* short sleeps there in a row that no connection has ended */
-    bool rested;        /* the newest sleep there was one: nothing was waiting */
+    bool rested;        /* nothing waited when the newest sleep there began */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 
@@ -97,7 +98,7 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
     return io_uring_queue_init_params(sq_entries, &u->ring, &params);
 }
 
-/* The rest of the opening, whatever kind of ring it is. */
+/* The common end of opening a ring of the kernel, with a kernel thread or without. */
 static inline int uring_opened(uring *u) {
     int res;
 
@@ -115,7 +116,7 @@ static inline int uring_opened(uring *u) {
 }
 
 /* Opens a disabled ring: the thread that enables it becomes its only issuer.
- * Kernel 6.1 is the first with DEFER_TASKRUN; an older one answers EINVAL. */
+ * Kernel 6.1 is the first with DEFER_TASKRUN; older ones return EINVAL. */
 static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries) {
     unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
                      IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER |
@@ -125,13 +126,13 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
     return res < 0 ? res : uring_opened(u);
 }
 
-/* Opens a disabled ring whose submissions a thread of the kernel's takes as they are published. It
- * also runs what completes, and sleeps after *idle_ms* without work. No thread of ours owns the
- * ring. *cpu* is where the thread runs, -1 for anywhere; ENXIO if it can not run there. */
+/* Opens a disabled ring with a kernel thread, which takes submissions as they are published, runs
+ * deferred completions, and sleeps after *idle_ms* without work. No thread of this process owns the
+ * ring. *cpu* is the thread's processor, -1 for any; ENXIO if it cannot run there. */
 static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq_entries,
                                       unsigned idle_ms, int cpu) {
     struct io_uring_params params;
-    /* The kernels that serve are the same, and refuse for the same reasons. */
+    /* An ordinary ring first: both kinds need the same kernels, and fail with the same errors. */
     int res = uring_open(u, sq_entries, cq_entries);
 
     if (res < 0)
@@ -161,12 +162,12 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     uring_clear(u);
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
     u->open = u->soft != NULL;
-    /* In two sleeps. */
+    /* Emulated by uring_wait_twice. */
     u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
     return u->open ? 0 : res;
 }
 
-/* Does without what the kernel has of these. */
+/* Stops using features that the ring may have. */
 static inline void uring_leave_out(uring *u, bool no_iowait, bool min_wait) {
     if (no_iowait)
         u->enter_flags &= ~URING_ENTER_NO_IOWAIT;
@@ -187,8 +188,8 @@ static inline int uring_enable(uring *u) {
     return 0;
 }
 
-/* Bounds the threads of the kernel that wait for files: *bounded* for regular ones and devices,
- * *unbounded* for the rest, whose number has no limit otherwise. */
+/* Limits the kernel's worker threads: *bounded* are those for regular files and block devices,
+ * *unbounded* those for other files, which have no limit by default. */
 static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbounded) {
     unsigned limits[2] = {bounded, unbounded};
 
@@ -199,8 +200,8 @@ static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbou
     return io_uring_register_iowq_max_workers(&u->ring, limits);
 }
 
-/* Unmaps and closes. In a forked child the fork handler has closed the descriptor and the maps
- * were never there (other memory may live at their addresses): nothing is left to do. */
+/* Unmaps and closes the ring. In a forked child the fork handler has closed the descriptor, and the
+ * mappings were never there (other memory may be at their addresses). */
 static inline void uring_close(uring *u) {
     if (u->open && !u->inherited) {
         if (u->soft != NULL)
@@ -212,8 +213,8 @@ static inline void uring_close(uring *u) {
     u->open = false;
 }
 
-/* Opens an enabled ring in place of *old*, of its size, for the calling thread: the kernel's or a
- * software ring. */
+/* Opens and enables a ring of the size of *old*, to replace it, for the calling thread: the
+ * kernel's or a software ring. */
 static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
     unsigned sq_entries = *old->ring.sq.kring_entries, cq_entries = *old->ring.cq.kring_entries;
     int res = soft ? uring_open_soft(u, sq_entries, cq_entries)
@@ -231,14 +232,14 @@ static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
     return res;
 }
 
-/* Whether a security policy forbids the call that has answered so; the kernel's own answers to this
- * loop's calls are others. */
+/* Returns whether *res* says that a security policy forbids the call: the kernel itself returns
+ * other errors to the loop's calls. */
 static inline bool uring_is_forbidden(int res) {
     return res == -EPERM || res == -EACCES || res == -ENOSYS;
 }
 
-/* For the fork handler's child: the maps are gone (dontfork), the descriptor must go too, or it
- * would keep the parent's sockets alive after the parent has closed them. */
+/* For the fork handler, in the child. The mappings are gone (dontfork); the descriptor must go too,
+ * or it would keep the parent's sockets alive after the parent has closed them. */
 static inline void uring_leave_to_parent(uring *u) {
     if (u->open && !u->inherited) {
         if (u->soft != NULL)
@@ -270,34 +271,35 @@ static inline void uring_consume(uring *u, unsigned head) {
     io_uring_smp_store_release(u->ring.cq.khead, head);
 }
 
-/* Puts a completion into the queue of a software ring. */
+/* Posts a completion to the queue of a software ring. */
 static inline void uring_post(uring *u, uint64_t user_data, int res, unsigned flags) {
     softring_post(u->soft, user_data, res, flags);
 }
 
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
 
-/* What is prepared, or published and not yet taken by a kernel thread. */
+/* Returns how many submissions are prepared, or published and not yet taken by a kernel thread. */
 static inline unsigned uring_pending(const uring *u) {
     return u->ring.sq.sqe_tail - *u->ring.sq.khead;
 }
 
-/* Deferred completions that only an enter with GETEVENTS can bring into the queue. It may be said for
- * nothing: another processor sets the flag after it has put the work in, and an enter may have run
- * the work in between. The flag then stays until there is work again (seen on 6.18). So whoever would
- * not sleep because of it enters once, and sleeps if that brings nothing. */
+/* Returns whether the kernel has deferred completions, which only an enter with GETEVENTS posts.
+ * The flag may be set for nothing: another processor queues the work before it sets the flag, and
+ * an enter may run the work in between. The flag then stays set until there is work again (seen on
+ * 6.18). So a caller that does not sleep because of the flag enters once, and sleeps if that posts
+ * nothing. */
 static inline bool uring_has_task_work(const uring *u) {
     return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) &
             (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
-/* Whether an enter would do anything, as far as one knows without. */
+/* Returns whether an enter may have something to do. */
 static inline bool uring_needs_enter(const uring *u) {
     return uring_pending(u) != 0 || uring_has_task_work(u) ||
            (u->soft != NULL && softring_is_due(u->soft));
 }
 
-/* Completions that found the queue full: the kernel keeps them for an enter with GETEVENTS. */
+/* Returns whether completions found the queue full: an enter with GETEVENTS posts them. */
 static inline bool uring_has_overflow(const uring *u) {
     return (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_CQ_OVERFLOW) != 0;
 }
@@ -313,12 +315,14 @@ static inline unsigned uring_publish(uring *u) {
     return sq->sqe_tail - *sq->khead;
 }
 
-/* What a kernel thread with *count* submissions before it must be told by a system call: to wake up,
- * if it sleeps, and that we wait for room, if its queue is full. 0 if it needs no call. */
+/* Returns the flags of the enter that a kernel thread with *count* submissions before it needs:
+ * SQ_WAKEUP if it sleeps, SQ_WAIT, which waits for room, if its queue is full. 0 if it needs
+ * none. */
 static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
     unsigned flags = 0;
 
-    /* It says that it will sleep and then looks at the queue; we do it the other way round. */
+    /* The thread sets the flag and then reads the queue; this process has written the queue and
+     * then reads the flag. */
     atomic_thread_fence(memory_order_seq_cst);
     if (__atomic_load_n(u->ring.sq.kflags, __ATOMIC_RELAXED) & IORING_SQ_NEED_WAKEUP)
         flags |= IORING_ENTER_SQ_WAKEUP;
@@ -327,7 +331,8 @@ static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
     return flags;
 }
 
-/* Publishes what is prepared, and enters: with a kernel thread only if one of us needs that. */
+/* Publishes what is prepared, and enters; with a kernel thread only if the thread or the caller
+ * needs that. */
 static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *arg, size_t size) {
     unsigned count = uring_publish(u);
 
@@ -347,8 +352,8 @@ static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *a
     return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, arg, size);
 }
 
-/* Submits, and runs deferred completions; never sleeps. A zero timeout would: it arms a timer
- * and schedules, 15 us, where a plain GETEVENTS takes 0.2 us. */
+/* Submits, and runs deferred completions; never sleeps. A timeout of zero would sleep: it arms a
+ * timer and schedules, which takes 15 us; a plain GETEVENTS takes 0.2 us. */
 static inline int uring_submit(uring *u) {
     return uring_enter(u, 0, IORING_ENTER_GETEVENTS, NULL, 0);
 }
@@ -356,7 +361,7 @@ static inline int uring_submit(uring *u) {
 /* Submits, and leaves deferred completions to a later enter. */
 static inline int uring_submit_only(uring *u) { return uring_enter(u, 0, 0, NULL, 0); }
 
-/* Tells the processor that it spins. */
+/* Hints to the processor that this is a spin loop. */
 static inline void uring_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -365,8 +370,8 @@ static inline void uring_relax(void) {
 #endif
 }
 
-/* Spins until something has completed or *spin_ns* have passed; makes no system call
- * of the kernel's rings. */
+/* Spins until something has completed or *spin_ns* have passed; returns whether something has.
+ * Makes no system call for a ring of the kernel. */
 static inline bool uring_spin(uring *u, int64_t spin_ns) {
     int64_t end = uring_clock_ns() + spin_ns;
 
@@ -377,7 +382,7 @@ static inline bool uring_spin(uring *u, int64_t spin_ns) {
                 return true;
             uring_relax();
         }
-        /* Events of a software ring are only seen by looking. */
+        /* A software ring finds events only in an enter. */
         if (u->soft != NULL && softring_enter(u->soft, 1, true, 0) == 0)
             return true;
     } while (uring_clock_ns() < end);
@@ -409,13 +414,14 @@ static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, in
     return uring_enter(u, wanted, flags | IORING_ENTER_EXT_ARG, (void *)&arg, sizeof(arg));
 }
 
-/* Submits and sleeps until something completes or *timeout_ns* has passed. The kernel is asked for
- * one completion whatever is sent: what a short or refused send leaves to do must not wait. */
+/* Submits and sleeps until something completes or *timeout_ns* has passed. It waits for one
+ * completion however many sends are submitted: the rest of a short or refused send must not
+ * wait. */
 static inline int uring_wait(uring *u, int64_t timeout_ns) {
     return uring_wait_for(u, 1, 0, timeout_ns);
 }
 
-/* As uring_wait_batch, in two sleeps. */
+/* Like uring_wait_batch, in two sleeps. */
 static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
     int res = uring_wait_for(u, wanted, 0, least_ns), again;
@@ -428,14 +434,15 @@ static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
     return res > 0 ? res : again;
 }
 
-/* The same, but gives what completes *least_ns* to become *wanted*; the timeout may be nearer. */
+/* Like uring_wait, but lets completions gather for *least_ns* until there are *wanted*. The timeout
+ * may end before that. */
 static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
     if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
         return uring_wait(u, timeout_ns);
     if (u->soft != NULL && (timeout_ns == URING_FOREVER || timeout_ns > least_ns))
         return uring_wait_twice(u, wanted, least_ns, timeout_ns);
-    /* The kernel looks at the timeout only after that time. */
+    /* The kernel checks the timeout only after the minimum wait. */
     if (timeout_ns != URING_FOREVER && timeout_ns <= least_ns)
         least_ns = 0;
     return uring_wait_for(u, wanted, least_ns, timeout_ns);
@@ -449,8 +456,8 @@ static inline int uring_wait_more(uring *u, unsigned more, int64_t timeout_ns) {
     return uring_wait_for(u, wanted < most ? wanted : most, 0, timeout_ns);
 }
 
-/* Submits, for those who look for *expected* completions and can not go on before. Our own enter
- * has brought what there is; a kernel thread is given the time. */
+/* Submits, for a caller that cannot go on without *expected* completions. An enter of this thread
+ * posts what has completed; a kernel thread gets URING_PATIENCE_NS to do so. */
 static inline int uring_submit_and_look(uring *u, unsigned expected) {
     return u->threaded ? uring_wait_more(u, expected, URING_PATIENCE_NS) : uring_submit(u);
 }
@@ -461,15 +468,15 @@ static inline struct io_uring_sqe *uring_get_submission(uring *u) {
     return io_uring_get_sqe(&u->ring);
 }
 
-/* Copies the submission that is *index* places behind the first one which *from* has not taken, and
- * returns the copy. *to* has room for it. */
+/* Copies to *to*, which has room for it, the submission that is *index* places behind the first one
+ * that *from* has not taken. Returns the copy. */
 static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring *from,
                                                          unsigned index) {
     struct io_uring_sqe *sqe = uring_get_submission(to);
 
     *sqe = from->ring.sq.sqes[(*from->ring.sq.khead + index) & *from->ring.sq.kring_mask];
     if (to->soft != NULL && sqe->opcode == URING_OP_EPOLL_WAIT) {
-        /* A software ring has none: this one ends without events, and its owner polls instead. */
+        /* Ends without events, and its owner waits anew. */
         uint64_t user_data = sqe->user_data;
 
         io_uring_prep_nop(sqe);
@@ -478,7 +485,7 @@ static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring 
     return sqe;
 }
 
-/* The number of the submission taken last, and whether the kernel has come to it. */
+/* The position behind the newest submission, and whether the kernel has taken all before it. */
 static inline unsigned uring_sequence(const uring *u) { return u->ring.sq.sqe_tail; }
 
 static inline bool uring_submitted(const uring *u, unsigned sequence) {
@@ -507,7 +514,8 @@ static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned
     io_uring_buf_ring_advance(buffers, 1);
 }
 
-/* Anonymous, page-aligned, not inherited by a forked child. NULL when there is no memory. */
+/* Maps anonymous, page-aligned memory that a forked child does not inherit. Returns NULL if there
+ * is no memory. */
 static inline void *uring_map(size_t size) {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -517,7 +525,8 @@ static inline void *uring_map(size_t size) {
     return memory;
 }
 
-/* Accepts a connection without waiting, and tells its peer's name; the descriptor or -errno. */
+/* Accepts a connection without waiting, and stores the peer's name. Returns a descriptor or
+ * -errno. */
 static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {
     int res;
 

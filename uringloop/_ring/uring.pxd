@@ -1,4 +1,4 @@
-"""Declarations of uring.h: the only way to a ring."""
+"""Declarations of uring.h: the only interface to a ring."""
 
 from libc.stdint cimport int64_t, uint64_t
 

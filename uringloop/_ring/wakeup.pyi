@@ -1,4 +1,4 @@
-"""What ends a loop's sleep from outside."""
+"""The wake-up that ends a loop's sleep from outside."""
 
 from typing_extensions import disjoint_base
 

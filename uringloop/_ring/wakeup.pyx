@@ -1,7 +1,7 @@
-"""What ends a loop's sleep from outside: a descriptor that is polled, and never read.
+"""The wake-up that ends a loop's sleep from outside: a descriptor, polled and never read here.
 
-An eventfd for other threads, the signal module's socket for signals. Its own object, so that the
-ring's reference to it does not keep an abandoned loop alive.
+Other threads write to an eventfd, signals to the signal module's wake-up socket. A WakeUp is an
+object of its own, so that the ring's reference to it does not keep an abandoned loop alive.
 """
 
 from cpython.object cimport PyObject

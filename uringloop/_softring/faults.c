@@ -1,4 +1,4 @@
-/* Where a simulated kernel's faults come from. */
+/* The faults of a simulated kernel, chosen by random numbers from a seed. */
 #include "_softring/faults.h"
 
 #ifdef URINGLOOP_SIMULATOR
@@ -9,7 +9,7 @@
 
 #include "_kernel/clock.h"
 
-/* A clock jumps by 1 us, or so many times twice that less one: at most 17 s. */
+/* A jump of the clock is 1 us, doubled fewer than this many times: at most 17 s. */
 #define SOFT_JUMP_MIN_NS INT64_C(1000)
 #define SOFT_JUMP_DOUBLINGS 25
 
@@ -19,7 +19,7 @@ int64_t uring_clock_ahead_ns(void) {
     return soft_simulation.clock_ns;
 }
 
-/* SplitMix64: every seed gives another sequence, zero too. */
+/* SplitMix64: every seed, even 0, gives a different sequence. */
 static uint64_t soft_random(void) {
     uint64_t mixed = soft_simulation.state += UINT64_C(0x9E3779B97F4A7C15);
 
@@ -46,7 +46,7 @@ bool soft_fault(soft_faults kind) {
 size_t soft_shorten(size_t size) {
     if (size < 2 || !soft_fault(SOFT_FAULT_SHORT))
         return size;
-    /* Often very little. */
+    /* In half of the cases, at most 7 bytes. */
     return 1 + soft_random_below(soft_random_below(2) ? size - 1 : size < 8 ? size - 1 : 7);
 }
 
@@ -71,7 +71,7 @@ int soft_failure(void) {
 }
 
 int64_t soft_pass_time(int epoll_fd, int64_t timeout_ns, bool busy) {
-    /* epoll_wait(2) would take the events. */
+    /* poll(2), since epoll_wait(2) would consume the events. */
     struct pollfd look = {.fd = epoll_fd, .events = POLLIN};
 
     soft_fault(SOFT_FAULT_JUMP);

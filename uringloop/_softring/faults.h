@@ -1,28 +1,28 @@
-/* A simulated kernel: where a seed says so, the software ring behaves as a kernel may, and seldom
- * does. Compiled with URINGLOOP_SIMULATOR only; otherwise nothing of this is left.
+/* A simulated kernel: where a seed decides so, the software ring does what a kernel may do and
+ * seldom does. Compiled with URINGLOOP_SIMULATOR only; in other builds the functions do nothing.
  *
- * Tests find `soft_simulation` in the compiled module by its name. There is one for the process.
+ * Tests find `soft_simulation` in the compiled module by its name. It is one per process.
  */
-#ifndef URINGLOOP_SOFTFAULTS_H
-#define URINGLOOP_SOFTFAULTS_H
+#ifndef URINGLOOP_SOFTRING_FAULTS_H
+#define URINGLOOP_SOFTRING_FAULTS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* What does not harm a correct program. */
+/* Up to SOFT_FAULT_JUMP, faults that a correct program does not notice. */
 typedef enum soft_faults {
-    SOFT_FAULT_LATE,        /* what is ready is told later */
-    SOFT_FAULT_SHORT,       /* fewer bytes than there are, or than there is room for */
-    SOFT_FAULT_STARVED,     /* ENOBUFS, and all buffers are back when the owner hears of it */
-    SOFT_FAULT_ENDED,       /* a multishot completion without F_MORE */
+    SOFT_FAULT_LATE,        /* readiness is reported late */
+    SOFT_FAULT_SHORT,       /* a transfer is shorter than it could be */
+    SOFT_FAULT_STARVED,     /* ENOBUFS, although buffers are free */
+    SOFT_FAULT_ENDED,       /* a multishot completes without F_MORE */
     SOFT_FAULT_OVERFLOW,    /* the completion queue is full */
     SOFT_FAULT_INTERRUPTED, /* a wait ends with EINTR */
-    SOFT_FAULT_BUSY,        /* nothing is submitted: EAGAIN, EBUSY */
-    SOFT_FAULT_OVERTAKEN,   /* what shall be cancelled goes on a little before it ends */
-    SOFT_FAULT_REORDERED,   /* what is ready is told in another order */
+    SOFT_FAULT_BUSY,        /* an enter submits nothing: EAGAIN, EBUSY */
+    SOFT_FAULT_OVERTAKEN,   /* a cancelled operation goes on for a while */
+    SOFT_FAULT_REORDERED,   /* events are reported in another order */
     SOFT_FAULT_JUMP,        /* the clock jumps ahead */
-    /* What ends a connection, or delays one. */
+    /* Faults that end a connection, or delay one. */
     SOFT_FAULT_RESET,     /* ECONNRESET */
     SOFT_FAULT_NO_MEMORY, /* ENOMEM */
     SOFT_FAULT_NO_FILES,  /* EMFILE from accept */
@@ -36,29 +36,29 @@ struct epoll_event;
 #define SOFT_SIMULATED true
 
 typedef struct soft_simulated {
-    uint64_t state;                       /* of the random numbers; the seed at first */
-    uint32_t one_in[SOFT_FAULT_KINDS];    /* on average one time in so many; 0: never */
+    uint64_t state;                       /* of the random numbers; initially the seed */
+    uint32_t one_in[SOFT_FAULT_KINDS];    /* the average interval of a fault; 0: never */
     uint32_t happened[SOFT_FAULT_KINDS];
-    int64_t clock_ns;                     /* how far ahead the loop's clock is */
+    int64_t clock_ns;                     /* how far the loop's clock is ahead */
     uint32_t jumps;                       /* whether a wait moves the clock instead of waiting */
 } soft_simulated;
 
 extern soft_simulated soft_simulation;
 
-/* Whether a fault happens now. */
+/* Returns whether a fault happens now. */
 bool soft_fault(soft_faults kind);
 
-/* From 1 to *size*: less than that if a transfer is short. */
+/* Returns *size*, or less, at least 1, if the transfer is to be short. */
 size_t soft_shorten(size_t size);
 
-/* Has the events be told in another order, maybe. */
+/* Shuffles the events, if that fault happens. */
 void soft_shuffle(struct epoll_event *events, int count);
 
-/* ECONNRESET or ENOMEM for what carries bytes; 0 if it does not fail. */
+/* Returns -ECONNRESET or -ENOMEM if a send or receive is to fail, otherwise 0. */
 int soft_failure(void);
 
-/* How long to wait for an epoll: the clock goes ahead instead where nothing but a timer would end
- * the wait. *busy* is whether threads have something to do. */
+/* Returns how long to wait for an epoll instance. Where only a timer would end the wait, the clock
+ * is set ahead instead, and the wait is 0. *busy*: the threads for files have work. */
 int64_t soft_pass_time(int epoll_fd, int64_t timeout_ns, bool busy);
 
 #else

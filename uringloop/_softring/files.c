@@ -71,8 +71,8 @@ static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     }
 }
 
-/* Does a chain, in a thread or *here* in the loop's: what follows a failure, or a short count, is not
- * begun. */
+/* Does a chain, in a thread or *here* in the loop's: what follows a failure, or a short count, is
+ * not begun. */
 static void soft_perform_chain(soft_request *request, bool here) {
     bool broken = false;
 
@@ -196,8 +196,8 @@ static void *soft_work(void *argument) {
     return NULL;
 }
 
-/* The signal that ends a thread's wait for somebody, as for the other end of a FIFO: one that nobody
- * uses. It gets a handler when it is sent first. */
+/* The signal that ends a thread's wait for somebody, as for the other end of a FIFO: one that
+ * nobody uses. It gets a handler when it is sent first. */
 static pthread_once_t soft_signal_chosen = PTHREAD_ONCE_INIT;
 static int soft_signal;
 

@@ -69,8 +69,8 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     return s;
 }
 
-/* What no thread has begun is not begun any more, but for a close: the descriptor would be lost. And
- * no thread waits on for somebody. */
+/* What no thread has begun is not begun any more, but for a close: the descriptor would be lost.
+ * And no thread waits on for somebody. */
 static void soft_take_back(softring *s, soft_request *request) {
     if (request->state != SOFT_GIVEN || request->sqe.opcode == IORING_OP_CLOSE)
         return;

@@ -1,14 +1,15 @@
-/* The software ring: the contract of the kernel's rings, kept in user space by epoll, system calls
- * that do not wait, and a few threads for files. For machines where io_uring is not to be had.
+/* The software ring: the contract of the kernel's rings, kept in user space with epoll, system
+ * calls that do not wait, and a few threads for files. For machines where io_uring is not
+ * available.
  *
- * The queues are the same structures in plain memory, so that everything which prepares submissions
- * and takes completions is the same code; only what enters the kernel comes here. It understands
- * the operations that this loop uses and answers EINVAL to others. What differs from the kernel,
- * for the better: no completion is lost while there is memory, multishot operations end only by a
- * cancel, an error, an end or a lack of buffers, and a poll tells of nothing that was not asked
- * for.
+ * The queues are liburing's structures in plain memory, so preparing submissions and taking
+ * completions is the same code; only a call that would enter the kernel comes here. The software
+ * ring implements the operations that this loop uses, and completes others with EINVAL. It is
+ * stricter than the kernel: no completion is lost while there is memory; a multishot operation ends
+ * only by a cancel, an error, EOF or a lack of buffers; and a poll reports no event that was not
+ * requested.
  *
- * A ring belongs to the thread that has enabled it; another gets EEXIST.
+ * A ring belongs to the thread that has enabled it; other threads get EEXIST.
  */
 #ifndef URINGLOOP_SOFTRING_H
 #define URINGLOOP_SOFTRING_H
@@ -21,45 +22,49 @@
 
 typedef struct softring softring;
 
-/* Makes a ring, and *queues* those of it. The caller closes it. */
+/* Makes a ring, and sets *queues* to its queues. The caller closes it. NULL and *error* on
+ * failure. */
 softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned cq_entries,
                         int *error);
 
-/* Closes it. What is in flight is forgotten; what a thread is doing, it ends alone. */
+/* Closes a ring. Requests in flight are dropped; a thread finishes the one that it is executing. */
 void softring_close(softring *s);
 
-/* In a forked child: closes the descriptors of what the parent goes on using. */
+/* In a forked child: closes its copies of the descriptors that the parent uses. */
 void softring_leave_to_parent(softring *s);
 
-/* Has the calling thread be the one that enters. */
+/* Makes the calling thread the one that may enter. */
 void softring_enable(softring *s);
 
-/* io_uring_enter(2): what is published is submitted first. Without GETEVENTS nothing is looked for;
- * with *wanted* the call sleeps until so many completions are there, *timeout_ns* (-1: for ever)
- * has passed (ETIME) or a signal has come (EINTR). */
+/* Like io_uring_enter(2). Submits what is published. With *get_events* it then looks for events,
+ * and sleeps until *wanted* completions are there, *timeout_ns* (-1: no limit) has passed (ETIME)
+ * or a signal has come (EINTR). */
 int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns);
 
-/* Puts a completion into the queue: of another ring's, which this one replaces. */
+/* Posts a completion of the ring that this one replaces. */
 void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
 
-/* Whether it is time to look for events in a turn that has nothing else to do with the kernel. */
+/* Returns whether a turn that needs no system call should nevertheless enter, to look for
+ * events. */
 bool softring_is_due(softring *s);
 
-/* For a sleep at the epoll instance *doors_fd* in place of softring_enter: it is told there, with
- * *data*, when there is something to enter for; -1 ends that. 0 or -errno. */
+/* Adds the ring to the epoll instance *doors_fd*, where the loop may sleep instead of in
+ * softring_enter: an event with *data* says that there is something to enter for. -1 ends that.
+ * Returns 0 or -errno. */
 int softring_hang_bell(softring *s, int doors_fd, uint64_t data);
 
-/* Begins such a sleep, false if there is something already, and ends it. */
+/* Begin and end such a sleep. The first returns false if there is something to enter for
+ * already. */
 bool softring_fall_asleep(softring *s);
 void softring_wake_up(softring *s);
 
 int softring_register_buffers(softring *s, struct io_uring_buf_ring *buffers, unsigned entries,
                               int group);
 
-/* accept4(2), non-blocking and closed on exec; the descriptor or -errno. */
+/* accept4(2), non-blocking and close-on-exec. Returns the descriptor or -errno. */
 int softring_accept(int fd, struct sockaddr *name, socklen_t *size);
 
-/* At most so many threads for files. */
+/* Limits the number of threads for files. */
 void softring_limit_workers(softring *s, unsigned most);
 
 #endif
