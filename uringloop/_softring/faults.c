@@ -9,7 +9,7 @@
 
 #include "_kernel/clock.h"
 
-/* A jump of the clock is 1 us, doubled fewer than this many times: at most 17 s. */
+/* A jump of the clock is 1 us, doubled less than SOFT_JUMP_DOUBLINGS times: at most 17 s. */
 #define SOFT_JUMP_MIN_NS INT64_C(1000)
 #define SOFT_JUMP_DOUBLINGS 25
 

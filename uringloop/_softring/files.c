@@ -1,12 +1,12 @@
-/* The operations of files of a software ring: done by threads, which may wait for a disk.
+/* The operations of files of a software ring, executed by threads, which may wait for a disk.
  *
- * A thread does one chain of linked requests at a time. Results go to the ring by a list, and by an
- * eventfd if the ring's thread sleeps. The threads take no signals, know nothing of Python, and end
- * when there is nothing to do for a while. A ring that is closed leaves them what they are doing:
- * what they read or write of a file must stay, as with the kernel's threads. Names, and what may
- * take for ever, they have copies of.
+ * A thread executes one chain of linked requests at a time. Results go to the ring by a list, and
+ * by an eventfd if the ring's thread sleeps. The threads block signals, do not use Python, and end
+ * after some time without work. A ring that is closed leaves them the requests that they execute:
+ * memory that these read or write must stay valid, as with the kernel's threads. Threads use copies
+ * of paths, and of the data of operations that may block for ever.
  *
- * Pipes, terminals, sockets and the like are waited for by epoll: a thread would be stuck in them.
+ * Pipes, terminals, sockets and the like are waited for by epoll, since they would block a thread.
  */
 #include "_softring/files.h"
 
@@ -19,26 +19,26 @@
 #include "_softring/queue.h"
 #include "_softring/waits.h"
 
-/* An old name, and a new one. */
+/* Older C libraries have only the member, not the name. */
 #ifndef sigev_notify_thread_id
 #define sigev_notify_thread_id _sigev_un._tid
 #endif
 
-/* Threads at most, until the owner asks for another number; what asyncio's executor has. */
+/* The default limit of threads, like that of asyncio's executor. */
 #define SOFT_WORKERS_MAX 32
-/* What a thread needs beside what the C library takes. */
+/* The stack of a thread, beside what the C library needs. */
 #define SOFT_WORKER_STACK (128 * 1024)
-/* A thread with nothing to do stays so long. */
+/* A thread ends after this time without work. */
 #define SOFT_WORKER_IDLE_S 5
-/* A pipe that is writable takes so much without waiting; and what a pipe holds at most. */
+/* What a writable pipe accepts without blocking, and the default capacity of a pipe. */
 #define SOFT_PIPE_ROOM 4096
 #define SOFT_PIPE_SIZE (64 * 1024)
-/* How often a thread is interrupted that must not wait any more. */
+/* The interval at which a thread that must not wait any longer is interrupted. */
 #define SOFT_ALARM_NS (10 * 1000000)
 
 /* ── the threads ────────────────────────────────────────────────────────────────────────────── */
 
-/* What a simulated kernel's short transfer leaves out. */
+/* Returns how many bytes a simulated kernel's short transfer leaves out. */
 static size_t soft_left_out(const struct io_uring_sqe *sqe) {
     return SOFT_SIMULATED ? sqe->__pad2[0] : 0;
 }
@@ -71,8 +71,8 @@ static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     }
 }
 
-/* Does a chain, in a thread or *here* in the loop's: what follows a failure, or a short count, is
- * not begun. */
+/* Executes a chain, in a thread or *here* in the loop's. The requests after a failure, or after a
+ * short count, are not started. */
 static void soft_perform_chain(soft_request *request, bool here) {
     bool broken = false;
 
@@ -80,13 +80,13 @@ static void soft_perform_chain(soft_request *request, bool here) {
         request->res = broken ? -ECANCELED
                        : here ? uring_perform_here(&request->sqe)
                               : uring_perform(&request->sqe);
-        /* Asked only where it matters: the vectors of one that stands alone may be gone. */
+        /* Only for linked requests: the vectors of a single one may have been freed by now. */
         broken = request->linked != NULL &&
                  (request->res < 0 || (size_t)request->res < soft_bytes_asked(&request->sqe));
     }
 }
 
-/* What a thread did for a ring that has gone: a descriptor that it has opened is nobody's. */
+/* Frees a chain whose results are discarded, and closes descriptors that it has opened. */
 static void soft_discard_chain(soft_request *request) {
     soft_request *linked;
 
@@ -99,7 +99,7 @@ static void soft_discard_chain(soft_request *request) {
     }
 }
 
-/* Gives up a hold, with the lock held: the last one frees the pool. */
+/* Drops one hold on the pool, with the lock held, and unlocks; the last holder frees the pool. */
 static void soft_let_go(soft_pool *pool) {
     bool last = --pool->holders == 0;
 
@@ -119,7 +119,7 @@ static void soft_hand_over(soft_pool *pool, soft_request *chain) {
     else
         pool->done_last->next = chain;
     pool->done_last = chain;
-    /* First the flag, which who is about to sleep looks at after it has said so. */
+    /* Set the flag first: the ring's thread sets `sleeping` and then reads the flag. */
     __atomic_fetch_or(pool->flags, IORING_SQ_TASKRUN, __ATOMIC_SEQ_CST);
     if (atomic_load(&pool->sleeping))
         eventfd_write(pool->wake_fd, 1);
@@ -142,7 +142,8 @@ static soft_request *soft_take_work(soft_pool *pool) {
     return request;
 }
 
-/* Waits for work, with the lock held; NULL when there was none for long, or the ring has gone. */
+/* Waits for work, with the lock held. Returns NULL after SOFT_WORKER_IDLE_S, or if the ring is
+ * closed. */
 static soft_request *soft_wait_for_work(soft_pool *pool) {
     soft_request *request;
     struct timespec end;
@@ -158,7 +159,7 @@ static soft_request *soft_wait_for_work(soft_pool *pool) {
     return request;
 }
 
-/* Whether a result is still to come; a simulated kernel asks. */
+/* Returns whether a result is still to come; for a simulated kernel. */
 bool soft_is_busy(soft_pool *pool) {
     bool busy;
 
@@ -174,7 +175,7 @@ static void *soft_work(void *argument) {
     soft_pool *pool = argument;
     soft_request *chain;
 
-    /* For who looks at the process's threads. */
+    /* Shown by tools that list threads. */
     prctl(PR_SET_NAME, "uringloop-files");
     pthread_mutex_lock(&pool->lock);
     while ((chain = soft_wait_for_work(pool)) != NULL) {
@@ -196,12 +197,12 @@ static void *soft_work(void *argument) {
     return NULL;
 }
 
-/* The signal that ends a thread's wait for somebody, as for the other end of a FIFO: one that
- * nobody uses. It gets a handler when it is sent first. */
+/* The signal that ends a thread's wait for a peer, such as the other end of a FIFO: one that the
+ * program does not use. Its handler is installed before it is sent for the first time. */
 static pthread_once_t soft_signal_chosen = PTHREAD_ONCE_INIT;
 static int soft_signal;
 
-/* That there is a handler has a system call end with EINTR. */
+/* Does nothing: a handler without SA_RESTART makes a blocked system call fail with EINTR. */
 static void soft_on_signal(int number) {
     (void)number;
 }
@@ -225,12 +226,13 @@ static bool soft_may_signal(void) {
         action.sa_handler = soft_on_signal;
         return sigaction(soft_signal, &action, NULL) == 0;
     }
-    /* Or the program has found a use for it. */
+    /* Otherwise the program uses the signal by now. */
     return action.sa_handler == soft_on_signal;
 }
 
-/* Interrupts the thread that is at a request, again and again: one signal may come before it waits.
- * The thread ends that itself. Without a timer it is one signal. */
+/* Interrupts the thread that executes a request, by a timer that repeats: a single signal may
+ * arrive before the thread blocks. The thread deletes the timer. Without a timer it gets one
+ * signal. */
 static void soft_interrupt(soft_request *request) {
     struct itimerspec when = {.it_value.tv_nsec = 1, .it_interval.tv_nsec = SOFT_ALARM_NS};
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = soft_signal};
@@ -246,8 +248,8 @@ static void soft_interrupt(soft_request *request) {
         syscall(SYS_tgkill, getpid(), request->worker, soft_signal);
 }
 
-/* Has an open that a thread is at be for nobody, and ends it if it waits; false if it is another
- * request, or has been done. */
+/* Cancels an open that a thread is executing: its result is discarded, and its wait interrupted.
+ * Returns false for other requests, and if no thread is executing it. */
 bool soft_give_up(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool running;
@@ -265,8 +267,9 @@ bool soft_give_up(softring *s, soft_request *request) {
     return running;
 }
 
-/* Has a thread wait no more for what others may have taken before it; what it has got by then it
- * tells as ever. False if no thread is at the request, or need not wait. */
+/* Interrupts a thread that may block on a peer, because another process has taken the data or the
+ * room before it. The request completes with what it has transferred by then. Returns false if no
+ * thread is executing the request, or if it cannot block. */
 bool soft_stop(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool running;
@@ -281,7 +284,7 @@ bool soft_stop(softring *s, soft_request *request) {
     return running;
 }
 
-/* Starts a thread, with the lock held; false if there is none to be had. */
+/* Starts a thread, with the lock held; returns false if that fails. */
 static bool soft_start_worker(soft_pool *pool) {
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -291,10 +294,10 @@ static bool soft_start_worker(soft_pool *pool) {
     if (pthread_attr_init(&attributes) != 0)
         return false;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    /* The least is more than a constant where libraries have variables for each thread. */
+    /* The minimum is not a constant: thread-local variables of libraries add to it. */
     pthread_attr_setstacksize(&attributes,
                               SOFT_WORKER_STACK + (size_t)sysconf(_SC_THREAD_STACK_MIN));
-    /* Signals are for the threads that Python knows; but for the one that is ours. */
+    /* Python's threads handle signals, except the one that interrupts these threads. */
     pthread_once(&soft_signal_chosen, soft_choose_signal);
     sigfillset(&all);
     if (soft_signal)
@@ -337,7 +340,7 @@ int soft_open_pool(softring *s) {
     return 0;
 }
 
-/* The ring closes; what is queued has been withdrawn, what is done is freed here. */
+/* Closes the pool of a ring. What is queued has been withdrawn; results are freed here. */
 void soft_close_pool(softring *s) {
     soft_pool *pool = s->pool;
     soft_request *chain, *next;
@@ -357,8 +360,8 @@ void soft_close_pool(softring *s) {
 
 /* ── requests ───────────────────────────────────────────────────────────────────────────────── */
 
-/* Copies the names, as the kernel does while it submits, and makes room for what statx fills: who
- * has asked may be gone, with a ring that is closed, before a thread comes to it. */
+/* Copies the paths, as the kernel does during the submission, and makes room for the result of
+ * statx: if the ring is closed, the caller's memory may be gone before a thread starts. */
 static int soft_keep_names(soft_request *request) {
     struct io_uring_sqe *sqe = &request->sqe;
     const char *name = (const char *)(uintptr_t)sqe->addr, *second = NULL;
@@ -395,7 +398,7 @@ static int soft_keep_names(soft_request *request) {
     return 0;
 }
 
-/* Posts the completions of a chain that has been done. */
+/* Posts the completions of a finished chain. */
 static void soft_finish_chain(softring *s, soft_request *chain) {
     soft_request *linked;
 
@@ -409,12 +412,12 @@ static void soft_finish_chain(softring *s, soft_request *chain) {
     }
 }
 
-/* Gives a chain to the threads; false if there is none, and none to be had. */
+/* Queues a chain for the threads; returns false if there is no thread and none can be started. */
 static bool soft_give(soft_pool *pool, soft_request *chain) {
     bool served;
 
     pthread_mutex_lock(&pool->lock);
-    /* One for each chain: it may wait for what another one does, as the two ends of a FIFO. */
+    /* One thread for each chain: two may wait for each other, such as the ends of a FIFO. */
     served = pool->idle > pool->queued ||
              (pool->threads < pool->most && soft_start_worker(pool)) || pool->threads > 0;
     if (served) {
@@ -433,7 +436,7 @@ static bool soft_give(soft_pool *pool, soft_request *chain) {
     return served;
 }
 
-/* Has a thread do a chain; without any, this one does. */
+/* Makes a thread execute a chain; without any, executes it here. */
 static void soft_queue(softring *s, soft_request *chain) {
     soft_request *request;
 
@@ -445,7 +448,8 @@ static void soft_queue(softring *s, soft_request *chain) {
     soft_finish_chain(s, chain);
 }
 
-/* Takes a chain from the threads' list; false if one has it, or *request* is not its first. */
+/* Removes a chain from the queue; returns false if a thread has it, or *request* is not its
+ * first. */
 bool soft_withdraw(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool queued;
@@ -470,7 +474,7 @@ bool soft_withdraw(softring *s, soft_request *request) {
     return queued;
 }
 
-/* Posts what the threads have done. */
+/* Posts the completions of what the threads have finished. */
 void soft_take_done(softring *s) {
     soft_request *chain, *next;
 
@@ -492,7 +496,8 @@ static bool soft_transfers(const struct io_uring_sqe *sqe) {
     return soft_writes(sqe) || sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_READV;
 }
 
-/* Whether reading may wait for somebody, not a disk: an eventfd, for one, has no type at all. */
+/* Returns whether a transfer may block on a peer instead of a disk. It excludes types, since an
+ * eventfd, for example, has no type at all. */
 static bool soft_is_stream(int fd) {
     struct stat found;
 
@@ -500,8 +505,9 @@ static bool soft_is_stream(int fd) {
            !S_ISBLK(found.st_mode);
 }
 
-/* Has a thread do what can only be done waiting: a terminal's, or with a pipe before Linux 6.4. It
- * is ready, but others may be faster; so it is a little, and done in memory of the thread's. */
+/* Makes a thread execute a transfer that is only possible with blocking calls: of a terminal, or of
+ * a pipe before Linux 6.4. The descriptor is ready, but another process may be faster and the
+ * thread may block. So the transfer is small, and uses memory of the request's own. */
 static void soft_leave_to_thread(softring *s, soft_request *request, const struct iovec *part) {
     struct io_uring_sqe *sqe = &request->sqe;
     bool writes = soft_writes(sqe);
@@ -526,7 +532,7 @@ static void soft_leave_to_thread(softring *s, soft_request *request, const struc
     soft_queue(s, request);
 }
 
-/* Tries a read or write of a pipe, a terminal or a socket that epoll has told of. */
+/* Tries a read or write of a pipe, a terminal or a socket for which epoll has reported an event. */
 static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     struct io_uring_sqe *sqe = &request->sqe;
     void *address = (void *)(uintptr_t)sqe->addr;
@@ -554,7 +560,7 @@ static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     return false;
 }
 
-/* Takes a submission, whatever it asks for; with NULL it ends an open chain. */
+/* Submits any operation. With NULL for *sqe*, ends an open chain. */
 void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain) {
     soft_request *request, *last;
     int res;
@@ -591,7 +597,7 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request 
         res = soft_await(s, request, soft_writes(sqe) ? EPOLLOUT : EPOLLIN | EPOLLRDHUP,
                          soft_try_file);
         if (res == -EPERM)
-            /* /dev/null and the like. */
+            /* epoll does not accept /dev/null and the like, which do not block. */
             soft_queue(s, request);
         else if (res < 0)
             soft_finish(s, request, res, 0);

@@ -1,4 +1,4 @@
-/* The operations of files, by threads. */
+/* The operations of files of a software ring, by threads. */
 #ifndef URINGLOOP_SOFTRING_FILES_H
 #define URINGLOOP_SOFTRING_FILES_H
 

@@ -1,4 +1,4 @@
-/* The queues of a software ring: completions out, and the requests that are not done yet. */
+/* The completions of a software ring, and its requests in flight. */
 #include "_softring/queue.h"
 
 #include "_softring/faults.h"
@@ -9,13 +9,14 @@ unsigned soft_ready(const softring *s) {
     return *s->queues.cq.ktail - *s->queues.cq.khead;
 }
 
-/* Whether a completion fits the queue: what can wait, such as a receive, waits otherwise. */
+/* Returns whether the queue has room for a completion. If not, operations that can wait, such as
+ * receives, wait. */
 bool soft_has_room(const softring *s) {
     return s->overflow == NULL && soft_ready(s) < s->queues.cq.ring_entries &&
            !soft_fault(SOFT_FAULT_OVERFLOW);
 }
 
-/* Has the owner enter again before it sleeps. */
+/* Makes the owner enter again before it sleeps. */
 void soft_call_again(softring *s) {
     __atomic_fetch_or(s->queues.sq.kflags, IORING_SQ_TASKRUN, __ATOMIC_SEQ_CST);
 }
@@ -40,7 +41,7 @@ void soft_post(softring *s, uint64_t user_data, int res, unsigned flags) {
     }
     kept = malloc(sizeof(*kept));
     if (kept == NULL) {
-        /* As the kernel: the next enter tells by EBADR, and the owner begins anew. */
+        /* Like the kernel: the next enter returns EBADR, and the owner replaces the ring. */
         s->lost = true;
         return;
     }
@@ -68,7 +69,7 @@ void soft_flush_overflow(softring *s) {
         __atomic_fetch_and(s->queues.sq.kflags, ~IORING_SQ_CQ_OVERFLOW, __ATOMIC_SEQ_CST);
 }
 
-/* The completion of what was done at once. */
+/* Posts the completion of an operation that ended while it was submitted. */
 void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res) {
     if (res < 0 || !(sqe->flags & IOSQE_CQE_SKIP_SUCCESS))
         soft_post(s, sqe->user_data, res, 0);
@@ -77,7 +78,7 @@ void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res) {
 /* ── requests ───────────────────────────────────────────────────────────────────────────────── */
 
 static soft_request **soft_bucket(const softring *s, uint64_t user_data) {
-    /* An address, of which the lowest bits tell little. */
+    /* Mixed, since the lowest bits of an address vary little. */
     uint64_t mixed = user_data * UINT64_C(0x9E3779B97F4A7C15);
 
     return &s->table[(mixed >> 32) & (s->table_size - 1)];
@@ -88,7 +89,7 @@ static void soft_grow_table(softring *s) {
     soft_request **old = s->table, **grown = calloc(2 * (size_t)old_size, sizeof(*grown));
     soft_request *request, *next, **place;
 
-    /* Without memory the chains get longer. */
+    /* Without memory the chains just get longer. */
     if (grown == NULL)
         return;
     s->table = grown;
@@ -103,7 +104,7 @@ static void soft_grow_table(softring *s) {
     free(old);
 }
 
-/* Returns a request for a submission, known by its user_data from now on; NULL without memory. */
+/* Returns a request for a submission, found by its user_data from now on; NULL without memory. */
 soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe) {
     soft_request *request = s->spare, **place;
 
@@ -122,7 +123,7 @@ soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe) {
     return request;
 }
 
-/* Has a request be known no more. */
+/* Removes a request from the table. */
 void soft_forget(softring *s, soft_request *request) {
     soft_request **place = soft_bucket(s, request->sqe.user_data);
 
@@ -150,7 +151,7 @@ soft_request *soft_find(const softring *s, uint64_t user_data) {
     return request;
 }
 
-/* Calls for every request, which it may free. */
+/* Calls *visit* for every request; it may free that request. */
 void soft_walk(softring *s, void (*visit)(softring *s, soft_request *request)) {
     soft_request *request, *next;
     unsigned bucket;

@@ -1,4 +1,4 @@
-/* Completions of a software ring, and the requests that are not done yet. */
+/* The completions of a software ring, and its requests in flight. */
 #ifndef URINGLOOP_SOFTRING_QUEUE_H
 #define URINGLOOP_SOFTRING_QUEUE_H
 
@@ -6,9 +6,9 @@
 
 /* Posts a completion, or keeps it until the queue has room. */
 void soft_post(softring *s, uint64_t user_data, int res, unsigned flags);
-/* Moves kept completions into the queue, as far as there is room. */
+/* Moves kept completions to the queue, as far as it has room. */
 void soft_flush_overflow(softring *s);
-/* How many completions are in the queue. */
+/* Returns how many completions are in the queue. */
 unsigned soft_ready(const softring *s);
 bool soft_has_room(const softring *s);
 void soft_call_again(softring *s);

@@ -1,5 +1,5 @@
-/* The operations of sockets, and polls, of a software ring: tried without waiting, and again when
- * epoll says so.
+/* The operations of sockets, and polls, of a software ring: tried without waiting, and tried again
+ * when epoll reports an event.
  */
 #include "_softring/sockets.h"
 
@@ -11,7 +11,7 @@
 #include "_softring/queue.h"
 #include "_softring/waits.h"
 
-/* Receives in a row before others have their turn. */
+/* Receives in a row before other descriptors are served. */
 #define SOFT_RECEIVES_MAX 4
 
 static soft_try soft_attempt;
@@ -22,7 +22,7 @@ static soft_group *soft_group_of(softring *s, const soft_request *request) {
     return &s->groups[request->sqe.buf_group % SOFT_GROUPS_MAX];
 }
 
-/* The buffer that is next, or NULL; it stays until it is taken. */
+/* Returns the next buffer, or NULL; soft_take_buffer removes it from the ring. */
 static const struct io_uring_buf *soft_next_buffer(const soft_group *group) {
     if (group->buffers == NULL ||
         group->head == __atomic_load_n(&group->buffers->tail, __ATOMIC_ACQUIRE))
@@ -39,12 +39,12 @@ static unsigned soft_take_buffer(soft_group *group) {
 
 /* ── receiving ──────────────────────────────────────────────────────────────────────────────── */
 
-/* Receives a datagram behind the header, the name and the control messages, as the kernel lays them
- * out; returns the bytes with what is in front. */
+/* Receives a datagram into a buffer, behind the header, the address and the control messages, as
+ * the kernel lays them out. Returns the number of bytes, with those in front of the datagram. */
 static ssize_t soft_receive_message(const soft_request *request,
                                     const struct io_uring_buf *buffer) {
     struct io_uring_recvmsg_out *head = (struct io_uring_recvmsg_out *)(uintptr_t)buffer->addr;
-    /* Read when it was submitted. */
+    /* Read from the msghdr during the submission. */
     size_t name_room = request->sqe.addr3, control_room = request->sqe.__pad2[0];
     char *name = (char *)(head + 1);
     size_t before = sizeof(*head) + name_room + control_room;
@@ -85,12 +85,12 @@ static ssize_t soft_receive_once(const soft_request *request, const struct io_ur
     return res < 0 ? -errno : res;
 }
 
-/* What a try has come to. */
+/* The outcome of an attempt. */
 typedef enum soft_tries {
-    SOFT_GO_ON, /* there is more, most likely */
-    SOFT_LATER, /* there may be more, but others have their turn first */
+    SOFT_GO_ON, /* there is probably more */
+    SOFT_LATER, /* there may be more, but other descriptors are served first */
     SOFT_WAIT,  /* there is no more */
-    SOFT_ENDED,
+    SOFT_ENDED, /* the request has completed */
 } soft_tries;
 
 /* Receives into the next buffer. */
@@ -102,7 +102,8 @@ static soft_tries soft_receive(softring *s, soft_request *request) {
     ssize_t res;
 
     if (!soft_has_room(s) || (buffer == NULL && s->starved)) {
-        /* What is in the socket is told of again: there is room when those before it are taken. */
+        /* epoll reports the socket again; by then the owner has taken completions or freed
+         * buffers. */
         soft_call_again(s);
         return SOFT_LATER;
     }
@@ -127,7 +128,8 @@ static soft_tries soft_receive(softring *s, soft_request *request) {
         return SOFT_ENDED;
     }
     soft_post(s, request->sqe.user_data, (int)res, flags | IORING_CQE_F_MORE);
-    /* Less than there was room for is all, but of datagrams, and where descriptors lie between. */
+    /* A receive that does not fill the buffer has taken all, except with datagrams, or where passed
+     * descriptors separate the bytes. */
     return request->sqe.opcode == IORING_OP_RECVMSG || (size_t)res == size ? SOFT_GO_ON
                                                                             : SOFT_LATER;
 }
@@ -142,13 +144,13 @@ static void soft_submit_receive(softring *s, soft_request *request) {
         request->sqe.addr3 = message->msg_namelen;
         request->sqe.__pad2[0] = message->msg_controllen;
     }
-    /* A multishot one is registered anyway, and told of what is there. */
+    /* A multishot receive is registered anyway, and epoll reports what is there. */
     if (!request->persistent && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
         soft_receive(s, request) == SOFT_ENDED)
         return;
     res = soft_await(s, request, EPOLLIN | EPOLLRDHUP, soft_attempt);
     if (res == -EPERM)
-        /* epoll takes every socket: this is a file or a folder. */
+        /* epoll accepts every socket: this is a file or a directory. */
         res = -ENOTSOCK;
     if (res < 0)
         soft_finish(s, request, res, 0);
@@ -164,7 +166,7 @@ static size_t soft_size_of(const struct msghdr *message) {
     return size;
 }
 
-/* Leaves out the first *count* bytes of what a blocked sendmsg has still to send. */
+/* Removes the first *count* bytes from what a blocked sendmsg still has to send. */
 static void soft_advance(soft_request *request, size_t count) {
     struct iovec *first = request->vectors;
 
@@ -180,7 +182,7 @@ static void soft_advance(soft_request *request, size_t count) {
     }
 }
 
-/* Sends a little of what there is, as a simulated kernel may; 0 if it does not. */
+/* Sends a part of the data, as a simulated kernel may. Returns 0 if it does not. */
 static ssize_t soft_send_some(const struct io_uring_sqe *sqe, const struct msghdr *message,
                               size_t sent, int flags) {
     const char *bytes = (const char *)(uintptr_t)sqe->addr + sent;
@@ -207,7 +209,7 @@ static ssize_t soft_send_once(const struct io_uring_sqe *sqe, const struct msghd
     int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
     ssize_t res = 0;
 
-    /* Not of a datagram. */
+    /* Only with MSG_WAITALL: a datagram cannot be sent in part. */
     if (SOFT_SIMULATED && sqe->msg_flags & MSG_WAITALL)
         res = soft_fault(SOFT_FAULT_LATE) ? -EAGAIN : soft_send_some(sqe, message, sent, flags);
     if (res != 0)
@@ -221,7 +223,7 @@ static ssize_t soft_send_once(const struct io_uring_sqe *sqe, const struct msghd
     return res < 0 ? -errno : res;
 }
 
-/* Keeps what a blocked sendmsg has still to send: the caller's vectors are its own again. */
+/* Copies the vectors of what a blocked sendmsg still has to send: the caller may reuse its own. */
 static int soft_keep_vectors(soft_request *request, const struct msghdr *message) {
     size_t count = message->msg_iovlen;
 
@@ -234,7 +236,8 @@ static int soft_keep_vectors(soft_request *request, const struct msghdr *message
     return 0;
 }
 
-/* Goes on with a send that was blocked; once, for a short one means that there is no room again. */
+/* Continues a send that was blocked. It tries once: a short send means that the socket is full
+ * again. */
 static void soft_send_on(softring *s, soft_request *request) {
     struct msghdr message = {.msg_iov = request->vectors, .msg_iovlen = request->vector_count};
     bool gathered = request->vectors != NULL;
@@ -244,7 +247,7 @@ static void soft_send_on(softring *s, soft_request *request) {
     if (res == -EAGAIN)
         return;
     if (res < 0) {
-        /* What has gone comes first, the error with the next send. */
+        /* Report the bytes that were sent; the next send gets the error. */
         soft_finish(s, request, request->sent ? (int)request->sent : (int)res, 0);
         return;
     }
@@ -269,7 +272,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
         return;
     }
     if ((res < 0 && res != -EAGAIN) || (!waits && (res >= 0 || sqe->msg_flags & MSG_DONTWAIT))) {
-        /* A short send is a failure to who has asked for all. */
+        /* Posted even with CQE_SKIP_SUCCESS: with MSG_WAITALL a short send is a failure. */
         soft_post(s, sqe->user_data, (int)res, 0);
         return;
     }
@@ -298,7 +301,7 @@ static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
     else
-        /* It would not be told again. */
+        /* By edge, the event would not be reported again. */
         soft_finish(s, request, (int)told, 0);
 }
 
@@ -309,16 +312,16 @@ static void soft_submit_poll(softring *s, soft_request *request) {
     request->persistent = request->by_edge = request->sqe.len & IORING_POLL_ADD_MULTI;
     res = soft_await(s, request, events, soft_attempt);
     if (res == -EPERM)
-        /* What epoll does not take, a file or a folder, is always ready. */
+        /* What epoll does not accept, a file or a directory, is always ready. */
         res = (int)(events & (POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM));
     else if (res == 0)
         return;
     soft_finish(s, request, res, 0);
 }
 
-/* ── an epoll instance of the program's ─────────────────────────────────────────────────────── */
+/* ── an epoll instance of the caller's ──────────────────────────────────────────────────────── */
 
-/* Takes what it has to tell now; a later call would tell of what has come meanwhile, too. */
+/* Takes the events now; a later call would also report those that arrive in the meantime. */
 static void soft_take_events(softring *s, soft_request *request) {
     struct epoll_event *events = (struct epoll_event *)(uintptr_t)request->sqe.addr;
     int count = epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);
@@ -336,7 +339,7 @@ static void soft_submit_epoll_wait(softring *s, soft_request *request) {
 
 /* ── both ways ──────────────────────────────────────────────────────────────────────────────── */
 
-/* Takes a submission; false if it is none of a socket, nor a poll. */
+/* Submits the operation of a socket, or a poll; returns false for any other operation. */
 bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     soft_request *request;
 
@@ -368,7 +371,7 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     return true;
 }
 
-/* Tries again what waits for *events*; returns whether there may be more to be had. */
+/* Retries a request that waits for *events*; returns whether the descriptor may have more. */
 static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     soft_tries came_to = SOFT_GO_ON;
     int count;
@@ -382,7 +385,7 @@ static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     case IORING_OP_SEND:
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);
-        /* A simulated kernel had room left. */
+        /* A simulated short send leaves room in the socket. */
         return SOFT_SIMULATED;
     case IORING_OP_POLL_ADD:
         soft_poll(s, request, events);

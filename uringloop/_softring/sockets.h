@@ -1,4 +1,4 @@
-/* The operations of sockets, and polls. */
+/* The operations of sockets, and polls, of a software ring. */
 #ifndef URINGLOOP_SOFTRING_SOCKETS_H
 #define URINGLOOP_SOFTRING_SOCKETS_H
 

@@ -8,17 +8,17 @@
 #include "_softring/sockets.h"
 #include "_softring/waits.h"
 
-/* Looks that find nothing before a turn may go without one, and for how long it then may: a look
- * takes 0.2 us, a turn that has nothing to do with the kernel 0.5. A program that is the cause of
- * its own events, as tests are, finds them in the next turn. */
+/* After so many looks in a row that find no event, a turn may skip the look, for so long: a look
+ * takes 0.2 us, a turn that needs no system call 0.5. A program that causes its own events, as
+ * tests do, finds them in the next turn. */
 #define SOFT_QUIET_LOOKS 64
 #define SOFT_LOOK_EVERY_NS 10000
-/* Lists of requests at first, one for each hash; they grow with their number. */
+/* Initial size of the hash table of requests; it grows with their number. */
 #define SOFT_TABLE_MIN 64
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
 
-/* Has the queues be where liburing looks for them. */
+/* Sets the pointers to the queues, where liburing looks for them. */
 static void soft_lay_out(softring *s, unsigned sq_entries, unsigned cq_entries) {
     struct io_uring_sq *sq = &s->queues.sq;
     struct io_uring_cq *cq = &s->queues.cq;
@@ -69,8 +69,8 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     return s;
 }
 
-/* What no thread has begun is not begun any more, but for a close: the descriptor would be lost.
- * And no thread waits on for somebody. */
+/* Withdraws a request that no thread has begun, except a close, whose descriptor would leak. Ends
+ * the wait of a thread for a peer. */
 static void soft_take_back(softring *s, soft_request *request) {
     if (request->state != SOFT_GIVEN || request->sqe.opcode == IORING_OP_CLOSE)
         return;
@@ -78,7 +78,7 @@ static void soft_take_back(softring *s, soft_request *request) {
         soft_stop(s, request);
 }
 
-/* What the threads have is the pool's to free. */
+/* Frees a request, unless the threads have it: then the pool frees it. */
 static void soft_free_own(softring *s, soft_request *request) {
     if (request->state != SOFT_GIVEN)
         soft_free_request(s, request);
@@ -109,7 +109,7 @@ void softring_close(softring *s) {
 }
 
 void softring_leave_to_parent(softring *s) {
-    /* The memory is this process's copy, but its locks may be held by threads that are not here. */
+    /* The memory is a copy, but threads that do not exist in the child may hold its locks. */
     close(s->epoll_fd);
     if (s->pool != NULL)
         close(s->pool->wake_fd);
@@ -122,7 +122,7 @@ void softring_enable(softring *s) {
 
 /* ── cancelling ─────────────────────────────────────────────────────────────────────────────── */
 
-/* Ends a wait. */
+/* Ends a request that waits for a descriptor. */
 static void soft_end(softring *s, soft_request *request) {
     int fd = request->sqe.fd;
 
@@ -130,7 +130,7 @@ static void soft_end(softring *s, soft_request *request) {
     soft_drop_watch(s, fd);
 }
 
-/* As a simulated kernel may: goes on with what shall be cancelled, and ends it later, maybe. */
+/* Like a kernel whose cancel comes late: continues a request, and maybe ends it later. */
 static bool soft_overtake(softring *s, soft_request *request) {
     bool happens = soft_fault(SOFT_FAULT_OVERTAKEN);
 
@@ -142,7 +142,7 @@ static bool soft_overtake(softring *s, soft_request *request) {
     return happens;
 }
 
-/* Ends what can be ended, as the kernel does: a send that has begun tells how much has gone. */
+/* Cancels a request if possible. Like the kernel's, a send in progress returns what it has sent. */
 static int soft_cancel(softring *s, uint64_t user_data) {
     soft_request *request = soft_find(s, user_data), *linked;
 
@@ -205,7 +205,7 @@ static bool soft_is_told(const softring *s) {
     return __atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN;
 }
 
-/* Takes back the flag, and then what a thread has done before it set that. */
+/* Clears the flag, and then takes what a thread finished before it set the flag. */
 static void soft_hear(softring *s) {
     if (!soft_is_told(s))
         return;
@@ -221,18 +221,18 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
 
     s->starved = false;
     for (;;) {
-        /* First what may overflow: nobody sleeps beside a completion. */
+        /* Post what is kept first: the loop must not sleep while there is a completion. */
         soft_hear(s);
         soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
         busy = SOFT_SIMULATED && soft_is_busy(s->pool);
         res = soft_look(s, enough ? 0 : left, busy);
-        /* The flag stays, for it may be there for another reason. */
+        /* Keep the flag: it may be set for another reason. */
         if (s->pool != NULL && soft_is_told(s))
             soft_take_done(s);
         if (res < 0)
             return res;
-        /* A lack of buffers ends when the owner has looked at what there is. */
+        /* A starved receive needs buffers, which the owner gives back when it has run. */
         if (enough || soft_ready(s) >= wanted || s->starved)
             return 0;
         if (end) {
@@ -245,7 +245,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     }
 }
 
-/* Ends what was cancelled some time ago. */
+/* Ends a request that was cancelled earlier. */
 static void soft_end_doomed(softring *s, soft_request *request) {
     if (request->doomed && request->state == SOFT_WAITING)
         soft_end(s, request);

@@ -1,17 +1,17 @@
-/* The structures of the software ring; nobody else includes them. Each part calls those above it:
+/* The structures of the software ring, for its own files only. Each file calls those above it:
  *
- * faults.c    when a kernel is simulated: what goes wrong
- * queue.c     completions, and the requests that are not done yet
- * waits.c     which descriptor is waited for, by epoll
+ * faults.c    the faults of a simulated kernel
+ * queue.c     completions, and the requests in flight
+ * waits.c     requests that wait for a descriptor, by epoll
  * sockets.c   the operations of sockets, and polls
  * files.c     the operations of files, by threads
  * softring.c  opening, closing, entering, submitting, cancelling
  *
  * Only the thread that owns a ring touches its state. What it shares with the threads for files is
- * in soft_pool, which outlives the ring until the last of them has ended.
+ * in soft_pool, which outlives the ring until the last of these threads has ended.
  */
-#ifndef URINGLOOP_SOFTSTATE_H
-#define URINGLOOP_SOFTSTATE_H
+#ifndef URINGLOOP_SOFTRING_STATE_H
+#define URINGLOOP_SOFTRING_STATE_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -35,62 +35,63 @@
 typedef struct softring softring;
 typedef struct soft_request soft_request;
 
-/* Tries a request again whose descriptor has *events*; whether there may be more to be had. */
+/* Retries a request whose descriptor has *events*; returns whether the descriptor may have more. */
 typedef bool soft_try(softring *s, soft_request *request, uint32_t events);
 
-/* Events that one look takes: as many connections have their turn before the program has. */
+/* Events that one epoll_wait(2) takes: so many connections are served before the program runs. */
 #define SOFT_EVENTS_MAX 64
 /* Buffer groups: the loop uses two. */
 #define SOFT_GROUPS_MAX 4
 
-/* Where a request is. */
+/* The state of a request. */
 typedef enum soft_states {
     SOFT_NEW,     /* in no list */
-    SOFT_WAITING, /* for a descriptor, in the list of its watch */
-    SOFT_GIVEN,   /* to the threads, which do it sooner or later, and have not yet been heard */
+    SOFT_WAITING, /* waits for a descriptor, in the list of its watch */
+    SOFT_GIVEN,   /* given to the threads; the ring has not taken the result yet */
 } soft_states;
 
-/* One operation that was not done at once. Made when it is submitted and freed after its last
- * completion, both by the ring's thread; a thread for files frees those whose ring is closed. */
+/* One operation that did not complete while it was submitted. Made during the submission and freed
+ * after the last completion, both by the ring's thread; once the ring is closed, the threads for
+ * files free the requests that they have. */
 struct soft_request {
-    struct io_uring_sqe sqe;       /* a copy: the queue's is used again */
+    struct io_uring_sqe sqe;       /* a copy: the entry of the queue is reused */
     struct soft_request *next;     /* of the list that it is in */
     struct soft_request *previous;
     struct soft_request *hashed;   /* the next with the same hash of user_data */
-    struct soft_request *linked;   /* begins when this one has been done; owned by the first */
-    struct iovec *vectors;         /* what a blocked sendmsg has still to send; owned */
+    struct soft_request *linked;   /* starts when this one has succeeded; owned by the first */
+    struct iovec *vectors;         /* what a blocked sendmsg still has to send; owned */
     size_t vector_count;
-    size_t sent;                   /* bytes that have gone */
-    char *held;                    /* what a thread uses in the place of the caller's; owned */
-    void *answer;                  /* the caller's, that what was read there is copied to */
-    soft_states state;             /* the ring's thread alone looks at it */
-    uint32_t events;               /* it waits for */
-    soft_try *attempt;             /* once they have come */
+    size_t sent;                   /* bytes that have been sent */
+    char *held;                    /* memory that a thread uses in place of the caller's; owned */
+    void *answer;                  /* the caller's memory that the thread's result is copied to */
+    soft_states state;             /* for the ring's thread only */
+    uint32_t events;               /* that it waits for */
+    soft_try *attempt;             /* called when they have come */
     bool persistent;               /* multishot */
-    bool by_edge;                  /* one completion for each arrival: a multishot poll */
+    bool by_edge;                  /* edge-triggered: a multishot poll */
     bool queued;                   /* in the pool's list; this and the next three under its lock */
-    bool running;                  /* a thread is at it */
-    bool given_up;                 /* it has been cancelled: the result is for nobody */
-    pid_t worker;                  /* which thread, while it runs */
-    bool waits;                    /* for somebody, not a disk: a thread reads a terminal, or writes */
-    bool interrupted;              /* the thread that is at it shall wait no more */
-    int alarm;                     /* a timer that interrupts it until it hears, if interrupted */
-    bool doomed;                   /* cancelled, and still there: a simulated kernel takes time */
-    int res;                       /* the thread's answer */
+    bool running;                  /* a thread is executing it */
+    bool given_up;                 /* cancelled: the thread discards the result */
+    pid_t worker;                  /* the thread's id, while it is running */
+    bool waits;                    /* a thread may block on a peer: on a terminal or a pipe */
+    bool interrupted;              /* the thread that executes it must not wait any longer */
+    int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
+    bool doomed;                   /* cancelled, but a simulated kernel ends it later */
+    int res;                       /* the thread's result */
 };
 
-/* Who waits for a descriptor, and what epoll has been told of it. */
+/* The requests that wait for a descriptor, and its registration with epoll. */
 typedef struct soft_watch {
     soft_request *first;
-    uint32_t registered; /* events and mode; 0 if epoll does not look, though it may know of it */
-    uint32_t generation; /* in its events: a file that had this number before may have some too */
+    uint32_t registered; /* events and mode; 0 if epoll reports none, though it may have an entry */
+    uint32_t generation; /* in its events: tells them from those of a file with the same number */
     bool known;          /* epoll may have an entry for it */
-    bool noisy;          /* an error stands, or a hang-up, that ends nobody's wait */
+    bool noisy;          /* has a lasting error or hang-up that ends no request */
 } soft_watch;
 
-/* A ring of provided buffers: the owner's memory, of which the kernel's end is here. */
+/* A ring of provided buffers: the owner's memory, and the head, which the kernel would keep. */
 typedef struct soft_group {
-    struct io_uring_buf_ring *buffers; /* borrowed; the pool that gave it outlives the ring */
+    struct io_uring_buf_ring *buffers; /* borrowed; its BufferPool outlives the ring */
     unsigned mask;
     unsigned short head;
 } soft_group;
@@ -101,37 +102,37 @@ typedef struct soft_overflow {
     struct io_uring_cqe completion;
 } soft_overflow;
 
-/* The threads for files. Freed by the last of them and the ring. */
+/* The pool of threads for files. The last holder frees it. */
 typedef struct soft_pool {
-    pthread_mutex_t lock; /* for everything but `sleeping` */
+    pthread_mutex_t lock; /* for all members but `sleeping` */
     pthread_cond_t work;
-    soft_request *first; /* queued; the first of a chain stands for it */
+    soft_request *first; /* the queue: the first request of each chain */
     soft_request *last;
     soft_request *done; /* oldest first */
     soft_request *done_last;
     unsigned queued; /* chains */
     unsigned threads;
-    unsigned idle; /* those that nobody has woken, and those woken that have not come to it yet */
+    unsigned idle; /* threads that wait for work, or have been woken and do not run yet */
     unsigned most;
     unsigned holders; /* threads, and the ring */
-    bool closed;      /* the ring has gone: results are for nobody */
-    unsigned *flags;  /* the ring's, to set TASKRUN in; not after closed */
-    int wake_fd;      /* an eventfd of the ring's; not after closed */
+    bool closed;      /* the ring is closed: results are discarded */
+    unsigned *flags;  /* the ring's flags, to set TASKRUN; invalid once closed */
+    int wake_fd;      /* the ring's eventfd; invalid once closed */
     atomic_bool sleeping; /* the ring's thread sleeps, or is about to */
 } soft_pool;
 
 struct softring {
-    struct io_uring queues;  /* of which the owner has a copy; the pointers go to `memory` */
-    char *memory;            /* the indexes, the completions, the submissions */
+    struct io_uring queues;  /* the owner has a copy; the pointers go to `memory` and `indexes` */
+    char *memory;            /* the submissions and the completions */
     size_t memory_size;
     unsigned indexes[12];
     pthread_t owner;
     bool enabled;
-    bool lost;     /* there was no memory for a completion */
-    bool starved;  /* a receive has been told of a lack of buffers in this look */
-    bool haunted;  /* epoll tells of a file that it can not be asked to forget */
+    bool lost;     /* a completion was lost for lack of memory */
+    bool starved;  /* a receive has ended with ENOBUFS during this look */
+    bool haunted;  /* epoll reports a file that cannot be removed from it */
     int epoll_fd;
-    int doors_fd;          /* the epoll instance that is told with bell_data, or -1; the caller's */
+    int doors_fd;          /* the caller's epoll instance, with bell_data; or -1 */
     uint64_t bell_data;
     soft_watch *watches; /* by number of the descriptor */
     int watches_size;
@@ -143,7 +144,7 @@ struct softring {
     soft_overflow *overflow_last;
     soft_group groups[SOFT_GROUPS_MAX];
     soft_pool *pool;
-    unsigned quiet_looks;  /* in a row that found nothing */
+    unsigned quiet_looks;  /* looks in a row that found no event */
     int64_t last_look_ns;
 };
 

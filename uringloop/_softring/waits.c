@@ -1,13 +1,14 @@
-/* Which descriptors a software ring waits for, by epoll.
+/* The descriptors that a software ring waits for, by epoll.
  *
- * A request that is multishot keeps its descriptor registered, by level: a receive that leaves
- * bytes, or has found no buffer, is told again. One-shot requests are registered for one event. A
- * multishot poll is told of each arrival once, by edge, as the kernel's is; others on the same
- * descriptor, if they leave something, have epoll look at it anew.
+ * A multishot request keeps its descriptor registered, level-triggered: a receive that leaves
+ * bytes, or finds no buffer, gets another event. A one-shot request registers it for one event. A
+ * multishot poll is edge-triggered, one event for each arrival, like the kernel's; if other
+ * requests on the same descriptor leave something in it, it is registered again, so that epoll
+ * looks anew.
  *
- * epoll knows a descriptor by its file: a file that is closed has left, unless a copy of it lives
- * on elsewhere. So whoever waits first for a number tells epoll anew, under a new generation, and
- * the last that is cancelled has the entry deleted.
+ * epoll identifies a descriptor by its file. A closed file leaves epoll, unless a duplicate of the
+ * descriptor is still open. So the first request that waits for a number registers it again, under
+ * a new generation, and the cancel of the last request deletes the entry.
  */
 #include "_softring/waits.h"
 
@@ -18,9 +19,9 @@
 #include "_softring/faults.h"
 #include "_softring/queue.h"
 
-/* Watches beyond the one at hand that the table has room for when it grows. */
+/* Watches beyond the requested one for which the table gets room when it grows. */
 #define SOFT_WATCHES_ROOM 64
-/* In the events of the threads for files. */
+/* The data of the events of the threads for files. */
 #define SOFT_POOL_DATA UINT64_MAX
 
 int soft_open_waits(softring *s) {
@@ -47,7 +48,7 @@ static int soft_grow_watches(softring *s, int fd) {
     return 0;
 }
 
-/* The events and the mode that those who wait need. */
+/* Returns the events and the mode that the waiting requests need. */
 static uint32_t soft_wanted(const soft_watch *watch) {
     uint32_t events = 0, mode = watch->noisy ? EPOLLET : EPOLLONESHOT;
     const soft_request *request;
@@ -62,8 +63,9 @@ static uint32_t soft_wanted(const soft_watch *watch) {
     return events | mode;
 }
 
-/* Tells epoll what is waited for. It looks at the descriptor, and tells of what is there already.
- * Returns 1 if the number belongs to another file now than those before have waited for. */
+/* Registers *wanted* with epoll, which then also reports what is there already. Returns 1 if the
+ * number now belongs to another file than the earlier requests have waited for, 0 if not, or
+ * -errno. */
 static int soft_tell(softring *s, int fd, uint32_t wanted) {
     soft_watch *watch = &s->watches[fd];
     struct epoll_event event = {.events = wanted};
@@ -82,7 +84,7 @@ static int soft_tell(softring *s, int fd, uint32_t wanted) {
     if (res < 0) {
         watch->known = false;
         watch->registered = 0;
-        /* There are too many entries: for the owners a matter of memory. */
+        /* ENOSPC: the user has too many epoll entries. Owners handle it like a lack of memory. */
         return errno == ENOSPC ? -ENOMEM : -errno;
     }
     watch->known = true;
@@ -90,7 +92,7 @@ static int soft_tell(softring *s, int fd, uint32_t wanted) {
     return other;
 }
 
-/* The last completion of a request, which waits no more. */
+/* Ends a request and posts its last completion. */
 void soft_finish(softring *s, soft_request *request, int res, unsigned flags) {
     uint64_t user_data = request->sqe.user_data;
     bool quiet = res >= 0 && request->sqe.flags & IOSQE_CQE_SKIP_SUCCESS;
@@ -102,7 +104,8 @@ void soft_finish(softring *s, soft_request *request, int res, unsigned flags) {
         soft_post(s, user_data, res, flags);
 }
 
-/* Has *request* wait for *events* on its descriptor; 0, or -errno if that can not be. */
+/* Makes *request* wait for *events* on its descriptor. Returns 0, or -errno if that is
+ * impossible. */
 int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *attempt) {
     int fd = request->sqe.fd, res;
     soft_watch *watch;
@@ -130,13 +133,13 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
         soft_leave_watch(s, request);
         return res;
     }
-    /* Theirs was closed without a word, and they must not be told of this one. */
+    /* The file of the earlier requests was closed; they must not get events of the new one. */
     while (res > 0 && request->next != NULL)
         soft_finish(s, request->next, -EBADF, 0);
     return 0;
 }
 
-/* Takes a request from the list of those who wait; epoll is told later, if at all. */
+/* Removes a request from the list of its watch; the registration changes later, if at all. */
 void soft_leave_watch(softring *s, soft_request *request) {
     soft_watch *watch = &s->watches[request->sqe.fd];
 
@@ -150,8 +153,8 @@ void soft_leave_watch(softring *s, soft_request *request) {
     request->state = SOFT_NEW;
 }
 
-/* Has epoll forget a descriptor that nobody waits for any more: it is about to be closed, and what
- * is open under other numbers, or in other processes, would go on telling. False if it can not. */
+/* Removes from epoll a descriptor that no request waits for. It may be about to be closed, and a
+ * duplicate, maybe in another process, would keep its events coming. Returns false on failure. */
 bool soft_drop_watch(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
     struct epoll_event event = {0};
@@ -163,7 +166,7 @@ bool soft_drop_watch(softring *s, int fd) {
     return epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fd, &event) == 0;
 }
 
-/* Tells epoll what those who wait for a descriptor need; those whose file has gone wait no more. */
+/* Registers what the requests of a descriptor need; ends them if their file has gone. */
 static void soft_tell_all(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
     soft_request *request;
@@ -176,21 +179,22 @@ static void soft_tell_all(softring *s, int fd) {
     soft_drop_watch(s, fd);
 }
 
-/* Whether what epoll knows will not do. A bit that nobody waits for costs something only when it is
- * told of. */
+/* Returns whether the registration must change. A surplus event costs something only when epoll
+ * reports it. */
 static bool soft_is_stale(uint32_t registered, uint32_t wanted, uint32_t events) {
     return (registered ^ wanted) & (EPOLLET | EPOLLONESHOT) || wanted & ~registered ||
            events & registered & ~wanted;
 }
 
-/* After an event: goes on waiting for what is still wanted, and no more for what is not. *left* is
- * whether a try has left something in the descriptor. */
+/* Updates the registration after an event. *left*: an attempt has left something in the
+ * descriptor. */
 static void soft_renew(softring *s, int fd, uint32_t events, bool left) {
     soft_watch *watch = &s->watches[fd];
     uint32_t wanted;
 
     if (watch->first == NULL) {
-        /* One that was told of one event is silent; others would be told again and again. */
+        /* After EPOLLONESHOT the entry is silent; in other modes it would report again and
+         * again. */
         if (watch->registered & EPOLLONESHOT)
             watch->registered = 0;
         else if (!soft_drop_watch(s, fd))
@@ -198,7 +202,7 @@ static void soft_renew(softring *s, int fd, uint32_t events, bool left) {
         return;
     }
     if (events & (EPOLLERR | EPOLLHUP))
-        /* The queue of IP_RECVERR, for one, which no receive empties. */
+        /* For example the error queue of IP_RECVERR, which no receive empties. */
         watch->noisy = true;
     wanted = soft_wanted(watch);
     if (wanted & EPOLLONESHOT || (left && wanted & EPOLLET) ||
@@ -233,15 +237,17 @@ static int soft_tell_doors(softring *s) {
     return epoll_ctl(s->doors_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
 }
 
-/* Begins anew with an epoll that knows only what is waited for. A file that was closed here behind
- * our back, and lives on elsewhere, can not be named any more, and would be told of for ever. */
+/* Replaces the epoll instance by one that has only the descriptors with requests. A file whose
+ * descriptor was closed here, while a duplicate is open elsewhere, cannot be removed from epoll any
+ * more and would be reported for ever. */
 static void soft_lay_ghosts(softring *s) {
     int fresh = epoll_create1(EPOLL_CLOEXEC), fd;
 
     s->haunted = false;
     if (fresh < 0)
         return;
-    /* Under its old number: whoever closes that of the ghost once more must not close this one. */
+    /* Under the old number: *fresh* may have the number of that file, which its owner may close
+     * again. */
     fd = dup3(fresh, s->epoll_fd, O_CLOEXEC);
     close(fresh);
     if (fd < 0)
@@ -263,12 +269,13 @@ static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns
     return count < 0 ? -errno : count;
 }
 
-/* Has the threads for files end the sleep that begins; false if there is something already. */
+/* Makes the threads for files end the sleep that begins. Returns false if they have a result
+ * already. */
 bool soft_fall_asleep(softring *s) {
     if (s->pool == NULL)
         return true;
     atomic_store(&s->pool->sleeping, true);
-    /* What was done before a thread could see that we sleep. */
+    /* Work that a thread finished before it could see `sleeping`. */
     return !(__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN);
 }
 
@@ -283,8 +290,9 @@ int soft_hang_bell(softring *s, int doors_fd, uint64_t data) {
     return soft_tell_doors(s);
 }
 
-/* Looks for events, and tries what waits for them; without, sleeps *timeout_ns* (-1: for ever).
- * *busy* is whether the threads for files have something to do; a simulated kernel asks. */
+/* Waits *timeout_ns* (-1: no limit) for events, and retries the requests that wait for them.
+ * Returns the number of events, or -errno. *busy*, for a simulated kernel: the threads for files
+ * have work. */
 int soft_look(softring *s, int64_t timeout_ns, bool busy) {
     struct epoll_event events[SOFT_EVENTS_MAX];
     int count, i;
@@ -309,7 +317,7 @@ int soft_look(softring *s, int64_t timeout_ns, bool busy) {
     return count;
 }
 
-/* The eventfd by which the threads for files end a sleep: never read, told by edge. */
+/* Registers the eventfd by which the threads for files end a sleep: by edge, and never read. */
 int soft_watch_pool(softring *s, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLET};
 

@@ -1,4 +1,4 @@
-/* Which descriptors a software ring waits for. */
+/* The descriptors that a software ring waits for. */
 #ifndef URINGLOOP_SOFTRING_WAITS_H
 #define URINGLOOP_SOFTRING_WAITS_H
 
