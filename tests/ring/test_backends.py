@@ -1,7 +1,7 @@
-"""Which ring a loop gets: by choice, by what the kernel lets it have, and without some features.
+"""The ring that a loop gets: by choice, and by what the kernel allows.
 
-What is refused is refused to a child process: by a seccomp filter (seccomp.py), as containers do
-it, or by the setting of the kernel.
+A child process is refused io_uring by a seccomp filter (seccomp.py), as containers do it, or by the
+sysctl kernel.io_uring_disabled.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from uringloop._ring.backends import Backend, Choice
 FEATURES = tuple(features.FEATURES)
 SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
 
-# What kernels, sandboxes and containers answer, and words of the cause and of the remedy.
+# Errors of kernels, sandboxes and containers, with words of the cause and of the remedy.
 ALLOWS = "allow io_uring_setup"
 PROFILE = ("security policy", ALLOWS)
 if SYSCTL.exists() and SYSCTL.read_text() != "0\n" and os.geteuid() != 0:
-    # It is the more likely cause then.
+    # The sysctl is the more likely cause then.
     PROFILE = ("switched off", "sysctl")
 REFUSALS = {
     "EPERM": PROFILE,
@@ -55,7 +55,7 @@ each_refusal = pytest.mark.parametrize("refusal", list(REFUSALS))
 
 
 def made(backend: Choice | None = None) -> tuple[str, str]:
-    """Make a loop that can run, and return which ring it got and why."""
+    """Make a loop and run it; return which ring it got and why."""
     with contextlib.closing(uringloop.Loop(backend=backend)) as loop:
         loop.run_until_complete(asyncio.sleep(0))
         return loop.backend, loop.backend_reason
@@ -66,7 +66,7 @@ def made(backend: Choice | None = None) -> tuple[str, str]:
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that chooses nothing, to be changed."""
+    """An environment without uringloop's variables, for the test to change."""
     monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
     monkeypatch.delenv("URINGLOOP_DISABLE", raising=False)
     return monkeypatch
@@ -89,7 +89,7 @@ def test_environment_chooses_the_ring(unset: pytest.MonkeyPatch, backend: str) -
 @on_io_uring
 @pytest.mark.parametrize("variable", [None, "", "auto"])
 @pytest.mark.parametrize("argument", [None, "auto"])
-def test_without_a_choice_the_kernels_ring_comes_first(
+def test_kernels_ring_is_the_default(
     unset: pytest.MonkeyPatch, variable: str | None, argument: Choice | None
 ) -> None:
     if variable is not None:
@@ -112,7 +112,7 @@ def test_argument_wins_over_the_environment(
     assert made(argument)[0] == backend
 
 
-def test_every_way_to_a_loop_goes_by_the_environment(unset: pytest.MonkeyPatch) -> None:
+def test_run_and_runner_use_the_ring_of_the_environment(unset: pytest.MonkeyPatch) -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, uringloop.Loop)
@@ -174,7 +174,7 @@ def test_loops_of_both_kinds_talk_to_each_other_in_one_process() -> None:
 
 
 class Outcome(TypedDict):
-    """What a child under a filter has to tell."""
+    """The output of a child under a filter."""
 
     loops: list[list[str]]
     error: tuple[str, int, str]
@@ -200,7 +200,7 @@ print(json.dumps({"loops": loops, "error": error}))
 
 @functools.cache
 def outcome(refusal: str) -> Outcome:
-    """Return what becomes of the loops of a process that is refused so."""
+    """Return the outcome of a process in which *refusal* is in force."""
     (line,) = seccomp.lines_of(OUTCOME, "-Werror", "-Xdev", under=refusal)
     told: Outcome = json.loads(line)
     return told
@@ -213,7 +213,7 @@ def number_of(refusal: str) -> int:
 
 
 @each_refusal
-def test_software_ring_takes_the_place_of_a_refused_one(refusal: str) -> None:
+def test_software_ring_replaces_a_refused_ring(refusal: str) -> None:
     loops = outcome(refusal)["loops"]
     backend, reason = loops[0]
     assert backend == "soft"
@@ -223,46 +223,46 @@ def test_software_ring_takes_the_place_of_a_refused_one(refusal: str) -> None:
 
 
 @each_refusal
-def test_ring_that_must_be_the_kernels_fails_with_cause_and_remedy(refusal: str) -> None:
+def test_forced_io_uring_fails_with_cause_and_remedy(refusal: str) -> None:
     kind, number, message = outcome(refusal)["error"]
     expected = OSError(number_of(refusal), "")
     assert (kind, number) == (type(expected).__name__, expected.errno)
     assert message.startswith(f"[Errno {number}] {os.strerror(number)}")
     assert all(words in message for words in REFUSALS[refusal])
-    # One sentence, as messages of exceptions are.
+    # One sentence, like other messages of exceptions.
     assert "\n" not in message
     assert ". " not in message
     assert not message.endswith(".")
 
 
-def test_software_ring_takes_the_place_of_one_that_can_not_be_enabled() -> None:
-    # A profile that has forgotten io_uring_register: such a ring can be made and entered.
+def test_software_ring_replaces_a_ring_that_cannot_be_enabled() -> None:
+    # A profile without io_uring_register: a ring can be made there, but not enabled.
     assert [backend for backend, _ in outcome("register-EPERM")["loops"]] == ["soft"] * 5
 
 
 @functools.cache
 def stock_output() -> list[str]:
-    """Return what the program writes on stock asyncio."""
+    """Return the output of the program on stock asyncio."""
     return seccomp.lines_of(seccomp.PROGRAM)
 
 
 @each_refusal
 def test_program_for_asyncio_runs_unchanged_and_silently(refusal: str) -> None:
-    # It configures no logging: its own lines are all that is written.
+    # The program configures no logging: its own lines are the whole output.
     install = "uringloop.install()" if sys.version_info < (3, 16) else "asyncio.run = uringloop.run"
     on_ours = f"import asyncio, uringloop\n{install}\n{seccomp.PROGRAM}"
     assert seccomp.lines_of(on_ours, under=refusal) == stock_output()
     assert len(stock_output()) == 6
 
 
-def test_kernel_is_asked_once_in_a_process() -> None:
+def test_kernel_is_not_asked_again_after_a_refusal() -> None:
     script = """
         import asyncio, uringloop
         from support import seccomp
 
         seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | 1)
         uringloop.Loop().close()
-        # Filters stack, and the most severe answer counts.
+        # Filters stack, and the most severe action wins.
         seccomp.refuse(seccomp.SECCOMP_RET_KILL_PROCESS)
         for _ in range(3):
             loop = uringloop.Loop()
@@ -274,7 +274,7 @@ def test_kernel_is_asked_once_in_a_process() -> None:
 
 
 @on_io_uring
-def test_refusal_after_a_first_loop_is_a_refusal_too() -> None:
+def test_refusal_after_a_first_loop_gives_the_software_ring() -> None:
     script = """
         import asyncio, uringloop
         from support import seccomp
@@ -292,7 +292,7 @@ def test_refusal_after_a_first_loop_is_a_refusal_too() -> None:
 
 
 @on_io_uring
-def test_lack_of_memory_for_another_ring_is_for_that_loop() -> None:
+def test_enomem_for_a_second_ring_concerns_that_loop_only() -> None:
     script = """
         import asyncio, errno, uringloop
         from support import seccomp
@@ -349,20 +349,20 @@ def test_lack_of_descriptors_stays_an_error(backend: str) -> None:
 # ── what works on each ring ──────────────────────────────────────────────────────────────────
 
 
-def test_sandbox_that_kills_spares_who_does_not_ask() -> None:
+def test_software_ring_makes_no_io_uring_call() -> None:
     assert (
         seccomp.lines_of(seccomp.ROUNDS, "-Xdev", under="KILL", URINGLOOP_BACKEND="soft")
         == seccomp.ROUNDS_OUTPUT
     )
-    # So it would have: the filter is in force.
+    # The filter is in force: it kills a process that uses io_uring.
     assert seccomp.run("-c", seccomp.ROUNDS, under="KILL").returncode == -signal.SIGSYS
 
 
-# ── the kernel's setting ─────────────────────────────────────────────────────────────────────
+# ── the sysctl kernel.io_uring_disabled ──────────────────────────────────────────────────────
 
 
 def may_switch() -> bool:
-    """Return whether this process may change the setting; writes the value that it has."""
+    """Return whether this process may change the sysctl, by writing its present value."""
     try:
         SYSCTL.write_text(SYSCTL.read_text())
     except OSError:
@@ -377,10 +377,10 @@ needs_switch = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def switched(value: str) -> Iterator[None]:
-    """Set kernel.io_uring_disabled for the block, which must be short: it holds for the machine.
+    """Set kernel.io_uring_disabled for the block, which must be short: it affects the machine.
 
-    Signals that end a test run wait until it has its earlier value again, and so does whoever
-    else is about to change it by this function.
+    Signals that end a test run are blocked until the earlier value is restored, and other
+    callers of this function wait for that.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with SYSCTL.open() as file:
@@ -396,7 +396,7 @@ def switched(value: str) -> Iterator[None]:
 
 
 def while_switched(value: str, script: str) -> list[str]:
-    """Run *script*, but for its imports, in a child while the setting has that *value*."""
+    """Run *script* in a child that has imported uringloop, while the sysctl has *value*."""
     prelude = "import asyncio, os, uringloop\nprint('ready', flush=True)\ninput()\n"
     command = [sys.executable, "-Werror", "-Xdev", "-c", prelude + textwrap.dedent(script)]
     pipe = subprocess.PIPE
@@ -415,7 +415,7 @@ def while_switched(value: str, script: str) -> list[str]:
 
 
 @needs_switch
-def test_ring_that_is_switched_off_for_all_is_replaced() -> None:
+def test_io_uring_disabled_for_all_gives_the_software_ring() -> None:
     script = """
         loop = uringloop.Loop()
         loop.run_until_complete(asyncio.sleep(0))
@@ -430,10 +430,10 @@ def test_ring_that_is_switched_off_for_all_is_replaced() -> None:
 
 @needs_switch
 @on_io_uring
-def test_program_that_drops_its_privileges_gets_another_ring_then() -> None:
+def test_loop_made_after_dropping_privileges_gets_the_software_ring() -> None:
     script = """
         loops = [uringloop.Loop()]
-        # Nobody, who has no CAP_SYS_ADMIN.
+        # The user nobody has no CAP_SYS_ADMIN.
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
@@ -450,7 +450,7 @@ def test_program_that_drops_its_privileges_gets_another_ring_then() -> None:
 
 
 @needs_switch
-def test_ring_that_must_be_the_kernels_fails_with_the_setting_as_its_cause() -> None:
+def test_forced_io_uring_fails_with_the_sysctl_as_the_cause() -> None:
     script = """
         os.setgid(65534)
         os.setuid(65534)
@@ -484,7 +484,7 @@ def test_forked_child_must_make_a_software_loop_of_its_own() -> None:
             return await reader.readexactly(4)
 
         async def with_threads():
-            # The threads of the ring are the parent's alone.
+            # A forked child has none of the parent's threads for files.
             async with uringloop.open(sys.executable, "rb") as file:
                 return len(await file.pread(4, 1))
 
@@ -496,7 +496,7 @@ def test_forked_child_must_make_a_software_loop_of_its_own() -> None:
         loop = uringloop.Loop(backend="soft")
         server, *pair = loop.run_until_complete(open_pair())
         print(loop.run_until_complete(with_threads()), flush=True)
-        # The child throws nothing away: asyncio would tell of the tasks of its parent.
+        # Keep the tasks alive in the child: asyncio would report pending tasks of the parent.
         pending = asyncio.all_tasks(loop)
         pid = os.fork()
         if pid == 0:
@@ -512,7 +512,7 @@ def test_forked_child_must_make_a_software_loop_of_its_own() -> None:
         print(loop.run_until_complete(echo(*pair)), loop.run_until_complete(with_threads()))
         os._exit(0)
     """
-    # From 3.12 on Python warns of a fork beside threads.
+    # Python 3.12 and later warn about a fork in a process with threads.
     lines = seccomp.lines_of(script, "-Wignore:This process:DeprecationWarning")
     refusal = "the event loop was inherited through a fork; a child process must create its own"
     assert lines == ["4", refusal, "[b'ping', 4]", "7", "b'ping' 4"]
@@ -533,7 +533,7 @@ def test_software_loop_keeps_its_connections_from_thread_to_thread() -> None:
         pair = await asyncio.open_connection(*server.sockets[0].getsockname())
         pair[1].write(b"0")
         await pair[0].readexactly(1)
-        # From 3.12 on its end, waited for, would be that of the connection too.
+        # No wait_closed(): since 3.12 it also waits for the end of the connection.
         server.close()
         return pair
 
@@ -555,7 +555,7 @@ def test_software_loop_keeps_its_connections_from_thread_to_thread() -> None:
         reader, writer = in_thread(lambda: loop.run_until_complete(connect()))
         assert loop.run_until_complete(echo(500_000))
         for size in (1, 1000, 500_000):
-            # What is written while nobody runs the loop is there in the next run.
+            # Data written while no thread runs the loop is sent in the next run.
             served[0].write(b"unasked")
             turn = functools.partial(loop.run_until_complete, echo(size, b"unasked"))
             assert in_thread(turn)

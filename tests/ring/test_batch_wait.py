@@ -1,4 +1,4 @@
-"""Loop(batch_wait_us=): a loop that lets work gather while it sleeps works like any other."""
+"""Loop(batch_wait_us=): completions gather while the loop sleeps; otherwise nothing changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from support.roles import PATIENCE, kernel_version
 
 import uringloop
 
-# So long that nothing is mistaken for it, and so short that a test may wait for it.
+# Long enough to be told from other delays, and short enough for a test to wait.
 GATHER_S = 0.5
 AT_ONCE_S = 0.25
 BATCH = 64
 
 gathers = pytest.mark.skipif(
     backend() == "io_uring" and kernel_version() < (6, 12),
-    reason="a sleep has a least time since kernel 6.12",
+    reason="the minimum wait (MIN_TIMEOUT) needs kernel 6.12",
 )
 
 
@@ -37,7 +37,7 @@ def gathering(seconds: float, *, busy_poll_us: int = 0, sqpoll: int = 0) -> urin
 
 @contextlib.contextmanager
 def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
-    """Yield pairs of sockets, the left ones for a loop."""
+    """Yield pairs of sockets; the left ones are non-blocking, for a loop."""
     with contextlib.ExitStack() as stack:
         made = [socket.socketpair() for _ in range(count)]
         for left, right in made:
@@ -52,7 +52,7 @@ def received(
     made: list[tuple[socket.socket, socket.socket]],
     send: Callable[[], None],
 ) -> float:
-    """Have a thread call *send* while the loop sleeps; return when all have come, in seconds."""
+    """Call *send* in a thread while the loop sleeps; return the seconds until all bytes came."""
 
     async def main() -> float:
         waiting: list[Awaitable[bytes]] = [
@@ -72,19 +72,19 @@ def received(
 
 
 @pytest.mark.parametrize("value", [-1, 1_000_001, 2**70])
-def test_a_time_out_of_range_is_refused(value: int) -> None:
+def test_time_out_of_range_raises_value_error(value: int) -> None:
     with pytest.raises(ValueError, match="batch_wait_us must be between 0 and 1,000,000"):
         uringloop.Loop(batch_wait_us=value)
 
 
 @pytest.mark.parametrize("value", ["1", 0.5, None])
-def test_what_is_no_whole_number_is_refused(value: Any) -> None:
+def test_time_that_is_no_integer_raises_type_error(value: Any) -> None:
     with pytest.raises(TypeError):
         uringloop.Loop(batch_wait_us=value)
 
 
 @gathers
-def test_what_comes_in_that_time_is_one_turn() -> None:
+def test_completions_within_the_batch_wait_share_turns() -> None:
     def send() -> None:
         for _, right in made[:10]:
             right.send(b"x")
@@ -100,7 +100,7 @@ def test_what_comes_in_that_time_is_one_turn() -> None:
 
 
 @gathers
-def test_enough_of_it_ends_the_sleep() -> None:
+def test_full_batch_ends_the_sleep() -> None:
     def send() -> None:
         for _, right in made:
             right.send(b"x")
@@ -109,7 +109,7 @@ def test_enough_of_it_ends_the_sleep() -> None:
         assert received(loop, made, send) < AT_ONCE_S
 
 
-def test_one_operation_has_nothing_to_gather_with() -> None:
+def test_single_operation_does_not_wait_for_a_batch() -> None:
     with contextlib.closing(gathering(1)) as loop, pairs(1) as made:
         assert received(loop, made, lambda: made[0][1].sendall(b"x")) < AT_ONCE_S
 
@@ -121,7 +121,7 @@ def test_timers_are_not_late() -> None:
             began = loop.time()
             await asyncio.sleep(delay)
             assert delay <= loop.time() - began < AT_ONCE_S
-        # Something came, and the timer is nearer than the end of the gathering.
+        # A completion is there, and the timer is due before the batch wait ends.
         made[0][1].send(b"x")
         began = loop.time()
         await asyncio.sleep(0.02)
@@ -136,7 +136,7 @@ def test_timers_are_not_late() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"busy_poll_us": 100}, {"sqpoll": 2}], ids=str)
-def test_threads_and_signals_wake_it(options: dict[str, int]) -> None:
+def test_threads_and_signals_wake_a_batching_loop(options: dict[str, int]) -> None:
     async def main() -> None:
         waiting = [asyncio.ensure_future(loop.sock_recv(left, 1)) for left, _ in made]
         for pause in (0.0, 0.0001, 0.005) * 5:

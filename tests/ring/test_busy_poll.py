@@ -1,4 +1,4 @@
-"""Loop(busy_poll_us=): a loop that looks for work before it sleeps works like any other."""
+"""Loop(busy_poll_us=): the loop spins before it sleeps; otherwise nothing changes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def busy() -> Iterator[uringloop.Loop]:
 
 
 @pytest.mark.parametrize("value", [-1, 1_000_001, 2**70])
-def test_a_time_out_of_range_is_refused(value: int) -> None:
+def test_time_out_of_range_raises_value_error(value: int) -> None:
     with pytest.raises(ValueError, match="busy_poll_us must be between 0 and 1,000,000"):
         uringloop.Loop(busy_poll_us=value)
 
 
 @pytest.mark.parametrize("value", ["1", 0.5, None])
-def test_what_is_no_whole_number_is_refused(value: Any) -> None:
+def test_time_that_is_no_integer_raises_type_error(value: Any) -> None:
     with pytest.raises(TypeError):
         uringloop.Loop(busy_poll_us=value)
 
 
-def test_it_is_an_option_by_name_only() -> None:
+def test_busy_poll_us_is_keyword_only() -> None:
     with pytest.raises(TypeError):
         uringloop.Loop(BUSY_US)  # type: ignore[call-arg, arg-type]
 
@@ -50,7 +50,7 @@ def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:
 
     async def main() -> float:
         started = busy.time()
-        # Shorter and longer than the time to spin.
+        # Shorter and longer than the busy poll.
         for number, delay in enumerate((0.0001, 0.0002, 0.001, 0.02)):
             busy.call_later(delay, note, number)
         await asyncio.sleep(0.03)
@@ -62,7 +62,7 @@ def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:
         assert at - started >= delay
 
 
-def test_another_thread_wakes_it_while_it_spins_and_while_it_sleeps(busy: uringloop.Loop) -> None:
+def test_another_thread_wakes_a_loop_that_spins_or_sleeps(busy: uringloop.Loop) -> None:
     async def main() -> int:
         heard = 0
         for pause in (0.0, 0.0001, 0.005) * 20:

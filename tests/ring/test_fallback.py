@@ -1,6 +1,6 @@
-"""What a process says when a loop does not get io_uring: one warning, and which ring it is on.
+"""The log of a process whose loops do not get io_uring: one warning.
 
-What is refused is refused to a child process, by a seccomp filter.
+A seccomp filter refuses io_uring to a child process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support.loops import each_ring, on_io_uring
 import uringloop
 from uringloop._ring.backends import Backend
 
-# Some loops, one after the other and at once.
+# Several loops, one after the other and at the same time.
 LOOPS = """
 import asyncio, threading
 import uringloop
@@ -35,16 +35,16 @@ for thread in threads:
 
 
 def warnings_of(script: str, under: str | None, **variables: str) -> list[str]:
-    """Run *script*, which must end well, in a child that may warn; return its lines on stderr."""
+    """Run *script*, which must succeed, with warnings enabled; return its lines on stderr."""
     ended = seccomp.run("-c", script, under=under, **{"URINGLOOP_WARN_FALLBACK": "", **variables})
     assert ended.returncode == 0, ended.stderr
     return ended.stderr.splitlines()
 
 
 @pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "enter-EPERM", "register-EACCES"])
-def test_refusal_is_warned_of_once_without_any_configuration(refusal: str) -> None:
+def test_refusal_logs_one_warning_without_logging_configured(refusal: str) -> None:
     (line,) = warnings_of(LOOPS, refusal)
-    # What, why, and what to do.
+    # The event, the cause and the remedy.
     assert line.startswith(
         "event loops run on uringloop's software ring (epoll), not on io_uring: "
     )
@@ -54,7 +54,7 @@ def test_refusal_is_warned_of_once_without_any_configuration(refusal: str) -> No
     assert "URINGLOOP_WARN_FALLBACK=0" in line
 
 
-def test_warning_goes_through_the_logger_of_the_package() -> None:
+def test_warning_uses_the_package_logger() -> None:
     configured = f"""
 import logging, sys
 logging.basicConfig(format="%(name)s %(levelname)s", stream=sys.stderr)
@@ -68,7 +68,7 @@ logging.getLogger("uringloop").setLevel(logging.ERROR)
 
 
 def test_loops_of_many_threads_warn_once() -> None:
-    # A handler that takes its time.
+    # A slow handler, so that the threads overlap.
     script = """
         import logging, threading, time, uringloop
 
@@ -103,18 +103,18 @@ def test_loops_of_many_threads_warn_once() -> None:
         ("", {"URINGLOOP_BACKEND": "soft"}),
     ],
 )
-def test_warning_is_not_given_to_those_who_know(options: str, variables: dict[str, str]) -> None:
+def test_warning_can_be_silenced(options: str, variables: dict[str, str]) -> None:
     script = f"import uringloop; uringloop.Loop({options}).close()"
     assert warnings_of(script, "EPERM", **variables) == []
 
 
-def test_loop_that_may_warn_warns_after_one_that_may_not() -> None:
+def test_silenced_loop_leaves_the_warning_to_the_next_loop() -> None:
     script = "from uringloop import Loop; Loop(warn_fallback=False).close(); Loop().close()"
     assert len(warnings_of(script, "EPERM")) == 1
 
 
 @on_io_uring
-def test_nothing_is_said_on_io_uring() -> None:
+def test_io_uring_logs_no_warning() -> None:
     assert warnings_of(LOOPS, None) == []
 
 
@@ -139,11 +139,11 @@ for _ in range(3):
     ("before", "lines"),
     [("uringloop.Loop().close()", 1), ("backends.ask()", 1), ("", 3)],
 )
-def test_children_of_a_process_that_has_warned_say_nothing(before: str, lines: int) -> None:
+def test_forked_children_do_not_repeat_the_warning(before: str, lines: int) -> None:
     assert len(warnings_of(FORKS.format(before=before), "EPERM")) == lines
 
 
-def test_asking_before_there_is_a_loop_says_nothing_of_a_ring_that_was_chosen() -> None:
+def test_ask_does_not_warn_when_the_ring_was_chosen() -> None:
     script = "from uringloop._ring import backends; backends.ask()"
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="soft") == []
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="io_uring") == []

@@ -1,4 +1,4 @@
-"""What a ring does without the features that URINGLOOP_DISABLE names, each a process of its own."""
+"""Rings without the features that URINGLOOP_DISABLE names, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(*(name for name, state in states.items() if state == "disabled"))
 
 @on_io_uring
 @pytest.mark.parametrize("name", ["", *FEATURES])
-def test_loop_does_without_a_feature(name: str) -> None:
+def test_loop_works_without_each_feature(name: str) -> None:
     assert seccomp.lines_of(seccomp.ROUNDS + REPORT, URINGLOOP_DISABLE=name) == [
         *seccomp.ROUNDS_OUTPUT,
         name,
@@ -28,7 +28,7 @@ def test_loop_does_without_a_feature(name: str) -> None:
 
 
 @each_ring
-def test_loop_does_without_all_features(backend: str) -> None:
+def test_loop_works_without_all_features(backend: str) -> None:
     variables = {"URINGLOOP_BACKEND": backend, "URINGLOOP_DISABLE": ", ".join(FEATURES) + ","}
     expected = [*seccomp.ROUNDS_OUTPUT, " ".join(FEATURES)]
     assert seccomp.lines_of(seccomp.ROUNDS + REPORT, **variables) == expected
@@ -63,7 +63,7 @@ async def main(folder):
     task.cancel()
     closing = asyncio.ensure_future(file.close())
     await asyncio.sleep(0.01)
-    # It takes the number, if that is free already.
+    # This file gets the descriptor's number if it is free already.
     with open(folder + "/another", "wb", buffering=0) as another:
         another.write(b"x" * 100)
         assert another.fileno() != fd
@@ -84,21 +84,21 @@ def test_a_thread_that_truncates_a_file_keeps_its_descriptor() -> None:
     assert lines == [" None", "10 100"] * 2
 
 
-# Later kernels may lack none of these; older ones may have them.
+# Kernels from these versions on must have the feature; older ones may have it.
 SINCE = {"truncate": (6, 9), "min_wait": (6, 12), "no_iowait": (6, 15), "epoll_wait": (6, 15)}
 
 
 @on_io_uring
 @pytest.mark.parametrize("name", SINCE)
-def test_what_the_kernel_has_is_found(name: str) -> None:
+def test_features_of_the_kernel_are_detected(name: str) -> None:
     if backends.release() < SINCE[name]:
-        pytest.skip("not by this kernel's version")
+        pytest.skip("this kernel may lack it")
     features.disable(frozenset())
     assert features.report(True)[name] == "used"
 
 
 @each_ring
-def test_sends_post_completions_without_quiet_ones(backend: str) -> None:
+def test_sends_post_completions_when_quiet_sends_are_disabled(backend: str) -> None:
     script = """
         import asyncio, uringloop
 
@@ -132,7 +132,7 @@ def test_sends_post_completions_without_quiet_ones(backend: str) -> None:
 
 
 @each_ring
-def test_completions_gather_only_where_they_may(backend: str) -> None:
+def test_completions_gather_only_with_min_wait_enabled(backend: str) -> None:
     script = """
         import asyncio, socket, threading, time, uringloop
 
@@ -168,11 +168,11 @@ def test_completions_gather_only_where_they_may(backend: str) -> None:
         int(*seccomp.lines_of(script, URINGLOOP_BACKEND=backend, URINGLOOP_DISABLE=names))
         for names in ("", "min_wait")
     )
-    # A turn or so for all that comes within 0.2 s, or one for each.
+    # About one turn for all that arrives within 0.2 s, or one turn for each.
     assert with_it < 10 < without
 
 
-def test_unknown_feature_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_feature_error_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("URINGLOOP_DISABLE", "quiet_sends,nonsense")
     fds = open_fds()
     known = ", ".join(FEATURES)
@@ -184,7 +184,7 @@ def test_unknown_feature_is_refused_with_the_known_ones(monkeypatch: pytest.Monk
 
 
 @on_io_uring
-def test_feature_is_used_again_once_it_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_is_used_again_once_it_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
     monkeypatch.setenv("URINGLOOP_DISABLE", " quiet_sends ,, min_wait")
     uringloop.Loop().close()

@@ -1,8 +1,8 @@
-"""A kernel that says it holds completions back, and does not, never keeps a loop awake.
+"""A stale IORING_SQ_TASKRUN, which announces deferred completions, never keeps a loop awake.
 
-The kernel sets IORING_SQ_TASKRUN in the ring's shared memory after it has put work aside. An enter
-on another processor may run the work in between: then the flag stays although nothing is left.
-These tests set it themselves.
+The kernel sets the flag in the ring's shared memory after it has queued work. An enter on another
+processor may run the work in between: then the flag stays set although no work is left. These tests
+set the flag themselves.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from support.loops import backend
 import uringloop
 
 pytestmark = pytest.mark.skipif(
-    backend() != "io_uring", reason="the software ring holds nothing back"
+    backend() != "io_uring", reason="the software ring defers no completions"
 )
 
 IORING_SQ_TASKRUN = 1 << 2
-# Of the ring's shared memory: where the kernel has the sizes of the queues, and the flags.
+# Offsets in the ring's shared memory: of the sizes of the queues, and of the flags.
 SIZES = 24
 FLAGS = 36
 SLEEP_S = 0.2
@@ -35,7 +35,7 @@ TURNS_MAX = 40
 
 
 class Flags:
-    """The kernel's flags of every ring of the process: which one is a loop's, it does not tell."""
+    """The kernel's flags of all rings of the process, since a descriptor does not show its loop."""
 
     def __init__(self) -> None:
         self.rings = [
@@ -46,7 +46,7 @@ class Flags:
         assert self.rings
         for memory in self.rings:
             submissions, completions = struct.unpack_from("II", memory, SIZES)
-            # Otherwise this kernel has it elsewhere, and something else would be written to.
+            # Otherwise this kernel has another layout, and the test would corrupt memory.
             assert 0 < submissions < completions
             assert submissions & (submissions - 1) == completions & (completions - 1) == 0
 
@@ -91,8 +91,8 @@ def loop(request: pytest.FixtureRequest) -> Iterator[uringloop.Loop]:
 
 
 async def sleeping(loop: uringloop.Loop) -> None:
-    """Sleep while the flag says that there is work, and look that the loop sleeps, too."""
-    # What a run begins with has been done.
+    """Sleep while the flag is stale, and check that the loop sleeps, too."""
+    # Let the work at the start of a run end.
     await asyncio.sleep(0.01)
     flags = Flags()
     flags.set_taskrun()
@@ -100,7 +100,7 @@ async def sleeping(loop: uringloop.Loop) -> None:
     used = time.thread_time()
     await asyncio.sleep(SLEEP_S)
     used = time.thread_time() - used
-    assert flags.taskrun(), "the kernel had work, and the flag was true"
+    assert flags.taskrun(), "the kernel had work, so the flag was not stale"
     assert loop.stats()["turns"] - turns < TURNS_MAX
     assert used < SLEEP_S / 2
 
@@ -109,7 +109,7 @@ def test_a_flag_without_work_does_not_keep_the_loop_awake(loop: uringloop.Loop) 
     loop.run_until_complete(sleeping(loop))
 
 
-def test_nor_beside_a_shared_listening_socket(loop: uringloop.Loop) -> None:
+def test_flag_without_work_does_not_wake_a_loop_with_shared_sockets(loop: uringloop.Loop) -> None:
     async def main() -> None:
         sock = socket.create_server(("127.0.0.1", 0))
         server = await loop.create_server(asyncio.Protocol, sock=sock)
@@ -121,7 +121,7 @@ def test_nor_beside_a_shared_listening_socket(loop: uringloop.Loop) -> None:
     loop.run_until_complete(main())
 
 
-def test_a_busy_loop_still_hears_what_comes_behind_such_a_flag(loop: uringloop.Loop) -> None:
+def test_a_busy_loop_gets_completions_although_the_flag_is_stale(loop: uringloop.Loop) -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

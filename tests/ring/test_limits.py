@@ -1,4 +1,4 @@
-"""The limits that the doctor tells of before a program meets them."""
+"""The limits that the doctor reports before a program runs into them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uringloop._ring import backends, limits
 
 ROOT, ROOTLESS = "0 0 4294967295", "0 100000 65536"
 ALL, NONE = "000001ffffffffff", "0000000000000000"
-# As root of the machine, without a cgroup.
+# Root in the initial user namespace, without a cgroup.
 FREE = {backends.STATUS: f"CapEff:\t{ALL}", backends.USERS: ROOT}
 BOUND = {**FREE, backends.STATUS: f"CapEff:\t{NONE}"}
 V2 = {limits.CGROUP: "0::/app"}
@@ -20,7 +20,7 @@ V1 = {limits.CGROUP: "9:cpu,pids:/app\n4:memory:/app"}
 
 
 class System:
-    """What a machine has to tell; nothing is bounded to begin with."""
+    """The files and limits of a machine; initially nothing is limited."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: dict[str, str] = dict(FREE)
@@ -37,7 +37,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> System:
     return System(monkeypatch)
 
 
-def test_without_limits_there_is_nothing_to_say(system: System) -> None:
+def test_no_limits_give_no_advice(system: System) -> None:
     assert limits.advice(on_io_uring=True) == limits.advice(on_io_uring=False) == []
     assert limits.told(resource.RLIMIT_NOFILE) == "unlimited of unlimited"
 
@@ -60,7 +60,7 @@ def test_locked_memory_is_counted_in_loops(
     advice = limits.advice(on_io_uring=True)
     assert len(advice) == bool(words)
     assert all(words in line and "LimitMEMLOCK=" in line for line in advice)
-    # The software ring locks none.
+    # The software ring locks no memory.
     assert limits.advice(on_io_uring=False) == []
 
 
@@ -72,7 +72,7 @@ def test_descriptors_are_counted_up_to_the_soft_limit(system: System) -> None:
     assert limits.advice(on_io_uring=False) == []
 
 
-def test_switch_that_spares_the_privileged_is_told_to_them(system: System) -> None:
+def test_sysctl_that_exempts_privileged_processes_gives_advice(system: System) -> None:
     system.files[backends.SYSCTL] = "1"
     (line,) = limits.advice(on_io_uring=True)
     assert "kernel.io_uring_group" in line
@@ -83,7 +83,7 @@ def test_switch_that_spares_the_privileged_is_told_to_them(system: System) -> No
     ("files", "folder"),
     [
         (V2, "/sys/fs/cgroup/app"),
-        # In a container, whose own group is at the root.
+        # In a container, whose cgroup is the root.
         (V2, "/sys/fs/cgroup"),
         (V1, "/sys/fs/cgroup/pids/app"),
         (V1, "/sys/fs/cgroup/pids"),
@@ -101,13 +101,13 @@ def test_threads_are_counted_up_to_the_limit_of_the_cgroup(
 
 def test_threads_are_counted_up_to_the_limit_of_the_user(system: System) -> None:
     system.limits[resource.RLIMIT_NPROC] = 30
-    # Root is not bound by it.
+    # The limit does not apply to root.
     assert limits.advice(on_io_uring=True) == []
     system.files |= BOUND
     (line,) = limits.advice(on_io_uring=True)
     assert "few threads: 30 more" in line
     assert "ulimit -u" in line
-    # The nearest one is told.
+    # The lower limit is reported.
     system.files |= {**V2, "/sys/fs/cgroup/app/pids.max": "10"}
     (line,) = limits.advice(on_io_uring=True)
     assert "few threads: 10 more" in line
@@ -120,7 +120,7 @@ def test_threads_are_counted_up_to_the_limit_of_the_user(system: System) -> None
         (V1, "/sys/fs/cgroup/memory/app/memory.limit_in_bytes"),
     ],
 )
-def test_memory_of_the_cgroup_is_told_when_it_is_little(
+def test_low_memory_limit_of_the_cgroup_gives_advice(
     system: System, files: dict[str, str], name: str
 ) -> None:
     for value, little in ((32 << 20, True), (64 << 20, False), ((1 << 63) - 4096, False)):
@@ -131,14 +131,14 @@ def test_memory_of_the_cgroup_is_told_when_it_is_little(
 
 
 @pytest.mark.parametrize("value", ["max", "", "nonsense"])
-def test_what_is_no_number_bounds_nothing(system: System, value: str) -> None:
+def test_limit_that_is_no_number_is_ignored(system: System, value: str) -> None:
     names = ("pids.max", "memory.max")
     system.files |= {**V2, **{f"/sys/fs/cgroup/app/{name}": value for name in names}}
     assert limits.advice(on_io_uring=True) == []
 
 
 @on_io_uring
-def test_doctor_tells_of_little_locked_memory_before_a_loop_falls_back() -> None:
+def test_doctor_reports_little_locked_memory_before_a_loop_falls_back() -> None:
     done = run_script(
         """
         import os, resource
@@ -148,7 +148,7 @@ def test_doctor_tells_of_little_locked_memory_before_a_loop_falls_back() -> None
         if os.getuid() == 0:
             os.setresuid(65534, 65534, 65534)
         report = doctor.examine()
-        # Other processes of that user may have it all.
+        # Other processes of that user may have locked all of it.
         print(report["backend"], any("little locked memory" in line for line in report["advice"]))
         """
     )

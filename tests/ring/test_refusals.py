@@ -1,4 +1,4 @@
-"""Why a ring is refused, and what to do about it, in one sentence: each cause and each remedy."""
+"""The messages for a refused ring: every cause, with its remedy, in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uringloop._ring import backends
 ALLOW = backends.ALLOW
 
 
-def test_refusal_of_a_kernel_thread_is_not_for_other_loops(
+def test_refusal_of_a_kernel_thread_does_not_affect_other_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backends, "_refusal", None)
@@ -44,7 +44,7 @@ def test_only_an_old_kernel_is_called_too_old(
     assert all(word in told for word in words)
 
 
-# What /proc has to tell, of who is refused: the switch, its group, the filter, who is root of what.
+# Contents of /proc: the sysctl, its group, the seccomp mode, the user namespace, the capabilities.
 ROOT, ROOTLESS = "0 0 4294967295", "0 100000 65536"
 ALL, NONE = "000001ffffffffff", "0000000000000000"
 
@@ -54,16 +54,16 @@ ALL, NONE = "000001ffffffffff", "0000000000000000"
     [
         ("0", "-1", "2", ROOT, ALL, ("security policy", ALLOW)),
         ("2", "-1", "0", ROOT, ALL, ("switched off", "io_uring_disabled=0 allows it")),
-        ("1", "-1", "0", ROOT, NONE, ("switched off", "a group kernel.io_uring_group")),
+        ("1", "-1", "0", ROOT, NONE, ("switched off", "io_uring_group allows it to a group")),
         ("1", "-1", "2", ROOT, ALL, ("security policy", ALLOW)),
         ("1", "-1", "2", ROOT, NONE, ("switched off", "io_uring_disabled=0 allows it", ALLOW)),
-        # Root of a container is root there.
+        # Root in a container's user namespace is not privileged.
         ("1", "-1", "0", ROOTLESS, ALL, ("switched off", "io_uring_disabled=0 allows it")),
         ("1", "{}", "2", ROOT, NONE, ("security policy", ALLOW)),
         (None, None, "2", ROOT, NONE, ("security policy", ALLOW)),
     ],
 )
-def test_kernels_switch_is_blamed_where_it_is_to_blame(
+def test_sysctl_is_the_cause_only_where_it_forbids_io_uring(
     monkeypatch: pytest.MonkeyPatch,
     value: str | None,
     group: str | None,
@@ -85,7 +85,7 @@ def test_kernels_switch_is_blamed_where_it_is_to_blame(
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO])
-def test_every_failure_is_told_with_a_remedy(number: int) -> None:
+def test_every_failure_has_a_remedy(number: int) -> None:
     told = backends.explained(OSError(number, os.strerror(number)))
     assert (type(told), told.errno) == (type(OSError(number, "")), number)
     remedy = backends.remedy_in(str(told))

@@ -1,8 +1,8 @@
-"""A sandbox that is closed while a loop exists: what io_uring needs is refused from then on.
+"""A sandbox that is closed while a loop exists: system calls of io_uring fail from then on.
 
 A service opens its sockets and then installs a seccomp filter. A loop that was made before goes on
 with its connections, whichever of the three system calls is refused. Each test is a child process,
-since a filter can not be removed.
+since a filter cannot be removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def close_sandbox(calls, error):
     seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | getattr(errno, error), numbers)
 """
 
-# Everything is begun before the sandbox is closed, and begun again afterwards.
+# Every kind of traffic starts before the sandbox is closed, and again afterwards.
 TRAFFIC = (
     PRELUDE
     + """
@@ -189,8 +189,8 @@ def run(program: str, calls: str, error: str = "EPERM", **names: object) -> list
 @each_error
 @each_call
 @pytest.mark.parametrize("when", ["first", "later"])
-def test_all_traffic_goes_on(when: str, calls: str, error: str) -> None:
-    """*when* tells whether there were connections before, and so buffers that are registered."""
+def test_all_traffic_continues_when_the_sandbox_closes(when: str, calls: str, error: str) -> None:
+    """With *when* "later" there are connections, and so registered buffers, before."""
     *lines, rings = run(TRAFFIC, calls, error, WHEN=when)
     assert lines == (["True"] if when == "later" else []) + TRAFFIC_OUTPUT
     # Another ring is not needed in one thread, and buffers are registered once.
@@ -198,7 +198,7 @@ def test_all_traffic_goes_on(when: str, calls: str, error: str) -> None:
     assert rings == ("soft True" if replaced else "io_uring False")
 
 
-# ── what is under way ────────────────────────────────────────────────────────────────────────
+# ── operations in flight ─────────────────────────────────────────────────────────────────────
 
 # A peer that does not read, so that a send is unfinished when the sandbox is closed.
 UNFINISHED = (
@@ -220,11 +220,11 @@ async def main():
     transport.write(data)
     while transport.get_write_buffer_size() == len(data):
         await asyncio.sleep(0)
-    # What the socket has no room for is with the kernel by now.
+    # By now the kernel has the send of the rest, for which the socket has no room.
     for _ in range(10):
         await asyncio.sleep(0)
     close_sandbox(CALLS, ERROR)
-    # Its buffers are the first of their kind.
+    # The first datagram endpoint registers a buffer pool.
     mail, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, ("127.0.0.1", 0))
     transport.close()
     received = bytearray()
@@ -240,11 +240,11 @@ uringloop.run(asyncio.wait_for(main(), 40))
 
 
 @pytest.mark.parametrize("calls", ["register", "setup+register"])
-def test_unfinished_send_is_finished_by_the_other_ring(calls: str) -> None:
+def test_software_ring_finishes_an_unfinished_send(calls: str) -> None:
     assert run(UNFINISHED, calls) == ["None True True soft"]
 
 
-def test_unfinished_send_of_which_the_kernel_does_not_tell_breaks_its_connection() -> None:
+def test_send_of_unknown_progress_ends_its_connection_with_econnaborted() -> None:
     # Sending the rest could leave out bytes, or send some twice.
     (told,) = run(UNFINISHED, "enter")
     assert told == f"[Errno 103] {os.strerror(errno.ECONNABORTED)} False True soft"
@@ -291,8 +291,8 @@ uringloop.run(asyncio.wait_for(main(), 40))
 )
 
 
-# A turn of more connections than the submission queue has places finds that full. And sockets have
-# room for all of a message where unfinished sends would break connections.
+# With 300 connections a turn fills the submission queue. Where the enter is refused, the messages are
+# so small that they fit the sockets, since an unfinished send would break its connection.
 @pytest.mark.parametrize("clients", [20, 300])
 @pytest.mark.parametrize(("calls", "magnitudes"), [("register", 5), ("enter", 4)])
 def test_no_byte_is_lost_or_doubled_under_load(clients: int, calls: str, magnitudes: int) -> None:
@@ -316,7 +316,7 @@ async def ask(peer, data):
     return await loop.sock_recv(peer, 100)
 
 async def use_a_file():
-    # The first one, for which the number of threads is limited.
+    # The first file limits the number of worker threads (io_uring_register).
     async with uringloop.open(os.__file__, "rb") as file:
         return len(await file.read(10))
 
@@ -357,7 +357,7 @@ def test_first_run_may_come_after_the_sandbox_is_closed(calls: str, backend: str
 
 
 @each_call
-def test_loop_can_change_its_thread(calls: str) -> None:
+def test_loop_can_change_its_thread_after_the_sandbox_is_closed(calls: str) -> None:
     told = run(RUNS, calls, RUNS_BEFORE=True, THREADS=True, BACKEND="auto")
     assert told == ["b'before'", "b'after'", "10 soft", "b'back'"]
 
@@ -385,16 +385,16 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("calls", ["setup", "register", "setup+register"])
-def test_ring_of_a_kernel_thread_has_what_it_needs(calls: str) -> None:
+def test_ring_with_a_kernel_thread_works_on_without_setup_and_register(calls: str) -> None:
     assert run(SQPOLL, calls) == ["b'echo' io_uring"]
 
 
-def test_ring_of_a_kernel_thread_can_not_be_replaced_and_names_the_call() -> None:
-    # The thread goes on receiving, and what it receives would be lost.
+def test_ring_with_a_kernel_thread_raises_an_error_that_names_the_call() -> None:
+    # The thread keeps receiving, and a new ring would lose those bytes.
     assert run(SQPOLL, "enter") == ["[Errno 1] Operation not permitted (io_uring_enter)"]
 
 
-# ── what is told ─────────────────────────────────────────────────────────────────────────────
+# ── the warning ──────────────────────────────────────────────────────────────────────────────
 
 TOLD = (
     PRELUDE
@@ -417,7 +417,7 @@ for number in range(3):
 
 
 @pytest.mark.parametrize(("warns", "variable"), [(True, "1"), (False, "1"), (True, "0")])
-def test_change_of_rings_is_told_once_on_stderr(warns: bool, variable: str) -> None:
+def test_change_to_the_software_ring_is_logged_once(warns: bool, variable: str) -> None:
     program = f"CALLS, ERROR, WARNS = 'register', 'EPERM', {warns}\n{TOLD}"
     ended = seccomp.run("-c", program, URINGLOOP_WARN_FALLBACK=variable)
     assert (ended.returncode, ended.stdout) == (0, "")

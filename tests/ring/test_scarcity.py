@@ -1,4 +1,4 @@
-"""What is scarce: a loop goes on when there was no memory, or no thread, for something."""
+"""Scarce resources: a loop continues after a lack of memory, threads or locked memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import textwrap
 import pytest
 from support.roles import run_script
 
-# The server has room for a part of what it is sent; a child sends.
+# A child sends more than the process has memory for.
 PROGRAM = """
 import asyncio, gc, os, resource, socket, sys, uringloop
 
@@ -76,18 +76,18 @@ loop.close()
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [200, 100_000])
 @pytest.mark.parametrize("name", ["asyncio", "uringloop"])
-def test_no_memory_for_what_was_received_ends_that_connection(name: str, size: int) -> None:
+def test_memory_error_on_receive_ends_that_connection_only(name: str, size: int) -> None:
     command = [sys.executable, "-P", "-c", textwrap.dedent(PROGRAM), name, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    # Or what the protocol does with it is too much.
+    # The MemoryError may also come from the protocol.
     assert done.stdout in (
         "['MemoryError'] ['Fatal read error on socket transport'] b'well'\n",
         "['MemoryError'] ['Fatal error'] b'well'\n",
     )
 
 
-# A process that may start no thread, nor may the kernel for it.
+# Neither the process nor the kernel may start threads for it.
 FILES = """
 import asyncio, os, resource, sys, uringloop, uringloop._files.open, uringloop.fs as fs
 
@@ -116,7 +116,7 @@ async def main():
 before = len(os.listdir("/proc/self/fd"))
 loop = uringloop.new_event_loop()
 if os.geteuid() == 0:
-    # Root has no such limit.
+    # The limit does not apply to root.
     os.chmod(folder, 0o777)
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
@@ -127,8 +127,8 @@ print(len(os.listdir("/proc/self/fd")) - before)
 """
 
 
-def test_files_go_on_without_a_thread_to_be_had() -> None:
-    # Not in pytest's folders: another user may not go there.
+def test_files_work_when_no_thread_can_be_started() -> None:
+    # Not in pytest's folders, which another user may not enter.
     with tempfile.TemporaryDirectory(prefix="uringloop-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", FILES, folder], capture_output=True, text=True, timeout=60
@@ -138,8 +138,8 @@ def test_files_go_on_without_a_thread_to_be_had() -> None:
     assert done.stdout.splitlines() == expected
 
 
-def test_a_user_who_may_lock_little_memory_has_loops_all_the_same() -> None:
-    # As somebody whose rings count. Each of the kernel's takes 44 KiB of that.
+def test_loops_run_with_a_low_limit_of_locked_memory() -> None:
+    # As a user to whom the limit applies. A ring of the kernel takes 44 KiB of it.
     done = run_script(
         """
         import asyncio, os, resource, uringloop

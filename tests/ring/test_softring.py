@@ -1,8 +1,8 @@
-"""The software ring: what a loop must get right on epoll, and on io_uring the kernel does.
+"""The software ring: what it must get right on epoll and the kernel gets right on io_uring.
 
-Every test is of that ring, whatever the rest of the suite is run on: descriptors whose numbers,
-copies and files change behind epoll's back, wake-ups, sleeps that must cost nothing, queues that
-are full. Its threads are in test_softring_files.py.
+Every test uses the software ring, whatever ring the rest of the suite uses: descriptors whose
+numbers, duplicates and files change behind epoll's back, wake-ups, sleeps that must take no
+processor time, full queues. Its threads are in test_softring_files.py.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from uringloop._ring.ring import CQ_ENTRIES, SQ_ENTRIES
 IP_RECVERR = 11
 # The system call of 5.11 that waits in nanoseconds: the same number on every architecture.
 EPOLL_PWAIT2 = 441
-# How long a loop is watched while it sleeps, and the processor time that it may take then: one that
-# does not sleep takes all there is.
+# How long a test watches a sleeping loop, and the processor time that the loop may take: a loop
+# that does not sleep takes all of it.
 SLEEP = 0.3
 SLEEP_COST_MAX = 0.1
 
@@ -75,7 +75,7 @@ async def check_sleep() -> None:
 
 
 @on_loop
-async def test_numbers_used_again_at_once_get_their_own_bytes(loop: uringloop.Loop) -> None:
+async def test_reused_descriptor_numbers_get_only_their_own_bytes(loop: uringloop.Loop) -> None:
     numbers = set()
     for round_number in range(300):
         ours, peer = tcp_pair()
@@ -84,7 +84,7 @@ async def test_numbers_used_again_at_once_get_their_own_bytes(loop: uringloop.Lo
         collector = Collector(loop)
         transport, _ = await loop.create_connection(lambda made=collector: made, sock=ours)  # type: ignore[misc]
         assert await collector.received(1) == b"%d" % round_number
-        # The next one takes the number of this one, of which the old peer has something to say.
+        # The next socket gets the same number, while the old peer still sends.
         transport.abort()
         await collector.lost
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ async def test_numbers_used_again_at_once_get_their_own_bytes(loop: uringloop.Lo
 
 
 @on_loop
-async def test_a_number_that_another_socket_has_taken_wakes_only_that_ones_reader(
+async def test_dup2_over_a_watched_descriptor_fails_its_reader(
     loop: uringloop.Loop,
 ) -> None:
     with pair() as (ours, _):
@@ -115,7 +115,7 @@ async def test_a_number_that_another_socket_has_taken_wakes_only_that_ones_reade
 
 @pytest.mark.parametrize("holder", ["process", "copy"])
 @on_loop
-async def test_a_copy_of_a_closed_descriptor_is_not_told_of(
+async def test_a_duplicate_of_a_closed_descriptor_does_not_keep_the_loop_awake(
     loop: uringloop.Loop, holder: str
 ) -> None:
     ours, peer = tcp_pair()
@@ -128,7 +128,7 @@ async def test_a_copy_of_a_closed_descriptor_is_not_told_of(
                 ["cat"], pass_fds=[fd], stdin=subprocess.PIPE
             )
             assert child.stdin is not None
-            # Its end, and with it that of the copy, comes last.
+            # The child ends last, and with it the duplicate.
             stack.callback(child.wait)
             stack.enter_context(child.stdin)
         else:
@@ -142,7 +142,7 @@ async def test_a_copy_of_a_closed_descriptor_is_not_told_of(
 
 
 @on_loop
-async def test_a_descriptor_closed_behind_the_loop_ends_the_connection_and_costs_nothing(
+async def test_a_descriptor_closed_behind_the_loop_ends_its_connection(
     loop: uringloop.Loop,
 ) -> None:
     collector = Collector(loop)
@@ -151,12 +151,12 @@ async def test_a_descriptor_closed_behind_the_loop_ends_the_connection_and_costs
         transport, _ = await loop.create_connection(lambda: collector, sock=ours)
         other_read = loop.create_task(loop.sock_recv(other, 10))
         await turns(3)
-        # epoll goes on telling of the copy's file, and can not be asked to forget it.
+        # epoll keeps reporting the duplicate's file, which can no longer be removed from it.
         os.close(ours.detach())
         peer.send(b"for nobody")
         assert isinstance(await collector.lost, OSError)
         await check_sleep()
-        # Who else waits is still told, by the threads for files too.
+        # Other waits still end, also those for the threads for files.
         other_peer.send(b"other")
         assert await other_read == b"other"
         assert await uringloop.fs.exists("/proc/self/none") is False
@@ -181,7 +181,7 @@ def test_no_wake_up_of_four_threads_is_lost(loop: uringloop.Loop) -> None:
     callers = [threading.Thread(target=call) for _ in range(4)]
     for caller in callers:
         loop.call_soon(caller.start)
-    # Only as a last resort: nothing else ends a sleep here.
+    # A last resort: only the wake-ups end a sleep here.
     failure = loop.call_later(20, loop.stop)
     loop.run_forever()
     failure.cancel()
@@ -191,7 +191,7 @@ def test_no_wake_up_of_four_threads_is_lost(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_every_one_of_many_small_wake_ups_ends_a_sleep(loop: uringloop.Loop) -> None:
+async def test_every_wake_up_by_a_thread_ends_a_sleep(loop: uringloop.Loop) -> None:
     turn = threading.Semaphore(0)
 
     def answer() -> None:
@@ -210,7 +210,7 @@ async def test_every_one_of_many_small_wake_ups_ends_a_sleep(loop: uringloop.Loo
 
 
 @on_loop
-async def test_a_loop_that_never_sleeps_hears_of_everything(
+async def test_a_loop_that_never_sleeps_gets_all_events(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     spinning = True
@@ -226,7 +226,7 @@ async def test_a_loop_that_never_sleeps_hears_of_everything(
     with pair() as (ours, peer):
         for number in range(50):
             read = loop.create_task(loop.sock_recv(ours, 10))
-            # Long enough that the loop does not look in every turn any more.
+            # So many that the loop no longer looks for events in every turn.
             await turns(200)
             peer.send(b"x")
             assert await read == b"x"
@@ -334,7 +334,7 @@ async def unread_errors(loop: Loop) -> AsyncIterator[None]:
     sock.setblocking(False)
     sock.connect(address)
     transport, _ = await loop.create_datagram_endpoint(lambda: mailbox, sock=sock)
-    # It stays in the socket's queue of errors, which tells of it for ever.
+    # The error stays in the socket's error queue, which epoll reports for ever.
     transport.sendto(b"to nobody")
     await mailbox.failed()
     yield
@@ -370,7 +370,7 @@ async def no_descriptor_left(loop: Loop) -> AsyncIterator[None]:
     ],
 )
 @on_loop
-async def test_what_nobody_can_deal_with_does_not_end_a_sleep(
+async def test_events_that_no_operation_consumes_do_not_keep_the_loop_awake(
     loop: uringloop.Loop,
     state: Callable[[Loop], contextlib.AbstractAsyncContextManager[None]],
 ) -> None:
@@ -379,7 +379,7 @@ async def test_what_nobody_can_deal_with_does_not_end_a_sleep(
 
 
 @pytest.mark.parametrize("refusal", ["", "ENOSYS", "EPERM"])
-def test_timers_keep_their_time_without_the_wait_in_nanoseconds_too(refusal: str) -> None:
+def test_timers_are_punctual_without_epoll_pwait2(refusal: str) -> None:
     earliest, later, plain, echoed = output(f"""
         import asyncio, errno, time
         import uringloop
@@ -413,9 +413,10 @@ def test_timers_keep_their_time_without_the_wait_in_nanoseconds_too(refusal: str
                 await writer.wait_closed()
         uringloop.run(main())
         """).split()
-    # What is early is only the time that the loop took before it counted.
+    # Early only by the time between the test's clock and the loop's.
     assert float(earliest) > -0.0005
-    # To the millisecond without, which 5.11 brought; the median would be the other processes'.
+    # Without epoll_pwait2 (5.11) timers are rounded up to a millisecond. A low percentile, since
+    # other processes dominate the median.
     rounded = refusal or kernel_version() < (5, 11)
     assert float(later) - float(plain) < (0.0018 if rounded else 0.0006)
     assert echoed == "b'ping'"
@@ -425,7 +426,7 @@ def test_timers_keep_their_time_without_the_wait_in_nanoseconds_too(refusal: str
 
 
 class Halting(Collector):
-    """Pauses after every arrival, and goes on some turns later."""
+    """Pauses reading after every arrival, and resumes some turns later."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -449,7 +450,7 @@ async def test_large_transfers_through_small_buffers_are_exact(
     chance = random.Random(2)
     start = 0
     while start < len(data):
-        # Many pieces at once go by one sendmsg, which ends in the middle of one of them.
+        # One sendmsg sends many pieces, and ends in the middle of one of them.
         ends = list(itertools.accumulate(chance.randrange(1, 3000) for _ in range(50)))
         pieces = [data[start + a : start + b] for a, b in itertools.pairwise([0, *ends])]
         there.writelines(pieces)
@@ -463,12 +464,12 @@ async def test_large_transfers_through_small_buffers_are_exact(
 
 
 @on_loop
-async def test_bytes_between_descriptors_all_come_before_the_end(loop: uringloop.Loop) -> None:
+async def test_bytes_between_passed_descriptors_arrive_before_eof(loop: uringloop.Loop) -> None:
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     collector = HalfOpen(loop)
     transport, _ = await loop.create_connection(lambda: collector, sock=ours)
-    # A receive ends at each of them; and then there is no other event.
+    # A receive stops at each passed descriptor, and epoll reports no further event.
     for _ in range(20):
         socket.send_fds(peer, [b"bytes"], [ours.fileno()])
     peer.close()
@@ -478,7 +479,7 @@ async def test_bytes_between_descriptors_all_come_before_the_end(loop: uringloop
 
 
 @on_loop
-async def test_datagrams_of_all_sizes_and_refusals_come_one_by_one(loop: uringloop.Loop) -> None:
+async def test_datagrams_of_all_sizes_and_refusals_arrive_one_by_one(loop: uringloop.Loop) -> None:
     mailbox = Mailbox()
     async with endpoint(loop, mailbox, local_addr=("127.0.0.1", 0)) as (transport, _):
         with udp() as peer:
@@ -505,7 +506,7 @@ async def test_datagrams_of_all_sizes_and_refusals_come_one_by_one(loop: uringlo
 async def test_no_completion_beyond_the_queue_is_lost_or_doubled(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
-    # More than twice the queue: what comes while they are begun has its turn before the rest.
+    # More than twice the queue: completions that arrive during the start are dispatched first.
     count = 2 * CQ_ENTRIES + 500
     done: list[int] = []
 
@@ -514,8 +515,8 @@ async def test_no_completion_beyond_the_queue_is_lost_or_doubled(
         done.append(number)
 
     tasks = [loop.create_task(make(number)) for number in range(count)]
-    # In the turn in which all of them are begun, the loop stands still until they are done, but for
-    # those that are submitted when the turn ends.
+    # Block the loop in the turn that starts all of them, until they are done, except those that are
+    # submitted when the turn ends.
     await turns()
     while len(os.listdir(tmp_path)) < count - SQ_ENTRIES:
         time.sleep(0.001)  # noqa: ASYNC251
@@ -526,7 +527,7 @@ async def test_no_completion_beyond_the_queue_is_lost_or_doubled(
 
 
 @on_loop
-async def test_more_ready_sockets_than_one_look_takes_are_all_served(
+async def test_more_ready_sockets_than_one_epoll_wait_takes_are_all_served(
     loop: uringloop.Loop,
 ) -> None:
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The software ring's threads for files: how many, what holds them up, and how they end."""
+"""The software ring's threads for files: their number, blocking calls, and their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def workers() -> int:
 
 @pytest.fixture(autouse=True)
 def no_thread_before() -> None:
-    """Wait for those of tests before, whose loops are closed."""
+    """Wait until the threads of earlier tests, whose loops are closed, have ended."""
     wait_until(lambda: workers() == 0)
 
 
@@ -44,7 +44,7 @@ async def test_the_two_ends_of_a_fifo_are_opened_together(
 ) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    # One thread is there, and idle: two are needed.
+    # One idle thread exists now; the two opens need two.
     assert await uringloop.fs.exists(tmp_path / "none") is False
     reader, writer = await asyncio.gather(uringloop.open(path, "rb"), uringloop.open(path, "wb"))
     async with reader, writer:
@@ -54,7 +54,7 @@ async def test_the_two_ends_of_a_fifo_are_opened_together(
 
 
 @on_loop
-async def test_a_terminal_that_takes_little_does_not_hold_up_the_loop(
+async def test_a_partial_write_to_a_terminal_does_not_block_the_loop(
     loop: uringloop.Loop,
 ) -> None:
     master, slave = os.openpty()
@@ -67,7 +67,7 @@ async def test_a_terminal_that_takes_little_does_not_hold_up_the_loop(
         file = await uringloop.open(slave, "wb", 0, closefd=False)
         writing = loop.create_task(file.write(b"y" * 4000))
         await turns(5)
-        # Room for some of it only: writing all of it would wait for us.
+        # Make room for a part only: writing all of it would block.
         os.read(master, 1000)
         ticks = 0
         while not writing.done():
@@ -130,7 +130,7 @@ def test_cancelled_operations_of_files_leave_no_descriptor_and_no_thread(tmp_pat
 
 @pytest.mark.slow
 @on_loop
-async def test_threads_end_when_there_is_nothing_to_do(
+async def test_threads_end_after_some_time_without_work(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     await asyncio.gather(*(uringloop.fs.mkdir(tmp_path / str(n)) for n in range(100)))
@@ -139,12 +139,12 @@ async def test_threads_end_when_there_is_nothing_to_do(
     while workers():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert time.monotonic() - began < 8
-    # And are there again when there is.
+    # They are started again when there is work.
     await uringloop.fs.mkdir(tmp_path / "one more")
 
 
 @pytest.mark.slow
-def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_path: Path) -> None:
+def test_close_with_all_threads_blocked_and_operations_queued_leaks_nothing(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     fds = open_fds()
@@ -152,7 +152,7 @@ def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_pat
 
     def begin(operation: Coroutine[Any, Any, object]) -> None:
         task = loop.create_task(operation)
-        # Nobody hears of it any more.
+        # The loop is closed before the task ends.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     async def main() -> None:
@@ -164,14 +164,14 @@ def test_a_loop_is_closed_while_all_threads_are_stuck_and_more_is_queued(tmp_pat
 
     loop.run_until_complete(main())
     loop.close()
-    # What was queued is begun when a thread has become free, or never.
+    # Queued operations start when a thread becomes free, or never.
     wait_until(lambda: workers() == 0)
     assert open_fds() == fds
 
 
 @pytest.mark.slow
 @on_loop
-async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled(
+async def test_a_terminal_read_whose_data_another_reader_took_can_be_cancelled(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
     fifo = tmp_path / "fifo"
@@ -187,7 +187,7 @@ async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled
             await until(lambda: workers() == BOUNDED_WORKERS_MAX)
             reading = loop.create_task(file.read(10))
             await turns(5)
-            # The terminal is ready, and no thread is.
+            # The terminal is ready, but no thread is free.
             os.write(master, b"taken")
             await turns(5)
             assert os.read(slave, 10) == b"taken"
@@ -200,7 +200,7 @@ async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled
             async with asyncio.timeout(PATIENCE):
                 with pytest.raises(asyncio.CancelledError):
                     await reading
-            # And nobody has taken what comes then.
+            # The cancelled read has not taken the bytes that come next.
             os.write(master, b"later")
             assert await file.read(10) == b"later"
     finally:
@@ -209,7 +209,7 @@ async def test_a_read_of_a_terminal_that_somebody_was_faster_at_can_be_cancelled
 
 
 def open_fifo(loop: uringloop.Loop, fifo: Path) -> asyncio.Task[Any]:
-    """Run a loop in this thread until a thread of its own waits in an open."""
+    """Run the loop in this thread until a thread of the ring is blocked in an open."""
 
     async def begin() -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = loop.create_task(uringloop.open(fifo, "rb").__aenter__())
@@ -220,7 +220,7 @@ def open_fifo(loop: uringloop.Loop, fifo: Path) -> asyncio.Task[Any]:
     return loop.run_until_complete(begin())
 
 
-def test_a_loop_is_closed_by_a_thread_that_has_not_run_it(tmp_path: Path) -> None:
+def test_a_loop_can_be_closed_by_a_thread_that_has_not_run_it(tmp_path: Path) -> None:
     fds = open_fds()
     loop = uringloop.Loop()
     task = in_thread(lambda: open_fifo(loop, tmp_path / "fifo"))
@@ -230,7 +230,7 @@ def test_a_loop_is_closed_by_a_thread_that_has_not_run_it(tmp_path: Path) -> Non
     assert open_fds() == fds
 
 
-def test_an_open_goes_on_in_the_thread_that_runs_its_loop_next(tmp_path: Path) -> None:
+def test_an_open_continues_when_the_loop_changes_threads(tmp_path: Path) -> None:
     fds = open_fds()
     fifo = tmp_path / "fifo"
     with contextlib.closing(uringloop.Loop()) as loop:
@@ -240,14 +240,14 @@ def test_an_open_goes_on_in_the_thread_that_runs_its_loop_next(tmp_path: Path) -
             try:
                 peer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
             except OSError:
-                # Nobody waits for it.
+                # ENXIO: no thread is blocked in the open.
                 return False
             os.write(peer, b"through")
             os.close(peer)
             return True
 
         async def use() -> bytes:
-            # The thread of before ends meanwhile.
+            # The earlier thread ends meanwhile.
             await asyncio.sleep(0.1)
             await until(write)
             assert workers() == 1
@@ -260,7 +260,7 @@ def test_an_open_goes_on_in_the_thread_that_runs_its_loop_next(tmp_path: Path) -
     assert open_fds() == fds
 
 
-def test_a_process_ends_with_a_thread_in_an_open_that_never_does(tmp_path: Path) -> None:
+def test_a_process_exits_while_a_thread_is_blocked_in_open(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert output(f"""
         import asyncio, os, uringloop
@@ -272,17 +272,17 @@ def test_a_process_ends_with_a_thread_in_an_open_that_never_does(tmp_path: Path)
             await uringloop.open({str(tmp_path / "fifo")!r}, "rb")
         loop = uringloop.new_event_loop()
         loop.run_until_complete(main())
-        # As a program that is left by an error: neither closed nor cancelled.
+        # Like a program that ends with an error: the loop is not closed, no task is cancelled.
         for task in asyncio.all_tasks(loop):
             task._log_destroy_pending = False
         """).split() == ["2"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without threads")
-def test_files_are_done_by_the_loops_thread_where_no_other_can_be_started() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without threads")
+def test_files_use_the_loops_thread_when_no_thread_can_be_started() -> None:
     assert output("""
         import asyncio, os, resource, tempfile, threading, uringloop
-        # Now: somebody else may not read where Python is installed.
+        # Import now: the other user may not be able to read the installation.
         import uringloop._files.open, uringloop.fs
         async def main(folder):
             path = os.path.join(folder, "file")

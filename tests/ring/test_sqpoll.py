@@ -1,7 +1,7 @@
-"""Loop(sqpoll=): a kernel thread sends and receives, and the loop works like any other.
+"""Loop(sqpoll=): a kernel thread sends and receives; otherwise nothing changes but the timing.
 
-What is different is when: an operation ends some time after the turn that asked for it. So these
-tests wait for what they expect, where others may count turns.
+An operation completes some time after the turn that started it. So these tests wait for what they
+expect, where others may count turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import uringloop
 pytestmark = on_io_uring
 
 LOCALHOST = "127.0.0.1"
-# So short that the thread falls asleep in many of these tests, and is awake in as many.
+# So short that the thread falls asleep in many of these tests, and stays awake in others.
 IDLE_MS = 2
 # More than the submission queue holds, and more than the completion queue does.
 MANY, VERY_MANY = 700, 2500
@@ -52,7 +52,7 @@ def kernel_threads() -> dict[int, str]:
     found: dict[int, str] = {}
     for number, name in thread_names().items():
         if name.startswith("iou-sqp"):
-            # It may end meanwhile.
+            # The thread may end meanwhile.
             with contextlib.suppress(OSError):
                 stat = Path(f"/proc/self/task/{number}/stat").read_text()
                 found[number] = stat.rpartition(")")[2].split()[0]
@@ -61,7 +61,7 @@ def kernel_threads() -> dict[int, str]:
 
 @contextlib.contextmanager
 def one_more_thread() -> Iterator[Callable[[], int]]:
-    """Yield what tells the number of the kernel thread that the block makes and lets end."""
+    """Yield a function that returns the id of the kernel thread that the block starts and ends."""
     before = set(kernel_threads())
 
     def number() -> int:
@@ -93,42 +93,42 @@ def loop() -> Iterator[uringloop.Loop]:
 
 
 @pytest.mark.parametrize("value", [-1, 60_001, 2**70])
-def test_a_time_out_of_range_is_refused(value: int) -> None:
+def test_time_out_of_range_raises_value_error(value: int) -> None:
     with pytest.raises(ValueError, match="sqpoll must be between 0 and 60,000"):
         uringloop.Loop(sqpoll=value)
 
 
 @pytest.mark.parametrize("option", ["sqpoll", "sqpoll_cpu"])
 @pytest.mark.parametrize("value", ["1", 0.5, []])
-def test_what_is_no_whole_number_is_refused(option: str, value: Any) -> None:
+def test_option_that_is_no_integer_raises_type_error(option: str, value: Any) -> None:
     with pytest.raises(TypeError):
         uringloop.Loop(**{"sqpoll": 1, option: value})
 
 
 @pytest.mark.parametrize("number", [-1, os.sysconf("SC_NPROCESSORS_CONF"), 2**70])
-def test_a_processor_that_is_not_there_is_refused(number: int) -> None:
+def test_nonexistent_processor_raises_value_error(number: int) -> None:
     with pytest.raises(ValueError, match="sqpoll_cpu must be between 0 and"):
         uringloop.Loop(sqpoll=1, sqpoll_cpu=number)
 
 
-def test_a_processor_for_no_thread_is_refused() -> None:
+def test_sqpoll_cpu_without_sqpoll_raises_value_error() -> None:
     with pytest.raises(ValueError, match="sqpoll_cpu is only meaningful with sqpoll"):
         uringloop.Loop(sqpoll_cpu=0)
 
 
-def test_the_options_go_by_name_only() -> None:
+def test_options_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         uringloop.Loop(0, 1)  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize("off", [0, False])
-def test_no_thread_is_made_unasked(off: int) -> None:
+def test_there_is_no_kernel_thread_without_sqpoll(off: int) -> None:
     with contextlib.closing(uringloop.Loop(sqpoll=off)) as loop:
         loop.run_until_complete(asyncio.sleep(0.001))
         assert kernel_threads() == {}
 
 
-def test_the_thread_runs_where_it_is_told() -> None:
+def test_the_kernel_thread_runs_on_the_given_processor() -> None:
     for cpu in os.sched_getaffinity(0):
         with (
             one_more_thread() as thread,
@@ -241,7 +241,7 @@ async def test_close_sends_what_the_socket_does_not_take_yet(
 
 
 @on_loop
-async def test_what_an_abort_lets_through_is_the_beginning(loop: uringloop.Loop) -> None:
+async def test_bytes_sent_before_an_abort_are_a_prefix(loop: uringloop.Loop) -> None:
     data = noise(300_000)
     for wait in range(8):
         pairs = [narrow_pair(4096) for _ in range(3)]
@@ -263,7 +263,7 @@ async def test_what_an_abort_lets_through_is_the_beginning(loop: uringloop.Loop)
 
 @on_loop
 async def test_the_socket_is_closed_with_the_connection(loop: uringloop.Loop) -> None:
-    # A program that blocks in connection_lost waits for a peer that waits for the end.
+    # The program blocks after connection_lost, waiting for a peer that waits for EOF.
     class Waiting(asyncio.Protocol):
         heard: bytes | None = None
 
@@ -303,7 +303,7 @@ async def test_a_cancelled_receive_loses_no_byte(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_datagrams_come_and_go(loop: uringloop.Loop) -> None:
+async def test_datagrams_are_sent_and_received(loop: uringloop.Loop) -> None:
     class Answering(asyncio.DatagramProtocol):
         transport: asyncio.DatagramTransport
 
@@ -326,12 +326,12 @@ async def test_datagrams_come_and_go(loop: uringloop.Loop) -> None:
     await released(transport)
 
 
-# ── queues that are full, a thread that sleeps ───────────────────────────────────────────────
+# ── full queues, a sleeping thread ───────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("count", [MANY, VERY_MANY])
 @on_loop
-async def test_more_requests_than_a_queue_holds_are_all_answered(
+async def test_more_submissions_than_a_queue_holds_all_complete(
     loop: uringloop.Loop, count: int
 ) -> None:
     left, right = tcp_pair()
@@ -343,8 +343,8 @@ async def test_more_requests_than_a_queue_holds_are_all_answered(
         assert await asyncio.gather(*waiting) == [b""] * count
 
 
-def test_what_found_a_queue_full_reaches_a_loop_that_never_sleeps() -> None:
-    # The thread does not either, or waking it would do what nobody has asked for.
+def test_overflowed_completions_reach_a_loop_that_never_sleeps() -> None:
+    # The kernel thread never sleeps either: an enter that wakes it would also flush the overflow.
     busy = uringloop.Loop(sqpoll=60_000)
 
     async def main() -> None:
@@ -361,7 +361,7 @@ def test_what_found_a_queue_full_reaches_a_loop_that_never_sleeps() -> None:
 
 
 @on_loop
-async def test_more_cancels_than_a_queue_holds_are_all_heard(loop: uringloop.Loop) -> None:
+async def test_more_cancels_than_a_queue_holds_all_take_effect(loop: uringloop.Loop) -> None:
     left, right = tcp_pair()
     with left, right:
         waiting = [loop.create_task(loop.sock_recv(left, 1)) for _ in range(VERY_MANY)]
@@ -375,7 +375,7 @@ async def test_more_cancels_than_a_queue_holds_are_all_heard(loop: uringloop.Loo
 
 @pytest.mark.slow
 @on_loop
-async def test_a_thread_that_has_fallen_asleep_wakes_up(loop: uringloop.Loop) -> None:
+async def test_a_sleeping_kernel_thread_is_woken(loop: uringloop.Loop) -> None:
     server = await loop.create_server(Echo, LOCALHOST, 0)
     async with server:
         pairs = [await asyncio.open_connection(*server.sockets[0].getsockname()) for _ in range(3)]
@@ -397,12 +397,12 @@ def test_an_idle_loop_and_its_thread_sleep(loop: uringloop.Loop) -> None:
     loop.run_until_complete(asyncio.sleep(0.05))
     began = time.process_time()
     loop.run_until_complete(asyncio.sleep(0.3))
-    # The time of the kernel's thread is the process' own.
+    # The kernel thread's time counts as the process's.
     assert time.process_time() - began < 0.15
 
 
 @pytest.mark.parametrize("busy_poll_us", [0, 100])
-def test_it_is_woken_by_threads_and_signals(busy_poll_us: int) -> None:
+def test_threads_and_signals_wake_a_loop_with_a_kernel_thread(busy_poll_us: int) -> None:
     woken = uringloop.Loop(sqpoll=IDLE_MS, busy_poll_us=busy_poll_us)
 
     async def main() -> None:
@@ -429,7 +429,7 @@ def test_it_is_woken_by_threads_and_signals(busy_poll_us: int) -> None:
 # ── runs, threads, processes ─────────────────────────────────────────────────────────────────
 
 
-def test_a_run_ends_when_what_was_cancelled_has_ended(loop: uringloop.Loop) -> None:
+def test_a_run_ends_after_its_cancelled_operations(loop: uringloop.Loop) -> None:
     async def main() -> None:
         left, right = tcp_pair()
         with left, right:
@@ -444,17 +444,17 @@ def test_a_run_ends_when_what_was_cancelled_has_ended(loop: uringloop.Loop) -> N
         assert loop._operations_in_flight == 0
 
 
-def test_closing_the_loop_ends_what_is_in_flight(loop: uringloop.Loop) -> None:
+def test_close_ends_operations_in_flight(loop: uringloop.Loop) -> None:
     left, right = tcp_pair()
     with left, right:
         waiting = [loop.create_task(loop.sock_recv(left, 1)) for _ in range(VERY_MANY)]
         loop.run_until_complete(turns(3))
         assert loop._operations_in_flight == VERY_MANY
         loop.close()
-        # What had not ended would still be counted, and its memory kept.
+        # An operation that had not ended would still be counted, and its memory kept.
         assert loop._operations_in_flight == 0
     for task in waiting:
-        # Nobody is told, as in asyncio.
+        # As in asyncio, the task stays pending.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
@@ -472,7 +472,7 @@ def test_no_byte_is_lost_while_the_loop_changes_threads(loop: uringloop.Loop) ->
         in_thread(lambda: loop.run_until_complete(asyncio.sleep(0.001)))
     thread.join()
     assert collector.data == data
-    # No thread owns the ring, so that it is still the same one.
+    # No thread owns the ring, so it has not been replaced.
     assert open_fds() == ring
     collector.transport.write(data[:1000])
     collector.transport.close()
@@ -482,7 +482,7 @@ def test_no_byte_is_lost_while_the_loop_changes_threads(loop: uringloop.Loop) ->
     right.close()
 
 
-def test_what_its_first_thread_asked_for_outlives_that_thread(loop: uringloop.Loop) -> None:
+def test_an_operation_outlives_the_thread_that_started_it(loop: uringloop.Loop) -> None:
     left, right = tcp_pair()
     with left, right:
         receiving = in_thread(lambda: loop.create_task(loop.sock_recv(left, 5)))
@@ -492,7 +492,7 @@ def test_what_its_first_thread_asked_for_outlives_that_thread(loop: uringloop.Lo
         assert loop.run_until_complete(receiving) == b"hello"
 
 
-def test_a_forked_child_may_only_close_it_and_the_parent_goes_on() -> None:
+def test_a_forked_child_can_only_close_the_loop_and_the_parent_goes_on() -> None:
     script = """
         import asyncio
         import os
@@ -513,13 +513,13 @@ def test_a_forked_child_may_only_close_it_and_the_parent_goes_on() -> None:
         loop.run_until_complete(asyncio.sleep(0.001))
         loop.close()
     """
-    # From 3.12 on Python warns of a fork beside threads, and takes the kernel's for one.
+    # Python 3.12 and later warn about a fork in a process with threads; the kernel's counts as one.
     ended = run_script(script, "-Wignore:This process:DeprecationWarning", "-Wignore:coroutine")
     refusal = "the event loop was inherited through a fork; a child process must create its own"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{refusal}\n7\n", "")
 
 
-def test_a_process_may_end_without_closing_it() -> None:
+def test_a_process_may_exit_without_closing_the_loop() -> None:
     script = """
         import asyncio
         import uringloop
