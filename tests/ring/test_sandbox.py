@@ -291,8 +291,8 @@ uringloop.run(asyncio.wait_for(main(), 40))
 )
 
 
-# With 300 connections a turn fills the submission queue. Where the enter is refused, the messages are
-# so small that they fit the sockets, since an unfinished send would break its connection.
+# With 300 connections a turn fills the submission queue. Where the enter is refused, the messages
+# are so small that they fit the sockets, since an unfinished send would break its connection.
 @pytest.mark.parametrize("clients", [20, 300])
 @pytest.mark.parametrize(("calls", "magnitudes"), [("register", 5), ("enter", 4)])
 def test_no_byte_is_lost_or_doubled_under_load(clients: int, calls: str, magnitudes: int) -> None:
