@@ -147,8 +147,7 @@ static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_dat
     io_uring_prep_cancel64(sqe, user_data, 0);
 }
 
-/* ── datagrams
- * ─────────────────────────────────────────────────────────────────────────────────── */
+/* ── datagrams ───────────────────────────────────────────────────────────────────────────────── */
 
 /* Finds the parts of a datagram in a buffer that a multishot recvmsg has filled with *size* bytes;
  * the results point into the buffer. Returns false if it holds no datagram. */
