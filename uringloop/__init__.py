@@ -1,11 +1,11 @@
 """An asyncio event loop for Linux on io_uring.
 
 uringloop.run(main())                                       instead of asyncio.run
-asyncio.Runner(loop_factory=uringloop.new_event_loop)       where a loop is made
-async with uringloop.open(path) as f                        files, under any loop of asyncio's
-await uringloop.fs.read_bytes(path)                         and what is done with paths
-async with uringloop.tempfile.TemporaryFile() as f          and temporary ones
-uringloop.install()                                         for programs that set policies
+asyncio.Runner(loop_factory=uringloop.new_event_loop)       wherever a loop factory is accepted
+async with uringloop.open(path) as f                        files, under any asyncio event loop
+await uringloop.fs.read_bytes(path)                         operations on paths
+async with uringloop.tempfile.TemporaryFile() as f          temporary files
+uringloop.install()                                         for programs that use policies
 """
 
 import importlib
@@ -22,7 +22,7 @@ from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 
-# What is imported on request: the loop takes a fraction of their time.
+# Imported on first access: importing the loop alone takes a fraction of the time.
 SUBMODULES = (
     "bench",
     "doctor",
@@ -51,26 +51,27 @@ __all__ = [
     "run",
 ]
 
-# The build reads it from here, without importing the package.
+# The build reads the version from this line without importing the package.
 __version__ = "0.1.0"
 
-# What repr(), pickles and tracebacks name, in place of the module in which each is defined.
+# repr(), pickles and tracebacks name the package instead of the private defining module.
 for _name in __all__:
     if _name != "__version__":
         globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> Any:
-    """Import a submodule when it is asked for."""
+    """Import a submodule on first access."""
     if name not in SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as exc:
-        # It needs a package that is not installed, as the plugin needs pytest: hasattr() is False.
+        # The submodule needs a package that is not installed, as pytest_plugin needs pytest.
+        # AttributeError makes hasattr() return False.
         raise AttributeError(f"{__name__}.{name} can not be imported: {exc}") from exc
 
 
 def __dir__() -> list[str]:
-    """Return the public names: what dir() lists, and editors and shells complete."""
+    """Return the public names, including submodules that are not imported yet."""
     return sorted((*__all__, *SUBMODULES))

@@ -1,4 +1,4 @@
-"""python -m uringloop: the version, the ring that a loop gets here, and the tools there are."""
+"""python -m uringloop: show the version, the ring that a loop gets, and the available tools."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from uringloop.policy import ring_here
 
 PROGRAM = "python -m uringloop"
 TOOLS = {
-    "doctor": "which ring a loop gets here, why, and what to do about it",
-    "top": "what the loops of a running program do, once in a second",
-    "bench": "event loops compared on this machine",
-    "as_uvloop": "run a program that asks for uvloop on this loop",
-    "workers.granian": "granian's command, with this loop for its workers",
+    "doctor": "report which ring a loop gets, why, and how to change that",
+    "top": "show every second what the loops of running programs do",
+    "bench": "compare event loops on this machine",
+    "as_uvloop": "run a program that imports uvloop on uringloop",
+    "workers.granian": "run granian with uringloop in its workers",
 }
 
 
@@ -36,7 +36,7 @@ def text() -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Tell the version, the ring that a loop gets here, and the tools there are.",
+        description="Show the version, the ring that a loop gets, and the available tools.",
     )
     parser.add_argument("--version", action="version", version=f"uringloop {__version__}")
     parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""Runs a program whose `import uvloop` gives uringloop: `python -m uringloop.as_uvloop PROGRAM`.
+"""Run a program whose `import uvloop` gives uringloop: `python -m uringloop.as_uvloop PROGRAM`.
 
-A folder with a package `uvloop` is put first on PYTHONPATH, and this process becomes the program: a
-process has one Python, started as the program would be without this. Child processes have the
-folder by PYTHONPATH, however they are started. Nothing is installed, and without this command
-`import uvloop` finds what it always has found.
+This command puts a directory with a package `uvloop` first on PYTHONPATH and replaces its own
+process by the program (execve), in a fresh interpreter that is started as it would be without this
+command. Child processes inherit PYTHONPATH, however they are started. Nothing is installed;
+without this command `import uvloop` finds what it found before.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ usage: python -m {NAME} PROGRAM [argument ...]
 
 Run a program whose `import uvloop` gives uringloop, in the program and in its child processes.
 
-PROGRAM is a file or folder for Python, or the name of a command: `uvicorn`, `vllm`.
+PROGRAM is a Python file, a directory with a __main__.py, or a command: `uvicorn`, `vllm`.
 """
-# One line, of the first process only.
+# Printed once, by this command; child processes print nothing.
 SAID = "{name}: `import uvloop` gives uringloop {version} here and in child processes\n"
 
 
 def environment(before: dict[str, str]) -> dict[str, str]:
-    """Return the variables of the program, with the folder first on PYTHONPATH."""
+    """Return the program's environment: *before*, with the directory first on PYTHONPATH."""
     (folder,) = _as_uvloop.__path__
     others = before.get("PYTHONPATH", "").split(os.pathsep) if before.get("PYTHONPATH") else []
     paths = [folder, *(path for path in others if path != folder)]
@@ -39,21 +39,21 @@ def environment(before: dict[str, str]) -> dict[str, str]:
 
 
 def interpreter() -> list[str]:
-    """Return the command of this Python, with its options and without the name of this module."""
+    """Return the command line of this interpreter: its options, without `-m` and this module."""
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    # `-m NAME`, `-mNAME`, or behind other letters, `-uBm NAME`.
+    # The last option is `-m NAME`, `-mNAME` or, after other letters, `-uBm NAME`.
     last = options.pop().removesuffix(NAME) or options.pop()
     flags = last.removesuffix("m")
     return [sys.executable, *options, *([flags] if flags != "-" else [])]
 
 
 def command(arguments: list[str]) -> list[str]:
-    """Return what to execute for *arguments*, those of this module.
+    """Return the command to execute for *arguments*, the arguments of this module.
 
-    Raises FileNotFoundError if there is no such program.
+    Raises FileNotFoundError if the program does not exist.
     """
     program = arguments[0]
-    # A folder may have the name of a command.
+    # A directory without __main__.py may have the name of a command: then the command runs.
     if program in ("-m", "-c") or any(
         os.path.isfile(path) for path in (program, os.path.join(program, "__main__.py"))
     ):
@@ -65,7 +65,7 @@ def command(arguments: list[str]) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Write *text* to stderr, if there is one that takes it: the program may be a daemon."""
+    """Write *text* to stderr. Errors are ignored: a daemon's stderr may be closed or full."""
     with contextlib.suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
 
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] in ("-m", "-c") and len(arguments) == 1:
         return stop(f"{arguments[0]} needs an argument")
     if sys.flags.ignore_environment:
-        return stop("Python's options -E and -I ignore PYTHONPATH, which this needs")
+        return stop("Python's options -E and -I ignore PYTHONPATH, which this command needs")
     try:
         wanted = command(arguments)
     except FileNotFoundError as exc:

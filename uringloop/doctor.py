@@ -1,7 +1,7 @@
-"""python -m uringloop.doctor: which ring a loop gets on this machine, why, and what to do about it.
+"""python -m uringloop.doctor: report which ring a loop gets, why, and how to change that.
 
-It makes one loop, as a program would, and reads what the system tells about itself. Nothing is
-changed. With `URINGLOOP_BACKEND=soft` the kernel is not asked for a ring.
+The doctor creates one loop, as a program would, and reads settings and limits of the system. It
+changes nothing. With `URINGLOOP_BACKEND=soft` it makes no system call of io_uring.
 
 The exit status is 0 if loops are on io_uring, 1 if not.
 """
@@ -26,24 +26,25 @@ PROGRAM = "python -m uringloop.doctor"
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
 BRINGS = {
-    "shared_accept": "a connection wakes one of the processes that share its socket",
-    "multishot_recv": "one submission for all that a socket receives",
-    "quiet_sends": "no completion for a send that has done everything",
-    "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
-    "min_wait": "batch_wait_us (6.12)",
-    "cached_files": "what the kernel's cache has of a file is read without a submission",
-    "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
-    "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
-    "epoll_wait": "what is watched is told by a completion, not by a call more (6.15)",
-    "nameless_files": "a file that `write_atomic` writes has no name before it is whole",
+    "shared_accept": "a connection wakes one of the processes that share a listening socket",
+    "multishot_recv": "one submission for all receives of a socket",
+    "quiet_sends": "no completion for a send that sent everything",
+    "no_iowait": "a sleeping loop does not count as iowait (6.15)",
+    "min_wait": "the option batch_wait_us has an effect (6.12)",
+    "cached_files": "data in the page cache is read without a submission",
+    "cached_paths": "paths in the kernel's cache are examined and opened without one (6.8)",
+    "truncate": "a file's size is changed by a submission, not in a thread (6.9)",
+    "epoll_wait": "add_reader and add_writer need no system call for each turn (6.15)",
+    "nameless_files": "a file written by `write_atomic` has no name until it is complete",
 }
 
 Report = dict[str, object]
 
 
 def container() -> str | None:
-    """Return what kind of container this seems to be, or None."""
-    # Its files are those of the engine that runs it. The date is that of its kernel, for ever.
+    """Return the kind of container that this process seems to run in, or None."""
+    # First, because gVisor also has the marker files of the engine that runs it. The version of
+    # gVisor's kernel always has this date.
     if "gvisor" in platform.release() or GVISOR_BUILT in platform.version():
         return "gvisor"
     for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
@@ -51,7 +52,7 @@ def container() -> str | None:
             return name
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
-    # systemd's convention, in lower case.
+    # systemd's convention; the name of the variable is in lower case.
     named = os.environ.get("container")  # noqa: SIM112
     if named:
         return named
@@ -59,14 +60,14 @@ def container() -> str | None:
 
 
 def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
-    """Return one line for each lack that somebody can do something about."""
+    """Return one line for each problem that the user can do something about."""
     lines = []
     if backend != backends.IO_URING:
         remedy = backends.remedy_in(reason)
         if remedy is not None:
-            lines.append(f"for io_uring: {remedy}")
+            lines.append(f"to use io_uring: {remedy}")
         elif backend == backends.SOFT:
-            lines.append(f"the software ring was {reason}; without that io_uring is tried first")
+            lines.append(f"the software ring was {reason}; unset it to try io_uring first")
         else:
             lines.append(reason)
     disabled = [name for name, state in states.items() if state == "disabled"]
@@ -74,14 +75,14 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
         lines.append(f"{backends.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
     absent = [name for name, state in states.items() if state == "absent"]
     if absent and backend == backends.IO_URING:
-        lines.append(f"a newer kernel has: {', '.join(absent)}")
+        lines.append(f"a newer kernel supports: {', '.join(absent)}")
     return lines + limits.advice(backend == backends.IO_URING)
 
 
 def examine() -> Report:
-    """Make a loop, and return what there is to say."""
+    """Create a loop and return the report."""
     try:
-        # The report is the warning.
+        # No fallback warning: the report says which ring the loop got.
         loop = Loop(warn_fallback=False)
     except (OSError, ValueError) as exc:
         backend, reason = "none", str(exc)
@@ -97,12 +98,12 @@ def examine() -> Report:
         "kernel.io_uring_disabled": backends.read(backends.SYSCTL) or "no such setting",
         "kernel.io_uring_group": backends.read(backends.GROUP_SYSCTL) or "no such setting",
         "seccomp mode": backends.seccomp_mode(),
-        "container": container() or "none seen",
+        "container": container() or "none detected",
         "locked memory": limits.told(resource.RLIMIT_MEMLOCK),
         "descriptors": limits.told(resource.RLIMIT_NOFILE),
         "processes of the user": limits.told(resource.RLIMIT_NPROC),
-        "processes of the cgroup": str(limits.cgroup("pids", "pids.max") or "no limit seen"),
-        "memory of the cgroup": str(limits.memory() or "no limit seen"),
+        "processes of the cgroup": str(limits.cgroup("pids", "pids.max") or "no limit found"),
+        "memory of the cgroup": str(limits.memory() or "no limit found"),
         "backend": backend,
         "reason": reason,
         "features": states,
@@ -126,7 +127,7 @@ def text_of(report: Report) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Tell which ring a loop gets here, why, and what to do about it.",
+        description="Report which ring a loop gets, why, and how to change that.",
         epilog="The exit status is 0 if loops are on io_uring, 1 if not.",
     )
     parser.add_argument("--json", action="store_true", help="write the report as JSON")

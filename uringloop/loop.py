@@ -1,4 +1,4 @@
-"""class Loop: the methods of asyncio's loop that do I/O, each a call into the files below."""
+"""class Loop: asyncio's loop methods that do I/O, each a call into the packages below this one."""
 
 from __future__ import annotations
 
@@ -41,43 +41,41 @@ CLEANUP_SOCKET = sys.version_info >= (3, 13)
 class Loop(RunningLoop):
     """An asyncio event loop on io_uring.
 
-    *backend*: "io_uring"; "soft" for the software ring, which does the same by epoll and a few
-    threads; "auto" for the first if the kernel lets this process have it, else the second. None is
-    what the environment variable URINGLOOP_BACKEND says, or "auto". The attribute `backend` tells
-    which it is, and `backend_reason` why.
+    *backend*: "io_uring", "soft" or "auto". "soft" is the software ring, which does the same by
+    epoll and a few threads. "auto" is io_uring if the kernel allows it to this process, and else
+    the software ring. None stands for the value of the environment variable URINGLOOP_BACKEND, or
+    "auto". The attribute `backend` is the ring in use, and `backend_reason` the reason.
 
-    *warn_fallback*: log a warning, once in a process, when "auto" comes to the software ring, and
-    when a security policy takes io_uring from a running loop, which goes on on the software ring.
-    The environment variable URINGLOOP_WARN_FALLBACK=0 silences both.
+    *warn_fallback*: log a warning, once in a process, when "auto" selects the software ring, or
+    when a security policy takes io_uring from a running loop, which then continues on the software
+    ring. The environment variable URINGLOOP_WARN_FALLBACK=0 silences both warnings.
 
-    The other options are for few programs; `docs/options.md` says what each brings and costs.
+    Few programs need the other options; `docs/options.md` has the effect and the cost of each.
 
-    *busy_poll_us*: before it sleeps, look for work this many microseconds. A sleep and the wake-up
-    after it take some 10 us, which is most of the latency of few connections; the price is a core
-    that is busy as long as there is less than one event in that time.
+    *busy_poll_us*: poll for work for this many microseconds before each sleep. A sleep and the
+    wake-up after it take some 10 us, which is most of the latency of few connections. The cost is
+    a busy core: the loop does not sleep while events come at shorter intervals than this.
 
-    *batch_wait_us*: while it sleeps, let what completes gather this many microseconds. Many quiet
-    connections cost less, because fewer turns serve them; whatever wakes the loop may be that late,
-    except a timer. io_uring has it since kernel 6.12, and it does nothing before.
+    *batch_wait_us*: while the loop sleeps, let completions gather for this many microseconds. Many
+    quiet connections then cost less CPU time, because fewer turns serve them. Wake-ups, except by
+    a timer, may be late by this time. Needs kernel 6.12 on io_uring; has no effect before.
 
-    *sqpoll*: have a thread of the kernel's send and receive, on another core. It is busy as long as
-    there is anything to do, and sleeps after this many milliseconds without; True is 1. Then what
-    the loop asks of the kernel comes to pass a little later, not within the same turn. *sqpoll_cpu*
-    is the processor of that thread; it may be one that this process does not run on.
+    *sqpoll*: let a kernel thread on another core send and receive. The thread is busy while it has
+    work, and sleeps after this many milliseconds without work; True is 1. Submitted operations are
+    then carried out a little later, not within the same turn. *sqpoll_cpu* is the processor of the
+    thread; this process need not be allowed to run on it. The software ring ignores both options.
 
-    The software ring has no such thread, and does without.
+    *nestable*: allow `run_until_complete`, `run_forever`, `asyncio.run` and `asyncio.Runner` in a
+    callback or a task while this loop runs in the same thread. None stands for the value of the
+    environment variable URINGLOOP_NESTABLE, or False.
 
-    *nestable*: let `run_until_complete`, `run_forever`, `asyncio.run` and `asyncio.Runner` be used
-    in a callback or a task while this loop runs in the same thread. None is what the environment
-    variable URINGLOOP_NESTABLE says, or False.
+    *stall_ms*: when a turn lasts this many milliseconds, log the stack of the loop's thread from
+    another thread; see `docs/monitoring.md`. 0 is off; None stands for the value of the
+    environment variable URINGLOOP_STALL_MS, or 0.
 
-    *stall_ms*: log what blocks the loop for this many milliseconds, with the stack of its thread,
-    from another thread: `docs/monitoring.md`. 0 is off; None is what the environment variable
-    URINGLOOP_STALL_MS says, or 0.
-
-    Raises ValueError for an unknown backend, a time that is out of range and a processor that is
-    not there, and OSError with the cause in its message where the kernel refuses a ring that must
-    be io_uring's.
+    Raises ValueError for an unknown backend, a time out of range or a processor that does not
+    exist. Raises OSError, with the cause in its message, if no ring can be created, or if the
+    kernel refuses io_uring to a loop whose *backend* is "io_uring".
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class Loop(RunningLoop):
                 stall_ms=stall_ms,
             )
         except BaseException:
-            # Not when garbage is collected: a program may have tried for want of descriptors.
+            # Now, not at garbage collection: the failure may be a lack of descriptors.
             self._watchers.close()
             raise
         self._children: set[subprocesses.Child] = set()
@@ -117,7 +115,7 @@ class Loop(RunningLoop):
         try:
             super().close()
         finally:
-            # A loop that runs is not closed: RuntimeError, and it goes on.
+            # super().close() raises RuntimeError for a running loop, which stays open.
             if self.is_closed():
                 self._watchers.close()
                 subprocesses.close(self)
@@ -126,7 +124,7 @@ class Loop(RunningLoop):
         self._watchers.resume()
         super()._run_nested()
 
-    # ── names ────────────────────────────────────────────────────────────────────────────────
+    # ── name resolution ──────────────────────────────────────────────────────────────────────
 
     async def getaddrinfo(
         self,
@@ -255,7 +253,7 @@ class Loop(RunningLoop):
         family: int = 0,
         proto: int = 0,
         flags: int = 0,
-        # uvloop's, and asyncio's until 3.10.
+        # An option of uvloop, and of asyncio until 3.10.
         reuse_address: bool | None = None,
         reuse_port: bool | None = None,
         allow_broadcast: bool | None = None,
@@ -355,7 +353,7 @@ class Loop(RunningLoop):
             tls_options=tls_options,
         )
 
-    # ── TLS in mid-stream ────────────────────────────────────────────────────────────────────
+    # ── start_tls ────────────────────────────────────────────────────────────────────────────
 
     async def start_tls(
         self,
@@ -383,8 +381,8 @@ class Loop(RunningLoop):
 
     # ── sendfile ─────────────────────────────────────────────────────────────────────────────
 
-    # The checks, the wording and the fallbacks are those of the asyncio that runs this: its
-    # methods need no more than the hooks below them.
+    # These call the methods of the installed asyncio, which check the arguments, fall back and
+    # call the hooks _sendfile_native() and _sock_sendfile_native().
 
     async def sendfile(
         self,
@@ -460,11 +458,11 @@ class Loop(RunningLoop):
     ) -> tuple[asyncio.SubprocessTransport, P]:
         return await subprocesses.subprocess_shell(self, protocol_factory, cmd, **options)
 
-    # What asyncio's subprocess_exec and subprocess_shell ask of a loop besides.
+    # Loop methods that asyncio's own subprocess_exec and subprocess_shell call.
     _log_subprocess = asyncio.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
     _make_subprocess_transport = subprocesses.make_transport
 
-    # ── the user's own sockets ───────────────────────────────────────────────────────────────
+    # ── the program's own sockets ────────────────────────────────────────────────────────────
 
     def _check_sock(self, sock: socket.socket) -> None:
         argument_checks.check_socket(sock)
@@ -502,7 +500,7 @@ class Loop(RunningLoop):
                 self, address, family=sock.family, type=sock.type, proto=sock.proto
             )
             if not infos:
-                # asyncio trips over the empty list; the words are those of create_connection().
+                # asyncio raises IndexError here; this is the message of create_connection().
                 raise OSError("getaddrinfo() returned empty list")
             address = infos[0][4]
         await sock_calls.sock_connect(self, sock, address)
@@ -511,7 +509,7 @@ class Loop(RunningLoop):
         self._check_sock(sock)
         return await sock_calls.sock_accept(self, sock)
 
-    # ── watchers ─────────────────────────────────────────────────────────────────────────────
+    # ── readers and writers ──────────────────────────────────────────────────────────────────
 
     def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
         self._add_watcher(fd, fd_watch.READ, callback, args)
@@ -541,7 +539,7 @@ class Loop(RunningLoop):
         if self.is_closed():
             return False
         if number < 0:
-            # Closed meanwhile: it is known by what was watched.
+            # *fd* is a closed file object: look up the number under which it was registered.
             number = self._watchers.descriptor_of(fd)
         argument_checks.check_descriptor(number)
         return self._watchers.remove(number, event)

@@ -1,7 +1,7 @@
-"""What lets others watch this process: a UNIX socket at which a thread tells what the loops do.
+"""The monitor: a thread that reports the state of this process's loops at a UNIX socket.
 
-Off unless asked for, by the environment variable URINGLOOP_MONITOR or by `start()`.
-`python -m uringloop.top` asks; docs/monitoring.md has the protocol.
+Off by default; the environment variable URINGLOOP_MONITOR or `start()` switches it on.
+`python -m uringloop.top` is its client; docs/monitoring.md describes the protocol.
 """
 
 from uringloop._monitor.server import start, stop

@@ -1,7 +1,7 @@
-"""The event loop policy, for programs and test suites that still set one.
+"""run(), new_event_loop(), and the event loop policy for programs that still set one.
 
-Policies are deprecated from Python 3.14 on and gone in 3.16: `uringloop.run`,
-`asyncio.Runner(loop_factory=...)` and `asyncio.run(..., loop_factory=...)` need none.
+Policies are deprecated since Python 3.14 and removed in 3.16. `uringloop.run`,
+`asyncio.Runner(loop_factory=...)` and `asyncio.run(..., loop_factory=...)` do not use them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uringloop.loop import Loop
 
 T = TypeVar("T")
 
-# From Python 3.16 on asyncio has no policies, and its functions and classes for them are gone.
+# Python 3.16 removes policies from asyncio, with the functions and classes for them.
 HAS_POLICIES = sys.version_info < (3, 16)
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 elif not HAS_POLICIES:
     _Base = object
 elif sys.version_info >= (3, 14):
-    # The public name warns when it is touched: an import must not.
+    # Access to the public name warns, and importing uringloop must not warn.
     _Base = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", object)
 else:
     _Base = asyncio.DefaultEventLoopPolicy
 
 
 def new_event_loop() -> Loop:
-    """Return a new event loop; fit for ``loop_factory=``."""
+    """Return a new event loop; suitable for ``loop_factory=``."""
     return Loop()
 
 
 def ring_here() -> str:
-    """Return which ring a loop gets in this process and why, or why it gets none.
+    """Return which ring a loop gets in this process and why, or why no loop can be created.
 
-    Makes a loop, and logs no warning.
+    Creates and closes a loop; logs no warning.
     """
     try:
         loop = Loop(warn_fallback=False)
@@ -50,9 +50,9 @@ def ring_here() -> str:
 
 
 class EventLoopPolicy(_Base):
-    """Makes uringloop's loops; everything else is asyncio's default policy.
+    """asyncio's default event loop policy, except that it creates uringloop loops.
 
-    From Python 3.16 on asyncio has no policies: RuntimeError.
+    Raises RuntimeError from Python 3.16 on, where asyncio has no policies.
     """
 
     def __init__(self) -> None:
@@ -73,36 +73,36 @@ def _demand_policies(wanted: str) -> None:
 
 
 def install() -> None:
-    """Make asyncio's default loop a uringloop one, from now on in this process.
+    """Make uringloop the default event loop of asyncio in this process.
 
-    Warns, with a RuntimeWarning, when it comes too late for this thread: a loop of another kind
-    runs in it, or has been made its current one. From Python 3.16 on asyncio has no policies, and
-    no default loop to change: RuntimeError.
+    Warns with a RuntimeWarning if this is too late for the calling thread: a loop of another kind
+    runs in it, or is its current event loop. Raises RuntimeError from Python 3.16 on, where
+    asyncio has no policies and no default loop to change.
     """
     _demand_policies("uringloop.install()")
     install_policy(EventLoopPolicy, "uringloop.install()")
 
 
 def install_policy(policy: Callable[[], EventLoopPolicy], name: str) -> None:
-    """Set a policy for *name*, whose caller is who a warning is for."""
+    """Set a policy. A warning names the function *name* and points at that function's caller."""
     with warnings.catch_warnings():
-        # The caller asks for a policy by this call; asyncio's advice is in our documentation.
+        # The caller asks for a policy explicitly; the documentation repeats asyncio's advice.
         warnings.simplefilter("ignore", DeprecationWarning)
         late = _loop_before(asyncio.get_event_loop_policy())
         asyncio.set_event_loop_policy(policy())
     if late is not None:
         warnings.warn(
-            f"{name} came too late: {late!r} is there already; "
-            "call it before asyncio.run() and before anything asks for a loop",
+            f"{name} came too late: {late!r} already exists in this thread; "
+            "call it before asyncio.run() and before any code creates or gets an event loop",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
 def _loop_before(policy: asyncio.AbstractEventLoopPolicy) -> asyncio.AbstractEventLoop | None:
-    """Return the loop of this thread that `install` does not change, if there is one."""
+    """Return this thread's open loop of another kind, which install() cannot replace, or None."""
     running = asyncio._get_running_loop()
-    # A policy's own method would make a loop, or warn of that.
+    # policy.get_event_loop() could create a loop, or warn about that.
     current = getattr(getattr(policy, "_local", None), "_loop", None)
     for loop in (running, current):
         if loop is not None and not isinstance(loop, Loop) and not loop.is_closed():
@@ -116,10 +116,10 @@ def run(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = new_event_loop,
     debug: bool | None = None,
 ) -> T:
-    """Run *main* as asyncio.run does, on a uringloop loop.
+    """Run *main* like asyncio.run(), on a uringloop loop, and return its result.
 
-    Raises what *main* raises, and RuntimeError when a loop runs in this thread already, unless
-    that one is nestable: then *main* runs on it.
+    Raises the exception of *main*. Raises RuntimeError if a loop already runs in this thread,
+    unless that loop is nestable: then *main* runs on that loop.
     """
     running = nesting.running()
     if running is not None:

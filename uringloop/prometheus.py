@@ -1,4 +1,4 @@
-"""What `loop.stats()` tells, as text that Prometheus reads (exposition format 0.0.4)."""
+"""The figures of `loop.stats()`, with histograms, in Prometheus' exposition format 0.0.4."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from uringloop.loop import Loop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Of these the value now; everything else only grows.
+# Metrics that are current values; all others are counters, which only grow.
 GAUGES = frozenset(
     ("operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "lag_max")
 )
 HELP = {
-    "turns": "Passes of the loop.",
-    "kernel_entries": "System calls that submit or wait.",
-    "submissions": "Requests to the kernel.",
-    "completions": "Answers of the kernel.",
-    "overflows": "Enters that the kernel kept completions for.",
-    "starved": "Receives that found no free buffer.",
-    "rearms": "Receives that were armed anew.",
-    "operations": "Requests in flight.",
-    "buffers_out": "Receive buffers that are being read.",
-    "received_bytes": "Bytes that transports have received.",
-    "sent_bytes": "Bytes that transports have sent.",
-    "callbacks_ready": "Callbacks for the next turn.",
-    "timers_run": "Timers that were due.",
-    "timers_pending": "Timers that are not due yet.",
-    "lag": "How late the newest timer was, or for how long the loop is blocked now.",
-    "lag_max": "How late a timer was at most, or for how long the loop is blocked now.",
-    "stalls": "Turns that took 100 ms or what stall_ms says, since the first scrape.",
+    "turns": "Turns of the event loop.",
+    "kernel_entries": "System calls that submit operations or wait for completions.",
+    "submissions": "Operations submitted to the ring.",
+    "completions": "Completions received from the ring.",
+    "overflows": "Times that the kernel held completions back because the queue was full.",
+    "starved": "Receives that found no free buffer in the pool.",
+    "rearms": "Receives that were armed again.",
+    "operations": "Operations in flight.",
+    "buffers_out": "Receive buffers that hold data not consumed yet.",
+    "received_bytes": "Bytes received by transports.",
+    "sent_bytes": "Bytes sent by transports.",
+    "callbacks_ready": "Callbacks queued for the next turn.",
+    "timers_run": "Timers that have run.",
+    "timers_pending": "Timers that have not run yet.",
+    "lag": "Lateness of the last timer, or time for which the loop has been blocked, if longer.",
+    "lag_max": "Largest lag so far.",
+    "stalls": "Turns of at least 100 ms, or of at least stall_ms, since turns are timed.",
 }
-# By the names of histograms_of().
+# Keyed like the result of histograms_of().
 HISTOGRAMS = {
-    "lag": ("timer_lag", "How late timers were, the first of each turn."),
-    "turn": ("turn", "How long turns took without the sleep, since the first scrape."),
+    "lag": ("timer_lag", "Lateness of the first due timer of each turn."),
+    "turn": ("turn", "Duration of turns without the sleep, since the first scrape."),
     "callback": (
         "callback",
-        "How long callbacks and steps of tasks took, since the first scrape.",
+        "Duration of callbacks and steps of tasks, since the first scrape.",
     ),
 }
 
 
 def text(loop: Loop, prefix: str = "uringloop", labels: Mapping[str, str] | None = None) -> str:
-    """Return the metrics of *loop*, each with *prefix* in front. Any thread may call it.
+    """Return the metrics of *loop*, with names that begin with *prefix*. Any thread may call it.
 
-    Each sample has the *labels*, by default `pid` with the number of the process: workers that
-    share a port answer in turn. The first call for a loop begins to time its turns and callbacks
-    by the precise clock; docs/monitoring.md says what that costs.
+    Each sample has the *labels*, by default `pid` with the process ID: workers that share a port
+    answer scrapes in turn. From the first call for a loop on, its turns and callbacks are timed by
+    the precise clock; docs/monitoring.md has the cost.
     """
     keep_histograms(loop)
     chosen = {"pid": str(os.getpid())} if labels is None else labels
@@ -69,11 +69,11 @@ def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
             metric += "_total"
         yield from _head(metric, help_text, "gauge" if name in GAUGES else "counter")
         yield f"{metric}{common} {value}"
-    # A batch counts under the power of two that it reaches: those of 4 to 7 under 4.
+    # stats() counts a batch under the largest power of two that it reaches: 4 to 7 under 4.
     *sizes, _ = stats["batches"]
     bounds = [2 * size - 1 for size in sizes]
     metric = f"{prefix}_completions_per_turn"
-    yield from _head(metric, "Completions that a turn was told of.", "histogram")
+    yield from _head(metric, "Completions dispatched in a turn that had any.", "histogram")
     yield from _histogram(metric, bounds, stats["batches"].values(), stats["batched"], labels)
     for key, (counts, total) in histograms_of(loop).items():
         name, help_text = HISTOGRAMS[key]
@@ -94,7 +94,7 @@ def _histogram(
     total: float,
     labels: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield the samples of a histogram, each bucket with all that are below it."""
+    """Yield the samples of a histogram; buckets are cumulative."""
     below = 0
     for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
         below += count

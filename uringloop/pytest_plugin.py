@@ -1,8 +1,8 @@
-"""Tests on this loop: `pytest -p uringloop.pytest_plugin`, or this name in `pytest_plugins`.
+"""Run tests on uringloop: `pytest -p uringloop.pytest_plugin`, or add it to `pytest_plugins`.
 
-It tells pytest-asyncio and anyio's plugin, whichever is there, which loop to make; the header of
-pytest's report says which ring that is on. What a suite says itself, by a fixture or by a hook, is
-what holds. No entry point leads here: having the package installed changes no suite.
+The plugin makes pytest-asyncio and anyio's plugin, whichever is active, create uringloop loops;
+the header of pytest's report names the ring. A fixture or hook of the test suite itself takes
+precedence. The package has no pytest entry point: installing it does not change a test suite.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from uringloop.policy import EventLoopPolicy, new_event_loop, ring_here
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-# The fixture that a suite may have instead of the hook, and that of anyio.
+# The fixtures by which a test suite chooses a loop: pytest-asyncio's and anyio's.
 POLICY = "event_loop_policy"
 BACKEND = "anyio_backend"
 
-# anyio's plugin as an entry point, and as an option.
+# The names of anyio's plugin: loaded by its entry point, and by `-p`.
 ANYIO = ("anyio", "anyio.pytest_plugin")
 
 
 @pytest.hookimpl(optionalhook=True, trylast=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Tell pytest-asyncio from 1.4 on which loop to make."""
+    """Return the loop factory for pytest-asyncio 1.4 and later."""
     if _has_own_policy(item):
-        # asyncio asks the policy, which pytest-asyncio has set by then.
+        # new_event_loop() uses the suite's policy, which pytest-asyncio has set by then.
         return {POLICY: asyncio.new_event_loop}
     return {"uringloop": new_event_loop}
 
@@ -44,23 +44,27 @@ def _has_own_policy(item: pytest.Item) -> bool:
 
 
 def _register(config: pytest.Config, name: str, fixture: object) -> None:
-    """Register *fixture* late: of two plugins' the later one's holds, and this may be the first."""
+    """Register *fixture* now, in a plugin of its own.
+
+    The fixture of the plugin that was registered last takes precedence, and this module may have
+    been registered first.
+    """
     plugin = types.ModuleType(f"{__name__}.{name}")
     setattr(plugin, name, fixture)
     config.pluginmanager.register(plugin, plugin.__name__)
 
 
 def pytest_report_header() -> str:
-    """Tell which ring the loops of this run are on, and why."""
+    """Return a line that names the ring of this run's loops, and why they are on it."""
     return f"uringloop: {uringloop.__version__}, on {ring_here()}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not config.hook.pytest_asyncio_loop_factories.has_spec():
-        # What pytest-asyncio before 1.4 asks for.
+        # pytest-asyncio before 1.4 has no hook, only the policy fixture.
         _register(config, POLICY, pytest.fixture(_policy, scope="session", name=POLICY))
     if any(map(config.pluginmanager.has_plugin, ANYIO)):
-        # The scope is that of anyio's own.
+        # anyio's own fixture has the same scope.
         _register(config, BACKEND, pytest.fixture(_backend, scope="module", name=BACKEND))
 
 
@@ -69,7 +73,7 @@ def _policy() -> EventLoopPolicy:
 
 
 def _backend(request: pytest.FixtureRequest) -> object:
-    # There is a parameter where a test was marked after it was collected.
+    # A test that was marked after its collection has a parameter.
     chosen: object = getattr(request, "param", "asyncio")
     if chosen == "asyncio":
         return "asyncio", {"loop_factory": new_event_loop}

@@ -1,13 +1,13 @@
-"""python -m uringloop.top: what the loops of running programs do, once in a second.
+"""python -m uringloop.top: show every second what the loops of running programs do.
 
-The programs must have been started with URINGLOOP_MONITOR=1, or have called
-`uringloop.monitor.start()`. Without an argument all loops of all programs of the user are shown, a
-line for each; so are those of a process and its descendants, a server and its workers. One process
-has a table with all figures.
+A program can be watched if it was started with URINGLOOP_MONITOR=1 or has called
+`uringloop.monitor.start()`. Without an argument the table has a line for each loop of all programs
+of the user; with the number of a process that has descendants (a server and its workers), a line
+for each loop of these. For a single process the table has all figures.
 
-On a terminal and with `rich` the table stays in its place; else each one is printed below the last.
-The exit status is 0 after Ctrl-C and --once, 1 for a program that cannot be watched, 2 for wrong
-arguments, and 3 when the program has ended while it was watched.
+On a terminal and with `rich` installed the table is updated in place; otherwise each table is
+printed below the previous one. The exit status is 0 after Ctrl-C and --once, 1 if nothing can be
+watched, 2 for wrong arguments, and 3 when all watched programs have ended.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PROGRAM = "python -m uringloop.top"
-# A monitor lets go of those who do not ask for a minute.
+# A monitor disconnects a client that sends no request for a minute.
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 30.0
-# For the first answer: one thread that keeps the GIL may be in the way.
+# Time for the first answer: a thread that keeps the GIL may delay it.
 FIRST_ANSWER_S = 10.0
-# Where there is no terminal to ask.
+# The width of the table where there is no terminal.
 WIDTH = 120
 
-# The exit status when the program has ended.
+# The exit status when the watched programs have ended.
 ENDED = 3
 
-HELD = "something in that process keeps the GIL, and no other thread of it runs"
+HELD = "a thread of the process keeps the GIL, or the process is stopped"
 
 Show = Callable[[View], None]
 
@@ -69,7 +69,7 @@ def _plain() -> Iterator[Show]:
 
 @contextmanager
 def rich_screen(console: Console) -> Iterator[Show]:
-    """Show each view in the place of the last; that one stays at the end."""
+    """Show each view in place of the previous one; the last view stays on the screen."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
@@ -92,12 +92,15 @@ def screen() -> Iterator[Show]:
 
 
 def watch(connection: Connection, options: argparse.Namespace, show: Callable[..., None]) -> None:
-    """Call *show* with each look and its notes: once, or until the program ends."""
+    """Call *show* with each look and its notes, once or until the program ends.
+
+    Raises Ended when the program ends, and CannotWatch if it does not answer at first.
+    """
     told = connection.ask(FIRST_ANSWER_S)
     if told is None:
         raise CannotWatch(f"no answer in {FIRST_ANSWER_S:.0f} s: {HELD}")
     look = Look(told)
-    # What is compared with nothing has no rates.
+    # The first look has no rates: --once and --json skip it.
     follows = not (options.once or options.json)
     if follows:
         show(look, [])
@@ -117,18 +120,21 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
 def watch_fleet(
     fleet: Fleet, options: argparse.Namespace, show: Callable[[list[Member]], None]
 ) -> None:
-    """Call *show* with the processes that can be watched: once, or until all have ended."""
+    """Call *show* with the processes that can be watched, once or until all have ended.
+
+    Raises Ended when all have ended, and CannotWatch if there are none at first.
+    """
     members = fleet.look(options.interval)
     follows = not (options.once or options.json)
     if not members:
-        raise CannotWatch(f"no program that can be watched: {client.HINT}")
+        raise CannotWatch(f"no program with a monitor found: {client.HINT}")
     if follows:
         show(members)
     while True:
         time.sleep(options.interval)
         members = fleet.look(options.interval)
         if not members:
-            raise Ended("all of them have ended")
+            raise Ended("all watched programs have ended")
         show(members)
         if options.once:
             return
@@ -178,7 +184,7 @@ def print_list() -> int:
         for path, told in client.listed()
     ]
     if not rows:
-        print(f"no program that can be watched: {client.HINT}", file=sys.stderr)
+        print(f"no program with a monitor found: {client.HINT}", file=sys.stderr)
         return 1
     rows.insert(0, ("PID", "loops", "socket", "command"))
     pids, loops, paths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -200,25 +206,30 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Show what the loops of running programs do.",
-        epilog="The exit status is 0 after Ctrl-C and --once, 1 for a program that cannot be "
-        "watched, 2 for wrong arguments, 3 when the program has ended.",
+        epilog="The exit status is 0 after Ctrl-C and --once, 1 if nothing can be watched, "
+        "2 for wrong arguments, 3 when all watched programs have ended.",
     )
     parser.add_argument(
         "target",
         nargs="?",
         metavar="PID|SOCKET",
-        help="what to watch, a server with its workers; all programs of this user without it",
+        help="a process, with its descendants, or a monitor's socket to watch; "
+        "by default all programs of this user",
     )
-    parser.add_argument("--list", action="store_true", help="list the programs, and end")
+    parser.add_argument(
+        "--list", action="store_true", help="list the programs that can be watched, and exit"
+    )
     parser.add_argument(
         "--interval",
         type=interval,
         default=1.0,
         metavar="SECONDS",
-        help=f"between two looks, {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}; 1 by default",
+        help=f"time between two updates, {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}; 1 by default",
     )
-    parser.add_argument("--once", action="store_true", help="show one interval, and end")
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each interval")
+    parser.add_argument("--once", action="store_true", help="show one interval, and exit")
+    parser.add_argument(
+        "--json", action="store_true", help="print a line of JSON for each process and interval"
+    )
     return parser.parse_args(arguments)
 
 

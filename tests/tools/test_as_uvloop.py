@@ -1,7 +1,7 @@
 """`python -m uringloop.as_uvloop`: the program it runs, its children, and the package uvloop.
 
-The oracle is Python itself: the same program with the same folder on PYTHONPATH, started without
-this command, prints and ends the same.
+The oracle is Python itself: the same program, started without this command but with the same
+directory on PYTHONPATH, must have the same output and exit status.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAID = (
 HAS_POLICIES = sys.version_info < (3, 16)
 policies = pytest.mark.skipif(not HAS_POLICIES, reason="asyncio has no policies since 3.16")
 
-# What a program can see of how it was started.
+# Prints all that a program can see of how it was started.
 LOOK = """
 import os, sys, uvloop
 print(__name__, globals().get("__file__"), __spec__ and __spec__.name, __package__)
@@ -41,7 +41,7 @@ print(uvloop.__file__, uvloop.__version__, os.environ["PYTHONPATH"])
 def run(
     *command: str | Path, cwd: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    # With sys.path as users have it, and in a folder that has no sources of the package.
+    # With sys.path as users have it, and in a directory without the sources of the package.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         command,
@@ -72,7 +72,7 @@ def uvloop_program(script: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with a script, a module, a package and a folder that Python runs."""
+    """Return a directory with a script, a module, a package and a directory with __main__.py."""
     (tmp_path / "script.py").write_text(LOOK)
     (tmp_path / "module.py").write_text(LOOK)
     for name in ("package", "runnable"):
@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ── how it is started ────────────────────────────────────────────────────────────────────────
+# ── start ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def folder(tmp_path: Path) -> Path:
     [[], ["-P"], ["-B", "-W", "error", "-X", "dev"], ["-OO", "-u"]],
     ids=lambda options: "".join(options) or "no-options",
 )
-def test_a_program_sees_what_python_alone_would_show_it(
+def test_a_program_is_started_as_by_python_alone(
     arguments: list[str], options: list[str], folder: Path
 ) -> None:
     paths = os.pathsep.join([FOLDER, "elsewhere"])
@@ -111,7 +111,7 @@ def test_a_program_sees_what_python_alone_would_show_it(
     ended = as_uvloop(*arguments, options=options, cwd=folder, PYTHONPATH="elsewhere")
     assert (ended.returncode, ended.stdout) == (plain.returncode, plain.stdout)
     assert ended.stderr == SAID + plain.stderr
-    # Without the current directory there is no module of this name.
+    # -P removes the current directory from sys.path: then `-m` finds no module.
     assert plain.returncode == (arguments[0] == "-m" and "-P" in options)
 
 
@@ -133,7 +133,7 @@ def test_a_command_is_found_on_the_path(folder: Path) -> None:
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\n{LOOK}")
     program.chmod(0o755)
-    # What has the name of a command, and is nothing that Python runs.
+    # A directory with the name of the command, which Python cannot run.
     (folder / "run-it").mkdir()
     ended = as_uvloop("run-it", "-x", cwd=folder, PATH=f"{program.parent}:{os.environ['PATH']}")
     assert (ended.returncode, ended.stderr) == (0, SAID)
@@ -141,13 +141,13 @@ def test_a_command_is_found_on_the_path(folder: Path) -> None:
     assert os.path.join(FOLDER, "uvloop", "__init__.py") in ended.stdout
 
 
-def test_it_can_run_itself() -> None:
+def test_the_command_can_run_itself() -> None:
     code = "import os; print(os.environ['PYTHONPATH'])"
     ended = as_uvloop("-m", "uringloop.as_uvloop", "-c", code, PYTHONPATH=FOLDER)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{FOLDER}\n", SAID * 2)
 
 
-# ── how it ends ──────────────────────────────────────────────────────────────────────────────
+# ── exit status and signals ──────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_program_ends_as_under_python_alone(code: str, tmp_path: Path) -> None
     assert (ended.stdout, ended.stderr) == (plain.stdout, SAID + plain.stderr)
 
 
-def test_the_process_stays_the_same_and_gets_the_signals() -> None:
+def test_the_program_keeps_the_process_id_and_gets_signals() -> None:
     script = """if True:
         import asyncio, os, signal, sys, uvloop
         async def main():
@@ -201,7 +201,9 @@ def test_the_process_stays_the_same_and_gets_the_signals() -> None:
         (["-I", "-m", "uringloop.as_uvloop", "-c", "pass"], "ignore PYTHONPATH"),
     ],
 )
-def test_what_can_not_be_run_is_refused_with_words(arguments: list[str], problem: str) -> None:
+def test_a_wrong_command_line_is_an_error_message_and_status_2(
+    arguments: list[str], problem: str
+) -> None:
     ended = run(sys.executable, *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert problem in ended.stderr
@@ -209,14 +211,16 @@ def test_what_can_not_be_run_is_refused_with_words(arguments: list[str], problem
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", ">&-", ">&- 2>&-", "2>/dev/full", ">/dev/full"])
-def test_a_program_runs_whatever_becomes_of_the_line(redirection: str, tmp_path: Path) -> None:
+def test_a_program_runs_if_stdout_or_stderr_is_closed_or_full(
+    redirection: str, tmp_path: Path
+) -> None:
     program = f"import uvloop; open({os.fspath(tmp_path / 'ran')!r}, 'w').close()"
     command = shlex.join([sys.executable, "-m", "uringloop.as_uvloop", "-c", program])
     ended = run("sh", "-c", f"{command} {redirection}")
     assert (ended.returncode, (tmp_path / "ran").exists()) == (0, True)
 
 
-def test_a_program_that_can_not_be_executed_is_refused_with_words(tmp_path: Path) -> None:
+def test_a_failed_execve_is_an_error_message_and_status_2(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/nowhere/at/all\n")
     program.chmod(0o700)
@@ -225,7 +229,7 @@ def test_a_program_that_can_not_be_executed_is_refused_with_words(tmp_path: Path
     assert ended.stderr == f"{SAID}uringloop.as_uvloop: {program}: No such file or directory\n"
 
 
-def test_help_tells_how_it_is_used() -> None:
+def test_help_shows_the_usage() -> None:
     ended = as_uvloop("--help")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("usage: ")
@@ -260,20 +264,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["subprocess", "spawn", "fork", "forkserver", "exec"])
-def test_a_child_process_has_it_too(how: str, tmp_path: Path) -> None:
+def test_child_processes_import_uringloop_as_uvloop(how: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CHILD)
     ended = as_uvloop(script, how)
-    # Only the first process says so.
+    # Only the first process prints the line.
     assert (ended.returncode, ended.stderr) == (0, SAID)
     told = ("_as_uvloop/uvloop/__init__.py", "uringloop")
     assert all(word in ended.stdout.splitlines()[-1] for word in told)
 
 
-# ── without it ───────────────────────────────────────────────────────────────────────────────
+# ── without the command ──────────────────────────────────────────────────────────────────────
 
 
-def test_nobody_has_it_who_has_not_asked() -> None:
+def test_without_the_command_uvloop_is_not_replaced() -> None:
     code = """if True:
         import sys, uringloop, uringloop.policy, uringloop.as_uvloop
         from importlib.util import find_spec
@@ -301,7 +305,7 @@ def test_the_package_has_the_names_of_uvloop() -> None:
 
 
 @pytest.mark.skipif(find_spec("uvloop") is None, reason="needs uvloop")
-def test_it_exports_what_uvloop_exports() -> None:
+def test_the_package_exports_what_uvloop_exports() -> None:
     told = "import uvloop, inspect; print(set(uvloop.__all__), inspect.signature(uvloop.run))"
     real, ours = run(sys.executable, "-c", told).stdout, uvloop_program(told)
     (names, _), (own, signature) = real.rsplit("} ", 1), ours.rsplit("} ", 1)
@@ -309,7 +313,7 @@ def test_it_exports_what_uvloop_exports() -> None:
     assert signature.startswith("(main")
 
 
-def test_a_loop_looks_like_one_of_uvloops() -> None:
+def test_the_loop_class_has_the_name_of_uvloops() -> None:
     script = """
         import asyncio, uringloop, uvloop
         loop = uvloop.new_event_loop()
@@ -322,7 +326,7 @@ def test_a_loop_looks_like_one_of_uvloops() -> None:
     assert uvloop_program(script).startswith(said)
 
 
-def test_run_uses_its_own_loop_and_no_other() -> None:
+def test_run_refuses_loops_of_other_classes() -> None:
     script = """
         import asyncio, uringloop, uvloop
         async def main():
@@ -348,7 +352,7 @@ def test_run_uses_its_own_loop_and_no_other() -> None:
 
 
 @policies
-def test_the_policy_makes_its_loops() -> None:
+def test_the_policy_creates_uvloop_named_loops() -> None:
     script = """
         import asyncio, uringloop, uvloop, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -366,7 +370,7 @@ def test_the_policy_makes_its_loops() -> None:
 
 
 @policies
-def test_an_install_that_comes_too_late_is_told_to_its_caller() -> None:
+def test_a_late_install_warns_at_the_callers_line() -> None:
     script = """
         import asyncio, uvloop, warnings
         async def main():
@@ -382,7 +386,7 @@ def test_an_install_that_comes_too_late_is_told_to_its_caller() -> None:
 
 
 @pytest.mark.skipif(HAS_POLICIES, reason="asyncio has policies up to 3.15")
-def test_the_names_of_policies_are_gone_with_them() -> None:
+def test_there_are_no_names_of_policies_from_3_16_on() -> None:
     script = """
         import uvloop
         print(hasattr(uvloop, "install"), hasattr(uvloop, "EventLoopPolicy"))
@@ -390,7 +394,7 @@ def test_the_names_of_policies_are_gone_with_them() -> None:
     assert uvloop_program(script) == "False False\n"
 
 
-def test_transports_are_of_the_classes_that_uvloop_names() -> None:
+def test_transports_are_instances_of_uvloops_class_names() -> None:
     script = """
         import asyncio, os, socket, uvloop, uvloop.loop as names
         async def main():

@@ -1,4 +1,4 @@
-"""The benchmark: what it measures is true, what it checks is caught, what it starts ends."""
+"""The benchmark: its figures, its checks of the servers' answers, and the end of its processes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from uringloop.bench.workloads import WORKLOADS
 
 LOOPS = ["asyncio", "uringloop"]
 
-# No release of this loop runs on Linux.
+# No release of winloop runs on Linux.
 MISSING = "winloop"
 
 QUICK = ["--duration", "0.05", "--clients", "3", "--sizes", "100"]
 
 
 def measure(tmp_path: Path, name: str, cell: Cell, settings: Settings) -> Measurement:
-    """Take one round of one loop."""
+    """Measure one round of one loop."""
     programs = {name: tmp_path / loops.REFERENCES[name]} if name in loops.REFERENCES else {}
     return Runner(settings, placement.choose(False), programs, tmp_path).measure(name, cell)
 
 
 def until(fact: Callable[[], bool], timeout: float = 10.0) -> bool:
-    """Wait until *fact* holds, for what no event tells."""
+    """Poll until *fact* holds, for facts without an event to wait for."""
     end = time.monotonic() + timeout
     while not fact():
         if time.monotonic() > end:
@@ -56,7 +56,7 @@ def assert_checked(measurement: Measurement) -> None:
     assert measurement.peak_rss_bytes > 2**20
 
 
-# ── servers that err ─────────────────────────────────────────────────────────
+# ── faulty servers ───────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]
 
 
 def echo(connection: socket.socket, change: Callable[[int, bytes], bytes]) -> None:
-    """Echo what *change* makes of the n-th receive."""
+    """Echo the result of *change*, which is called with the number and the data of a receive."""
     n = 0
     while data := connection.recv(65536):
         connection.sendall(change(n, data))
@@ -119,7 +119,7 @@ def test_a_changed_byte_of_a_large_message_is_a_mismatch() -> None:
     assert failure_of(change, size=10_000)[0] == "mismatches"
 
 
-def test_an_old_echo_is_a_mismatch() -> None:
+def test_a_repeated_old_echo_is_a_mismatch() -> None:
     first: list[bytes] = []
 
     def change(n: int, data: bytes) -> bytes:
@@ -129,7 +129,7 @@ def test_an_old_echo_is_a_mismatch() -> None:
     assert failure_of(change)[0] == "mismatches"
 
 
-def test_an_echo_too_many_is_unexpected() -> None:
+def test_an_extra_echo_is_unexpected() -> None:
     assert failure_of(lambda n, data: data * 2 if n == 3 else data)[0] == "unexpected"
 
 
@@ -183,13 +183,13 @@ def stalled_latencies(rate: float) -> Histogram:
 
 @pytest.mark.slow
 def test_the_open_loop_shows_a_stall_that_the_closed_loop_hides() -> None:
-    # Of 500 scheduled requests 200 fall into the stall; of the closed loop's thousands, one.
+    # The stall delays 200 of 500 scheduled requests, but only one of the closed loop's thousands.
     assert stalled_latencies(1000.0).percentile(80) > 50_000_000
     assert stalled_latencies(0.0).percentile(99) < 50_000_000
 
 
 @pytest.mark.slow
-def test_a_stall_at_the_end_of_an_interval_is_counted() -> None:
+def test_the_open_loop_counts_a_stall_at_the_end_of_an_interval() -> None:
     released = threading.Event()
 
     def change(n: int, data: bytes) -> bytes:
@@ -294,7 +294,7 @@ def test_small_values_are_exact_and_large_ones_are_kept() -> None:
     assert histogram.percentile(100) > 10**12
 
 
-def test_merged_histograms_hold_both() -> None:
+def test_merged_histograms_have_the_values_of_both() -> None:
     left, right = Histogram(), Histogram()
     left.record(1000, 99)
     right.record(1_000_000)
@@ -312,7 +312,7 @@ def test_an_empty_histogram_has_percentiles_of_zero() -> None:
 
 
 def test_kernel_entries_count_every_thread() -> None:
-    # A process of its own: in this one there may be threads of other tests.
+    # In a process of its own: this process may have threads of other tests.
     program = (
         "import os, threading\n"
         "ask = lambda: [os.getppid() for _ in range(1000)]\n"
@@ -347,7 +347,7 @@ def test_kernel_entries_count_every_thread() -> None:
             child.kill()
 
 
-def test_cpu_time_of_a_process_is_its_own_clock() -> None:
+def test_cpu_time_of_a_process_equals_its_own_clock() -> None:
     first = time.process_time_ns()
     seen = counters.cpu_ns(os.getpid())
     assert first <= seen <= time.process_time_ns()
@@ -360,7 +360,7 @@ def test_idle_processors_are_kept_awake_where_that_is_allowed(
     monkeypatch.setattr(placement, "_LATENCY", device)
     with placement.awake() as note:
         assert device.read_bytes() == bytes(4)
-        # The kernel forgets the wish with the descriptor.
+        # Closing the descriptor ends the request.
         found = (Path(f"/proc/self/fd/{number}") for number in range(100))
         assert device in {each.readlink() for each in found if each.exists()}
     assert note == f"kept awake by {device}"
@@ -371,7 +371,8 @@ def test_idle_processors_are_kept_awake_where_that_is_allowed(
 
 
 def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
-    # What a receive into 256 KiB does: the block shrinks before it is freed, so it settles nothing.
+    # Allocate like a receive into 256 KiB: the block shrinks before it is freed, so freeing it does
+    # not raise the allocator's threshold.
     program = (
         "import resource, socket\n"
         "from uringloop.bench import process\n"
@@ -383,7 +384,7 @@ def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
         "print(faults() - before)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    # Unsettled it is at least one for each.
+    # Without settling, each receive causes at least one fault.
     assert int(ended.stdout) < 500
 
 
@@ -412,7 +413,7 @@ def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_status_2(
+def test_bad_input_prints_one_line_and_exits_with_status_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
@@ -439,7 +440,7 @@ def on_path(directory: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_one_line_and_status_2() -> None:
+def test_a_port_in_use_prints_one_line_and_exits_with_status_2() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         ended = bench("--loops", "asyncio", "--port", str(port), *QUICK)
@@ -447,7 +448,7 @@ def test_a_port_in_use_is_one_line_and_status_2() -> None:
     assert ended.stderr == f"bench: port {port} is in use\n"
 
 
-# A seccomp filter as Docker has it: io_uring_setup (425) fails with EPERM, all else is allowed.
+# A seccomp filter like Docker's: io_uring_setup (425) fails with EPERM, all other calls succeed.
 WITHOUT_IO_URING = """
 import ctypes, struct
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
@@ -462,7 +463,7 @@ assert libc.prctl(22, 2, ctypes.byref(program)) == 0
 
 
 @pytest.mark.slow
-def test_a_machine_without_io_uring_is_one_line_and_status_2() -> None:
+def test_a_refused_io_uring_prints_one_line_and_exits_with_status_2() -> None:
     ended = bench("--loops", "asyncio", *QUICK, code=WITHOUT_IO_URING)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
@@ -474,7 +475,7 @@ def test_a_machine_without_io_uring_is_one_line_and_status_2() -> None:
     ("error", "words"),
     [(errno.ENOSYS, "seccomp"), (errno.EINVAL, "too old"), (errno.ENOMEM, "memory")],
 )
-def test_the_cause_of_a_missing_io_uring_is_named(error: int, words: str) -> None:
+def test_the_message_names_why_io_uring_is_missing(error: int, words: str) -> None:
     assert words in explain_ring(OSError(error, os.strerror(error)))
 
 
@@ -526,11 +527,11 @@ def test_a_server_that_cannot_start_fails_the_run_with_its_reason(tmp_path: Path
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the processes that *pid* has started and that run."""
+    """Return the running child processes of *pid*."""
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            # After the name, which may hold spaces: the state, then the parent.
+            # The fields after the name, which may contain spaces: the state, then the parent.
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) == pid and fields[0] != "Z":
                 found.add(int(name))
@@ -564,7 +565,7 @@ def test_no_process_outlives_the_benchmark(number: int, status: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_is_blamed(tmp_path: Path) -> None:
+def test_a_failure_names_a_server_that_died(tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(
         "import asyncio, os\n"
         "def loop():\n"
@@ -579,7 +580,7 @@ def test_a_server_that_dies_is_blamed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_server_ends_with_sigterm_and_with_its_parent(name: str) -> None:
+def test_a_server_ends_on_sigterm_and_when_its_parent_ends(name: str) -> None:
     command = [sys.executable, "-m", "uringloop.bench.server", "--loop", name]
     for ending in ("sigterm", "parent"):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:

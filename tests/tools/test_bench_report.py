@@ -1,4 +1,4 @@
-"""The benchmark's report with pictures: the page, and what --plot draws."""
+"""The benchmark's report with pictures: the page of --report, and the picture of --plot."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measurement(cost: float, clients: int, chance: random.Random) -> Measurement
 
 
 def measured(settings: Settings) -> list[summary.Result]:
-    """Return results as a run has them, but for a loop that can not do it."""
+    """Return the results of a run in which one loop could not be measured."""
     chance = random.Random(1)
     rows = []
     for cell in settings.cells:
@@ -70,7 +70,7 @@ def measured(settings: Settings) -> list[summary.Result]:
 
 @pytest.fixture(scope="module")
 def made() -> tuple[Settings, str]:
-    """Settings of several cells, and the page of them."""
+    """Settings with several cells, and the report page of their results."""
     settings = Settings(
         sizes=(100, 1000), clients=(1, 50, 300), loops=("asyncio", "uvloop", "uringloop", "rloop")
     )
@@ -86,7 +86,7 @@ def made() -> tuple[Settings, str]:
 
 
 class Balanced(html.parser.HTMLParser):
-    """Keeps the open elements, and all text."""
+    """A parser that checks that elements are closed, and collects all text."""
 
     EMPTY = frozenset(("meta", "link", "br"))
 
@@ -126,7 +126,7 @@ def pictures_in(text: str) -> list[ET.Element]:
     ]
 
 
-def test_page_is_whole_and_needs_nothing_else(made: tuple[Settings, str]) -> None:
+def test_page_is_well_formed_and_has_no_external_links(made: tuple[Settings, str]) -> None:
     _, text = made
     parser = Balanced()
     parser.feed(text)
@@ -140,20 +140,20 @@ def test_page_is_whole_and_needs_nothing_else(made: tuple[Settings, str]) -> Non
     assert "$" not in parser.text
 
 
-def test_picture_takes_the_colour_of_the_text(made: tuple[Settings, str]) -> None:
+def test_pictures_use_the_text_colour(made: tuple[Settings, str]) -> None:
     _, text = made
     assert charts.INK not in text
     assert "currentColor" in text
-    # Four panels and a latency for each number of clients, for each size.
+    # For each size: four panels, and a latency panel for each number of clients.
     assert [one.tag for one in pictures_in(text)] == [f"{SVG}svg"] * 2 * (4 + 3)
 
 
-def test_page_says_what_is_compared_when_and_with_what_result(made: tuple[Settings, str]) -> None:
+def test_page_has_loops_date_and_result_before_the_pictures(made: tuple[Settings, str]) -> None:
     _, text = made
     assert "<title>An echo server on uringloop, asyncio, uvloop, " in text
     assert "2026-11-23 12:34 UTC" in text
     result = text.index("uringloop served ")
-    # What the machine does about its processor explains little, and is long.
+    # The list of mitigations is long and explains little, so it comes last.
     assert text.index("<h1>") < result < text.index("<svg") < text.index("mitigations")
     assert "µs" in text
     assert not re.search(r"\bus\b", Balanced.text_of(text))
@@ -168,7 +168,7 @@ def test_legend_stays_in_sight_and_names_every_loop(made: tuple[Settings, str]) 
     assert re.search(r"\.legend \{[^}]*position: sticky", text)
 
 
-def test_no_name_is_there_twice(made: tuple[Settings, str]) -> None:
+def test_ids_in_the_page_are_unique(made: tuple[Settings, str]) -> None:
     _, text = made
     names = re.findall(r'\bid="([^"]+)"', text)
     assert names
@@ -176,11 +176,11 @@ def test_no_name_is_there_twice(made: tuple[Settings, str]) -> None:
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= set(names)
 
 
-def test_panel_without_anything_to_show_is_left_out() -> None:
+def test_panels_without_data_are_left_out() -> None:
     settings = Settings(sizes=(100,), clients=(1, 50), loops=("asyncio", "uringloop"))
     rows = [one.row for one in measured(settings)]
     for row in rows:
-        # Nothing was counted, and no loop could serve 50 clients.
+        # Kernel entries were not counted, and no loop could serve 50 clients.
         uncounted = [dataclasses.replace(one, kernel_entries=None) for one in row.rounds]
         row.rounds = uncounted if row.cell.clients == 1 else []
     results = summary.compare(rows)
@@ -209,7 +209,7 @@ def test_panel_without_anything_to_show_is_left_out() -> None:
         ),
     ],
 )
-def test_result_is_said_in_words(rate: float, expected: str) -> None:
+def test_verdict_describes_the_ratio_in_words(rate: float, expected: str) -> None:
     settings = Settings(sizes=(100,), clients=(1, 50))
     results = measured(settings)
     said = summary.verdict(results, rate)
@@ -239,7 +239,7 @@ def test_report_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = written.read_text()
     assert f"uringloop.bench {' '.join(quick)} --report {written}" in text
     told = capsys.readouterr().out.splitlines()
-    # First what is done and how long that takes; where it went and what it means at the end.
+    # The output begins with the measurements and their duration, and ends with files and result.
     assert told[0] == "An echo server on asyncio"
     assert re.fullmatch(r"6 measurements, .*: about \d+ s", told[2])
     assert told[-3:] == [
@@ -254,7 +254,7 @@ def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, st
     settings, _ = made
     figure = charts.figure_of(settings, measured(settings), "title")
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    # Four panels and a latency for each number of clients, for each size.
+    # For each size: four panels, and a latency panel for each number of clients.
     assert len(shown) == 2 * (4 + 3)
     for axes in shown:
         assert axes.get_title()
@@ -263,7 +263,7 @@ def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, st
         assert axes.has_data()
         assert [line.get_label() for line in axes.get_lines()] or axes.containers
     (legend,) = figure.legends
-    # Which would be white behind the light text of a dark page.
+    # A frame would be white behind the light text of a dark page.
     assert not legend.get_frame_on()
     assert [text.get_text() for text in legend.get_texts()] == NAMES
     styles = {name: charts.style_of(name, NAMES) for name in NAMES}
@@ -273,7 +273,7 @@ def test_every_panel_has_a_unit_and_every_loop_its_name(made: tuple[Settings, st
 
 
 @pytest.mark.parametrize("clients", [(1,), (1, 50, 300), (1, 10, 50, 150, 300, 500, 1000)], ids=len)
-def test_nothing_overlaps(clients: tuple[int, ...]) -> None:
+def test_labels_in_the_picture_do_not_overlap(clients: tuple[int, ...]) -> None:
     settings = Settings(sizes=(1000,), clients=clients, loops=("asyncio", "uvloop", "uringloop"))
     figure = charts.figure_of(settings, measured(settings), "title")
     figure.canvas.draw()
@@ -294,7 +294,7 @@ def test_nothing_overlaps(clients: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", ".png"])
-def test_picture_of_another_kind_is_refused(
+def test_picture_of_unknown_format_is_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
@@ -304,7 +304,7 @@ def test_picture_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize("option", ["--report", "--plot"])
-def test_lack_of_matplotlib_is_told_before_the_measurement(
+def test_missing_matplotlib_is_reported_before_the_measurement(
     tmp_path: Path,
     option: str,
     capsys: pytest.CaptureFixture[str],
@@ -323,7 +323,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
 @pytest.mark.parametrize("dark", [False, True])
-def test_browser_shows_the_page_without_a_complaint(
+def test_browser_shows_the_page_without_errors(
     made: tuple[Settings, str], tmp_path: Path, dark: bool
 ) -> None:
     _, text = made

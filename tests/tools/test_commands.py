@@ -1,4 +1,4 @@
-"""What the package's commands do when their output can not be written."""
+"""The package's commands when their output cannot be written."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def ended(command: str, rest: str) -> subprocess.CompletedProcess[str]:
 
 
 @every_command
-def test_a_reader_that_has_gone_is_no_failure(command: str) -> None:
-    # It has gone before the first line.
+def test_a_closed_pipe_is_not_an_error(command: str) -> None:
+    # The reader exits before the first line.
     done = ended(command, "| :")
     assert (done.stdout, "Traceback" in done.stderr, "Exception" in done.stderr) == (
         "",
@@ -32,11 +32,11 @@ def test_a_reader_that_has_gone_is_no_failure(command: str) -> None:
 
 
 @every_command
-def test_a_full_disk_is_told_in_a_line(command: str) -> None:
+def test_a_full_disk_prints_one_line_and_exits_with_status_2(command: str) -> None:
     done = ended(command, ">/dev/full")
     name = command.split()[0]
     if name == "uringloop.top":
-        # There may be nothing to show: then nothing is written.
+        # If no program can be watched, nothing is written.
         assert done.returncode in (1, 2)
     else:
         assert done.returncode == 2
@@ -45,10 +45,10 @@ def test_a_full_disk_is_told_in_a_line(command: str) -> None:
 
 
 @every_command
-def test_a_closed_stdout_takes_nothing_away(command: str) -> None:
+def test_a_closed_stdout_does_not_change_status_and_stderr(command: str) -> None:
     open_, closed = ended(command, ""), ended(command, ">&-")
     assert (closed.returncode, closed.stderr) == (open_.returncode, open_.stderr)
 
 
-def test_the_package_tells_its_version() -> None:
+def test_option_version_prints_the_version() -> None:
     assert ended("uringloop", "--version").stdout == f"uringloop {uringloop.__version__}\n"

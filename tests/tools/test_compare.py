@@ -1,4 +1,4 @@
-"""The comparison: every row can be measured, what is missing is a cell, reports can be merged."""
+"""The comparison of loops: its rows, cells of missing loops and tools, and merged reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from uringloop.bench.workloads.http import BODY
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-# Like tests/loop/test_parity.py: the modules of the folder find each other.
+# The modules in this directory import each other by name, as in tests/loop/test_parity.py.
 sys.path.insert(0, str(BENCHMARKS))
 compare = importlib.import_module("compare")
 methods = importlib.import_module("compare_methods")
@@ -35,10 +35,10 @@ pytestmark = pytest.mark.usefixtures("restored_sigterm")
 
 LOOPS = ["asyncio", "uvloop", "uringloop"]
 
-# No release of this loop runs on Linux.
+# No release of winloop runs on Linux.
 MISSING = "winloop"
 
-# The least that is measured at all.
+# Seconds; the shortest round that can be measured.
 SHORT = 0.02
 
 
@@ -51,7 +51,7 @@ def loop(request: pytest.FixtureRequest) -> str:
 
 
 def figures(method: Any, loop: str, directory: Path) -> dict[str, float]:
-    """Take one short round; skip what this machine lacks."""
+    """Measure one short round; skip the test if this machine lacks a program or a feature."""
     bench = methods.Bench(choose(True), directory, SHORT, quick=True)
     try:
         with method(bench) as measure:
@@ -68,7 +68,7 @@ def figures(method: Any, loop: str, directory: Path) -> dict[str, float]:
 # ── the rows ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_row_has_a_name_of_its_own_and_a_goal_that_is_a_ratio() -> None:
+def test_row_names_are_unique_and_goals_are_ratios() -> None:
     names = [row.name for row in rows.ROWS]
     assert len(set(names)) == len(names)
     for row in rows.ROWS:
@@ -107,7 +107,7 @@ def test_rows_are_chosen_by_name_group_and_pattern() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["connect", "udp", "tls/1000x50", "one-way/receive"])
-def test_a_simple_load_is_answered_in_full(loop: str, name: str, tmp_path: Path) -> None:
+def test_every_request_of_a_simple_load_is_answered(loop: str, name: str, tmp_path: Path) -> None:
     (row,) = rows.chosen([name])
     if name.startswith("tls") and shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
@@ -117,13 +117,13 @@ def test_a_simple_load_is_answered_in_full(loop: str, name: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_is_sent_one_way_is_checked(loop: str, tmp_path: Path) -> None:
+def test_data_sent_one_way_is_verified(loop: str, tmp_path: Path) -> None:
     (row,) = rows.chosen(["one-way/send"])
     assert figures(row.method, loop, tmp_path)["cpu"] > 0
 
 
 @pytest.mark.slow
-def test_idle_connections_cost_memory(loop: str, tmp_path: Path) -> None:
+def test_memory_of_idle_connections_is_measured(loop: str, tmp_path: Path) -> None:
     (row,) = rows.chosen(["idle-rss"])
     assert 0 < figures(row.method, loop, tmp_path)["memory"] < 2**20
 
@@ -135,7 +135,7 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
         with methods.Bench(choose(True), tmp_path, SHORT).runner(mode).serving(loop) as served:
             host, port = served[1]
             connection = http.client.HTTPConnection(host, port, timeout=10)
-            # Twice, as the connection stays open.
+            # Twice, because the connection stays open.
             for _ in range(2):
                 connection.request("GET", "/")
                 response = connection.getresponse()
@@ -149,7 +149,7 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
+def test_a_database_client_is_measured(name: str, tmp_path: Path) -> None:
     (row,) = rows.chosen([name])
     if importlib.util.find_spec(name.partition("-")[0]) is None:
         pytest.skip(f"needs {name.partition('-')[0]}: pip install '.[compare]'")
@@ -157,7 +157,7 @@ def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_ends(loop: str, name: str) -> None:
+def test_every_program_runs_to_its_end(loop: str, name: str) -> None:
     with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
         runner.run(PROGRAMS[name].run(2 if name == "subprocess" else 1000))
 
@@ -193,7 +193,7 @@ def test_a_program_is_shortened_in_whole_units() -> None:
         ("", "no request"),
     ],
 )
-def test_a_load_that_failed_is_no_figure(output: str, words: str) -> None:
+def test_a_failed_load_raises_instead_of_giving_a_figure(output: str, words: str) -> None:
     assert methods.requests_of("  1234 requests in 1.00s, 5.00MB read") == 1234
     with pytest.raises(methods.Refused, match=words):
         methods.requests_of(output)
@@ -210,14 +210,14 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_run_is_reported_with_what_is_missing(tmp_path: Path) -> None:
+def test_a_report_names_missing_loops_and_tools(tmp_path: Path) -> None:
     files = tmp_path / "report.json", tmp_path / "report.md"
     names = "sleep-1,tcp-protocol/128x50,http-raw"
     ended = run(
         *("--quick", "--no-reference", "--duration", "0.05", "--rounds", "2"),
         *("--rows", names, "--loops", f"asyncio,{MISSING},uringloop"),
         *("--json", str(files[0]), "--markdown", str(files[1])),
-        # Neither wrk nor any other tool.
+        # Without wrk and all other tools.
         PATH="/nonexistent",
     )
     assert ended.returncode == 0, ended.stderr
@@ -232,7 +232,7 @@ def test_a_run_is_reported_with_what_is_missing(tmp_path: Path) -> None:
     for name in ("tcp-protocol/128x50", "sleep-1"):
         row = found[name]
         assert row["cells"][MISSING]["status"] == "not installed"
-        # Without the baseline there is no ratio.
+        # The baseline is missing, so there is no ratio.
         assert row["met"] == {"uringloop": None}
         cell = row["cells"]["uringloop"]
         assert (cell["status"], len(cell["rounds"]), cell["ratio"]) == ("ok", 2, None)
@@ -240,14 +240,14 @@ def test_a_run_is_reported_with_what_is_missing(tmp_path: Path) -> None:
     assert found["http-raw"]["cells"]["asyncio"]["note"] == "wrk is not installed"
     assert "wrk is not installed" in ended.stdout
     table = [line for line in ended.stdout.splitlines() if line.startswith("|")]
-    # The ratios, then the figures.
+    # A table of ratios and a table of figures.
     assert len(table) == 2 * (2 + 3)
     for half in (table[:5], table[5:]):
         assert len({line.count("|") for line in half}) == 1
 
 
 @pytest.mark.slow
-def test_a_loop_that_fails_is_a_cell_and_status_1(tmp_path: Path) -> None:
+def test_a_failing_loop_is_a_failed_cell_and_status_1(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def loop():\n    raise OSError('no loop today')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     ended = run(
@@ -256,7 +256,7 @@ def test_a_loop_that_fails_is_a_cell_and_status_1(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert "broken:loop, sleep-1, create: failed: OSError: no loop today" in ended.stdout
-    # In the table of the ratios, and in that of the figures.
+    # In the table of ratios and in the table of figures.
     assert ended.stdout.count("| failed |") == 2 * 2
 
 
@@ -283,7 +283,7 @@ def test_the_list_has_every_row_with_its_goal(capsys: pytest.CaptureFixture[str]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_status_2(
+def test_bad_input_prints_one_line_and_exits_with_status_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare.main(arguments) == 2
@@ -298,7 +298,7 @@ def test_bad_input_is_one_line_and_status_2(
 
 
 def table(version: str, **costs: list[float]) -> Any:
-    """Return a report of two rows, of which the second has a goal."""
+    """Return a report of two rows; the second row has a goal."""
     names = ["curve/128x10", "sleep-1"]
     lines = [
         report.Line(name, goal, "cpu", "turn", {c: report.Cell(rounds=r) for c, r in costs.items()})
@@ -318,7 +318,7 @@ def test_a_goal_is_met_by_the_ratio_of_the_medians() -> None:
     assert line.met("rloop") is None
 
 
-def test_reports_of_several_pythons_become_one(
+def test_reports_of_several_pythons_are_merged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = table("3.13", uvloop=[10.0], rloop=[20.0], uringloop=[5.0])
@@ -339,7 +339,7 @@ def test_reports_of_several_pythons_become_one(
     assert cells["rloop (3.13)"]["ratio"] == 0.5
     assert cells["uringloop (3.14)"]["ratio"] == 1.0
     assert document["rows"][1]["met"] == {"uringloop (3.13)": True, "uringloop (3.14)": False}
-    # A merged report is one that can be read.
+    # A merged report can be loaded.
     assert report.load(merged).columns == document["columns"]
     assert compare.main(["--merge", str(paths[0]), str(paths[0])]) == 2
 
@@ -353,7 +353,7 @@ def test_a_report_is_drawn(tmp_path: Path, suffix: str) -> None:
     single.lines[1].cells["uringloop"].give_up("not supported", "")
     source, picture = tmp_path / "report.json", tmp_path / f"report{suffix}"
     source.write_text(report.to_json(single))
-    # In a process of its own, for what matplotlib warns of.
+    # In a process of its own, because matplotlib raises warnings.
     ended = run("--merge", str(source), "--plot", str(picture))
     assert ended.returncode == 0, ended.stderr
     assert picture.stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""The doctor: what it says of a machine, in text and as JSON, and its exit status."""
+"""The doctor: its report as text and as JSON, and its exit status."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Facts = TypedDict(
     },
 )
 
-# A warning would be an error, and what is not closed would be one of those.
+# Warnings are errors; in development mode an unclosed resource is a warning.
 STRICT = ("-Werror", "-Xdev", "-m", "uringloop.doctor")
 
 
 @functools.cache
 def examined(under: str | None = None, **variables: str) -> tuple[str, Facts, int]:
-    """Return the doctor's text, its facts as JSON and its exit status, the same both times."""
+    """Return the doctor's text, its facts from --json, and its exit status, the same for both."""
     text = seccomp.run(*STRICT, under=under, **variables)
     facts = seccomp.run(*STRICT, "--json", under=under, **variables)
     assert (text.stderr, facts.stderr) == ("", "")
@@ -58,7 +58,7 @@ def examined(under: str | None = None, **variables: str) -> tuple[str, Facts, in
 
 
 def with_descriptors(count: int) -> Facts:
-    """Return the facts of a process that may have *count* descriptors."""
+    """Return the facts of a process with a soft limit of *count* descriptors."""
     command = [sys.executable, *STRICT, "--json"]
     ended = subprocess.run(
         ["sh", "-c", f'ulimit -Sn {count}; exec "$@"', "sh", *command],
@@ -86,7 +86,7 @@ def with_descriptors(count: int) -> Facts:
         (None, {"URINGLOOP_DISABLE": "quiet_sends,min_wait"}),
     ],
 )
-def test_text_and_json_tell_the_same(under: str | None, variables: dict[str, str]) -> None:
+def test_text_and_json_have_the_same_facts(under: str | None, variables: dict[str, str]) -> None:
     text, facts, _ = examined(under, **variables)
     head, seen, advised = text.split("\n\n")
     named = [(name, value) for name, value in facts.items() if isinstance(value, str)]
@@ -102,7 +102,7 @@ def test_text_and_json_tell_the_same(under: str | None, variables: dict[str, str
     assert advised == "\n  ".join(["Advice", *advice]) + "\n"
 
 
-def test_every_feature_is_named_with_what_it_brings() -> None:
+def test_every_feature_is_listed_with_its_benefit() -> None:
     text, facts, _ = examined()
     assert set(facts["features"]) == set(features.FEATURES) == set(doctor.BRINGS)
     assert set(facts["features"].values()) <= {"used", "absent", "disabled"}
@@ -124,7 +124,7 @@ def test_facts_are_those_of_the_process() -> None:
     assert all(isinstance(value, str) and value for value in list(facts.values())[:15])
 
 
-def test_unknown_option_is_a_matter_of_usage() -> None:
+def test_unknown_option_prints_the_usage_and_exits_with_status_2() -> None:
     ended = seccomp.run(*STRICT, "--nonsense")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("usage: python -m uringloop.doctor")
@@ -142,7 +142,7 @@ def test_status_is_0_on_io_uring() -> None:
 
 
 @pytest.mark.parametrize("refusal", ["ENOSYS", "EOPNOTSUPP", "enter-ENOSYS"])
-def test_refusal_is_told_with_cause_and_remedy(refusal: str) -> None:
+def test_refusal_is_reported_with_cause_and_remedy(refusal: str) -> None:
     _, facts, status = examined(refusal)
     assert (facts["backend"], facts["seccomp mode"], status) == ("soft", "2", 1)
     assert "seccomp mode 2" in facts["reason"]
@@ -151,18 +151,18 @@ def test_refusal_is_told_with_cause_and_remedy(refusal: str) -> None:
 
 
 @pytest.mark.parametrize("refusal", ["EPERM", "EINVAL", "EACCES", "ENOMEM"])
-def test_whatever_refuses_the_software_ring_is_not_called_a_choice(refusal: str) -> None:
+def test_refusal_by_the_kernel_is_not_reported_as_a_choice(refusal: str) -> None:
     _, facts, status = examined(refusal)
     assert (facts["backend"], status) == ("soft", 1)
     (advice,) = [line for line in facts["advice"] if "io_uring" in line]
-    assert advice.startswith("for io_uring: ")
-    assert facts["reason"].endswith(advice.removeprefix("for io_uring: "))
+    assert advice.startswith("to use io_uring: ")
+    assert facts["reason"].endswith(advice.removeprefix("to use io_uring: "))
 
 
-def test_what_the_software_ring_has_is_told_as_used() -> None:
+def test_features_of_the_software_ring_are_reported_as_used() -> None:
     _, facts, _ = examined(URINGLOOP_BACKEND="soft")
     used = {name for name, state in facts["features"].items() if state == "used"}
-    # Whether the kernel tells of paths is its own matter.
+    # cached_paths depends on the kernel.
     has = set(features.FEATURES) - {"no_iowait"}
     assert used | {"cached_paths"} == has | {"cached_paths"}
 
@@ -175,7 +175,7 @@ def test_what_the_software_ring_has_is_told_as_used() -> None:
         ("6.1.0-50-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.1-1 (2026-01-10)", "lxc"),
     ],
 )
-def test_kind_of_container_is_told(
+def test_kind_of_container_is_reported(
     monkeypatch: pytest.MonkeyPatch, release: str, version: str, kind: str
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
@@ -186,7 +186,7 @@ def test_kind_of_container_is_told(
     assert doctor.container() == kind
 
 
-def test_software_ring_by_choice_is_told_with_who_chose() -> None:
+def test_chosen_software_ring_is_reported_with_the_variable() -> None:
     _, facts, status = examined(URINGLOOP_BACKEND="soft")
     assert (facts["backend"], status) == ("soft", 1)
     assert facts["reason"] == "asked for by URINGLOOP_BACKEND"
@@ -194,12 +194,12 @@ def test_software_ring_by_choice_is_told_with_who_chose() -> None:
     assert "software ring" in advice
 
 
-def test_kernel_is_not_asked_where_the_software_ring_is_chosen() -> None:
+def test_chosen_software_ring_makes_no_io_uring_call() -> None:
     _, facts, status = examined("KILL", URINGLOOP_BACKEND="soft")
     assert (facts["backend"], facts["seccomp mode"], status) == ("soft", "2", 1)
 
 
-def test_ring_that_must_be_the_kernels_and_is_refused_is_a_report_too() -> None:
+def test_refusal_of_a_required_io_uring_is_reported() -> None:
     text, facts, status = examined("ENOSYS", URINGLOOP_BACKEND="io_uring")
     assert (facts["backend"], status) == ("none", 1)
     assert "Function not implemented" in facts["reason"]
@@ -219,20 +219,20 @@ def test_ring_that_must_be_the_kernels_and_is_refused_is_a_report_too() -> None:
         ("URINGLOOP_DISABLE", "min_wait, cached_files, cached_paths"),
     ],
 )
-def test_mistake_in_a_variable_is_told_as_one(variable: str, known: str) -> None:
+def test_invalid_variable_is_reported_as_the_cause(variable: str, known: str) -> None:
     text, facts, status = examined(**{variable: "nonsense"})
     assert (facts["backend"], status) == ("none", 1)
     for words in (variable, "nonsense", known):
         assert words in facts["reason"]
-    # Whoever reads the last lines only must learn it there.
+    # The advice at the end repeats the cause, for users who read only the last lines.
     assert any(variable in line and "nonsense" in line for line in facts["advice"])
-    # It says nothing about what the kernel has.
+    # The kernel has not refused anything.
     assert not any("refused" in line for line in facts["advice"])
     assert "Traceback" not in text
 
 
 @on_io_uring
-def test_features_that_are_switched_off_are_told() -> None:
+def test_disabled_features_are_reported() -> None:
     _, facts, status = examined(URINGLOOP_DISABLE="quiet_sends,min_wait")
     assert status == 0
     disabled = {name for name, state in facts["features"].items() if state == "disabled"}
@@ -243,20 +243,20 @@ def test_features_that_are_switched_off_are_told() -> None:
     assert "cached_files" not in advice
 
 
-def test_feature_of_every_ring_is_told_when_it_is_switched_off() -> None:
+def test_disabled_feature_of_the_software_ring_is_reported() -> None:
     _, facts, _ = examined(URINGLOOP_BACKEND="soft", URINGLOOP_DISABLE="cached_files")
     assert facts["features"]["cached_files"] == "disabled"
     assert any("URINGLOOP_DISABLE" in line for line in facts["advice"])
 
 
-def test_few_descriptors_are_told() -> None:
+def test_few_descriptors_get_advice() -> None:
     facts = with_descriptors(512)
     assert facts["descriptors"].startswith("512 of ")
     (advice,) = [line for line in facts["advice"] if "descriptors" in line]
     assert "ulimit -n" in advice
 
 
-def test_many_descriptors_need_no_advice() -> None:
+def test_many_descriptors_get_no_advice() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < 4096:
         pytest.skip("this process may not have many descriptors")

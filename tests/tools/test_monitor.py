@@ -1,4 +1,4 @@
-"""What a process tells of its loops at a UNIX socket: when, to whom, and what it never costs."""
+"""The monitor: its answers, when it runs, forks, failures and costs."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-# ── what is told ─────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_blocked_loop_is_told_of_and_where_it_is(place: Path) -> None:
+def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
     with program(place, BLOCKED) as watched:
         told = told_by(watched.socket)
         (loop,) = told["loops"]
@@ -56,11 +56,11 @@ def test_blocked_loop_is_told_of_and_where_it_is(place: Path) -> None:
         assert (loop["place"]["function"], loop["place"]["file"]) == ("go", "<string>")
         assert loop["task"] is None
         assert (loop["stats"]["turns"], loop["stats"]["timers_pending"]) == (1, 1)
-        # It still is, and the answer does not make it go on.
+        # The loop stays blocked: answering does not run it.
         wait_until(lambda: told_by(watched.socket)["loops"][0]["blocked"] > loop["blocked"])
         later = told_by(watched.socket)
         (still,) = later["loops"]
-        # A turn that has not ended is late by as long as it has lasted.
+        # The lag is the time for which the current turn has lasted.
         lags = ("lag", "lag_max")
         assert [still["stats"]["lag"], still["stats"]["lag_max"]] == [
             pytest.approx(still["blocked"], abs=0.1)
@@ -88,7 +88,7 @@ def test_answer_names_the_program_and_its_versions(place: Path) -> None:
         assert 0 < loop["thread_cpu"] <= told["cpu"]
 
 
-def test_task_that_blocks_is_named(place: Path) -> None:
+def test_answer_names_the_task_that_blocks(place: Path) -> None:
     script = """
     async def stuck():
         ready()
@@ -105,7 +105,7 @@ def test_task_that_blocks_is_named(place: Path) -> None:
         watched.end()
 
 
-def test_sleeping_loop_is_nowhere(place: Path) -> None:
+def test_sleeping_loop_has_no_place_and_no_task(place: Path) -> None:
     with program(place, ASLEEP) as watched:
         wait_until(lambda: told_by(watched.socket)["loops"][0]["sleeping"])
         (loop,) = told_by(watched.socket)["loops"]
@@ -113,7 +113,7 @@ def test_sleeping_loop_is_nowhere(place: Path) -> None:
         watched.end()
 
 
-def test_every_loop_of_every_thread_is_told_of(place: Path) -> None:
+def test_answer_has_the_loops_of_all_threads(place: Path) -> None:
     script = """
     async def main(barrier):
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ def test_every_loop_of_every_thread_is_told_of(place: Path) -> None:
         watched.end()
 
 
-def test_loops_are_found_while_others_are_made_in_threads() -> None:
+def test_open_loops_is_complete_while_threads_create_loops() -> None:
     done = threading.Event()
 
     def make() -> None:
@@ -172,7 +172,7 @@ def test_loops_are_found_while_others_are_made_in_threads() -> None:
     assert own not in open_loops()
 
 
-def test_loop_that_is_freed_is_forgotten() -> None:
+def test_freed_loop_is_removed_from_open_loops() -> None:
     before = len(open_loops())
     loop = uringloop.new_event_loop()
     assert len(open_loops()) == before + 1
@@ -181,11 +181,11 @@ def test_loop_that_is_freed_is_forgotten() -> None:
     assert len(open_loops()) == before
 
 
-# ── when ─────────────────────────────────────────────────────────────────────────────────────
+# ── start and stop ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
-def test_nothing_is_there_unless_asked_for(place: Path, value: str | None) -> None:
+def test_monitor_is_off_by_default(place: Path, value: str | None) -> None:
     script = """
     uringloop.new_event_loop().close()
     ready()
@@ -194,13 +194,13 @@ def test_nothing_is_there_unless_asked_for(place: Path, value: str | None) -> No
     variables = {} if value is None else {"URINGLOOP_MONITOR": value}
     wanted = "" if value is None else value
     with program(place, script, **{**variables, "URINGLOOP_MONITOR": wanted}) as watched:
-        # "0" needs the module to know it.
+        # The module is imported to recognize "0".
         assert watched.line() == f"{value == '0'} 1"
         assert list(place.iterdir()) == []
         watched.end()
 
 
-def test_file_is_there_from_the_first_loop_to_the_exit(place: Path) -> None:
+def test_socket_file_exists_from_the_first_loop_until_exit(place: Path) -> None:
     script = """
     ready()
     go()
@@ -217,7 +217,7 @@ def test_file_is_there_from_the_first_loop_to_the_exit(place: Path) -> None:
         assert list(place.iterdir()) == []
 
 
-def test_path_can_be_chosen(place: Path) -> None:
+def test_variable_can_name_the_path(place: Path) -> None:
     own = place / "mine"
     with program(place, BLOCKED, URINGLOOP_MONITOR=str(own)) as watched:
         assert told_by(own)["pid"] == watched.pid
@@ -225,7 +225,7 @@ def test_path_can_be_chosen(place: Path) -> None:
         assert not own.exists()
 
 
-def test_folder_that_is_chosen_has_one_socket_for_each_process(place: Path) -> None:
+def test_variable_can_name_a_directory_for_several_processes(place: Path) -> None:
     folder = place / "programs"
     folder.mkdir()
     with (
@@ -236,7 +236,7 @@ def test_folder_that_is_chosen_has_one_socket_for_each_process(place: Path) -> N
             assert told_by(folder / watched.socket.name)["pid"] == watched.pid
 
 
-def test_path_is_still_known_after_a_change_of_folder(place: Path) -> None:
+def test_relative_path_is_removed_after_chdir(place: Path) -> None:
     script = f"""
     os.chdir({str(place)!r})
     uringloop.new_event_loop().close()
@@ -248,7 +248,7 @@ def test_path_is_still_known_after_a_change_of_folder(place: Path) -> None:
         assert list(place.iterdir()) == []
 
 
-def test_call_starts_stops_and_moves_it(place: Path) -> None:
+def test_start_and_stop_create_move_and_remove_the_socket(place: Path) -> None:
     first, second = place / "first", place / "second"
     assert uringloop.monitor is monitor
     assert monitor.start(first) == str(first)
@@ -262,7 +262,7 @@ def test_call_starts_stops_and_moves_it(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_stop_holds_though_the_variable_is_set(place: Path) -> None:
+def test_stop_overrides_the_variable_in_children_too(place: Path) -> None:
     script = """
     uringloop.new_event_loop().close()
     uringloop.monitor.stop()
@@ -279,7 +279,7 @@ def test_stop_holds_though_the_variable_is_set(place: Path) -> None:
         watched.end()
 
 
-def test_end_of_a_connection_does_not_wait_for_its_client(monitored: Path) -> None:
+def test_stop_disconnects_clients(monitored: Path) -> None:
     with connected(monitored) as sock:
         sock.sendall(b"\n")
         assert reply_of(sock)
@@ -290,7 +290,7 @@ def test_end_of_a_connection_does_not_wait_for_its_client(monitored: Path) -> No
 # ── processes ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_forked_child_leaves_the_parents_and_makes_its_own(place: Path) -> None:
+def test_forked_child_keeps_the_parents_socket_and_makes_its_own(place: Path) -> None:
     script = """
     uringloop.new_event_loop().close()
     read, write = os.pipe()
@@ -328,7 +328,7 @@ def test_forked_child_leaves_the_parents_and_makes_its_own(place: Path) -> None:
         watched.end()
 
 
-def test_nobody_hears_a_parent_that_was_killed_while_its_child_lives(place: Path) -> None:
+def test_socket_of_a_killed_parent_refuses_though_its_child_lives(place: Path) -> None:
     script = """
     uringloop.new_event_loop().close()
     if os.fork() == 0:
@@ -344,7 +344,7 @@ def test_nobody_hears_a_parent_that_was_killed_while_its_child_lives(place: Path
             sock.connect(str(watched.socket))
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(place: Path) -> None:
+def test_socket_of_a_killed_process_is_removed_by_the_next_process(place: Path) -> None:
     with program(place, BLOCKED) as killed:
         pass
     assert killed.socket.exists()
@@ -354,17 +354,17 @@ def test_what_a_killed_process_left_is_removed_by_the_next(place: Path) -> None:
         assert set(place.iterdir()) == {other, living.socket, watched.socket}
 
 
-def test_stale_files_are_removed_by_many_at_once(place: Path) -> None:
+def test_stale_sockets_can_be_removed_by_several_threads(place: Path) -> None:
     for number in range(300):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(place / server.name_for(1000000 + number)))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        # What one of them raises is raised here.
+        # An exception in any of the threads is raised here.
         assert list(pool.map(server.remove_stale, [str(place)] * 4)) == [None] * 4
     assert list(place.iterdir()) == []
 
 
-def test_stale_file_at_the_path_is_replaced(place: Path) -> None:
+def test_stale_socket_at_the_path_is_replaced(place: Path) -> None:
     path = place / "stale"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
@@ -375,7 +375,7 @@ def test_stale_file_at_the_path_is_replaced(place: Path) -> None:
         monitor.stop()
 
 
-def test_file_that_another_process_has_put_there_stays(monitored: Path) -> None:
+def test_stop_keeps_a_file_that_replaced_the_socket(monitored: Path) -> None:
     monitored.unlink()
     monitored.write_text("another's")
     monitor.stop()
@@ -386,7 +386,7 @@ def test_file_that_another_process_has_put_there_stays(monitored: Path) -> None:
 # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_path_where_somebody_listens_is_not_taken(
+def test_path_with_another_listener_is_refused(
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = place / "taken"
@@ -399,18 +399,18 @@ def test_path_where_somebody_listens_is_not_taken(
 
 
 @pytest.mark.parametrize("where", ["missing/path", "file/path", "file", "x" * 200])
-def test_path_that_cannot_be_is_a_warning(
+def test_unusable_path_logs_one_warning(
     place: Path, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     precious = place / "file"
     precious.write_text("precious")
     assert monitor.start(place / where) is None
-    assert "this process cannot be watched: " in warnings_of(caplog)
+    assert "the monitor of this process cannot start: " in warnings_of(caplog)
     assert precious.read_text() == "precious"
     assert list(place.iterdir()) == [precious]
 
 
-def test_loop_is_made_whatever_the_variable_says(place: Path) -> None:
+def test_unusable_variable_does_not_prevent_loops(place: Path) -> None:
     script = """
     for _ in range(3):
         uringloop.run(asyncio.sleep(0))
@@ -418,22 +418,22 @@ def test_loop_is_made_whatever_the_variable_says(place: Path) -> None:
     """
     with program(place, script, URINGLOOP_MONITOR="/nonexistent/path") as watched:
         errors = watched.end()
-    # Once: every loop would be too often.
-    assert errors.count("cannot be watched") == 1
+    # One warning for the process, not one for each loop.
+    assert errors.count("cannot start") == 1
 
 
-def test_folder_of_somebody_elses_making_is_not_used(place: Path) -> None:
+def test_default_directory_that_is_a_link_is_refused(place: Path) -> None:
     real = place / "real"
     real.mkdir(0o700)
     (place / f"uringloop-{os.geteuid()}").symlink_to(real)
     variables = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(place)}
     with program(place, BLOCKED, **variables) as watched:
-        assert "is not a folder of this user's alone" in watched.end()
+        assert "must be a directory of this user" in watched.end()
     assert list(real.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-def test_runtime_folder_that_others_may_write_is_not_used(place: Path, mode: int) -> None:
+def test_runtime_directory_writable_by_others_is_not_used(place: Path, mode: int) -> None:
     shared = place / "shared"
     shared.mkdir()
     shared.chmod(mode)
@@ -446,15 +446,15 @@ def test_runtime_folder_that_others_may_write_is_not_used(place: Path, mode: int
 
 
 @pytest.mark.parametrize("umask", ["000", "022", "777"])
-def test_socket_is_its_users_alone_whatever_the_umask(place: Path, umask: str) -> None:
+def test_socket_has_mode_0600_with_any_umask(place: Path, umask: str) -> None:
     with program(place, f"os.umask(0o{umask})\n" + BLOCKED) as watched:
         assert stat.S_IMODE(watched.socket.stat().st_mode) == 0o600
 
 
-# ── what it costs ────────────────────────────────────────────────────────────────────────────
+# ── costs ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_thread_takes_no_signals_and_sleeps_while_nobody_asks(place: Path) -> None:
+def test_thread_blocks_signals_and_sleeps_without_requests(place: Path) -> None:
     script = """
     uringloop.new_event_loop().close()
     (thread,) = [one for one in threading.enumerate() if one.name == "uringloop-monitor"]

@@ -1,4 +1,4 @@
-"""Who may ask a monitor, how often, and what becomes of those who do anything else."""
+"""The monitor's clients: permissions, limits, and clients that violate the protocol."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from uringloop._monitor import server
 __all__ = ["monitored", "place"]
 
 
-def test_one_connection_asks_as_often_as_it_likes(monitored: Path) -> None:
+def test_one_connection_can_send_many_requests(monitored: Path) -> None:
     with connected(monitored) as sock:
         times = []
         for _ in range(20):
@@ -39,7 +39,7 @@ def test_one_connection_asks_as_often_as_it_likes(monitored: Path) -> None:
     assert times == sorted(set(times))
 
 
-def test_requests_in_a_row_are_all_answered(monitored: Path) -> None:
+def test_pipelined_requests_are_all_answered(monitored: Path) -> None:
     with connected(monitored) as sock:
         sock.sendall(b"\n" * 200)
         received = b""
@@ -49,38 +49,36 @@ def test_requests_in_a_row_are_all_answered(monitored: Path) -> None:
 
 
 def flood(sock: socket.socket, data: bytes) -> None:
-    """Send *data* over and over until the other end has closed the connection."""
+    """Send *data* repeatedly until the peer has closed the connection."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while True:
             sock.sendall(data)
 
 
 @pytest.mark.parametrize("request_", [b"GET / HTTP/1.0\r\n\r\n", b"x\n", b"\xff\x00\n"])
-def test_other_requests_are_answered_with_an_error_and_closed(
-    monitored: Path, request_: bytes
-) -> None:
+def test_invalid_request_gets_an_error_and_eof(monitored: Path, request_: bytes) -> None:
     with connected(monitored) as sock:
         sock.sendall(request_)
         try:
-            assert error_of(sock) == "a request is an empty line"
+            assert error_of(sock) == "a request must be an empty line"
         except ConnectionResetError:
-            # What was not read of it is lost with the connection.
+            # Closing a socket with unread data resets the connection, which loses the answer.
             assert len(request_) > 2
     assert told_by(monitored)["pid"] == os.getpid()
 
 
-def test_line_without_an_end_is_closed(monitored: Path) -> None:
+def test_request_without_newline_is_disconnected(monitored: Path) -> None:
     with connected(monitored) as sock:
         flood(sock, b"x" * 1000)
     assert told_by(monitored)["pid"] == os.getpid()
 
 
-def test_client_that_reads_nothing_harms_nobody_and_is_closed(
+def test_client_that_reads_nothing_is_disconnected(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PATIENCE_S", 0.3)
     with connected(monitored) as sock:
-        # As much as the kernel takes: more than is ever answered.
+        # Fill the kernel's buffer: these are more requests than are ever answered.
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while sock.send(b"\n" * 65536):
@@ -91,7 +89,7 @@ def test_client_that_reads_nothing_harms_nobody_and_is_closed(
     assert told_by(monitored)["pid"] == os.getpid()
 
 
-def test_client_that_asks_nothing_is_closed(
+def test_client_that_sends_nothing_is_disconnected(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PATIENCE_S", 0.1)
@@ -99,7 +97,7 @@ def test_client_that_asks_nothing_is_closed(
         assert sock.recv(1) == b""
 
 
-def test_clients_are_so_many_and_no_more(monitored: Path) -> None:
+def test_number_of_clients_is_limited(monitored: Path) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(server.CLIENTS_MAX):
             sock = stack.enter_context(connected(monitored))
@@ -116,7 +114,7 @@ def test_clients_are_so_many_and_no_more(monitored: Path) -> None:
     wait_until(again)
 
 
-def test_client_that_goes_without_reading_harms_nobody(monitored: Path) -> None:
+def test_client_that_resets_the_connection_does_no_harm(monitored: Path) -> None:
     for _ in range(30):
         with connected(monitored) as sock:
             sock.sendall(b"\n")
@@ -127,7 +125,7 @@ def test_client_that_goes_without_reading_harms_nobody(monitored: Path) -> None:
 @as_root
 def test_peer_of_another_user_is_refused(place: Path) -> None:
     with program(place, BLOCKED) as watched:
-        # The first two lines of defence are taken away.
+        # Disable the first two protections: the modes of the directory and of the socket.
         place.chmod(0o755)
         watched.socket.chmod(0o666)
         stranger = run_script(f"""
@@ -141,9 +139,9 @@ def test_peer_of_another_user_is_refused(place: Path) -> None:
         """)
         assert stranger.returncode == 0, stranger.stderr
         error, end = stranger.stdout.splitlines()
-        assert json.loads(error) == {"error": "not permitted: this process is another user's"}
+        assert json.loads(error) == {"error": "not permitted: this process belongs to another user"}
         assert end == "b''"
-        # And by the mode of the file, if that stands.
+        # The mode of the socket alone keeps the user out as well.
         watched.socket.chmod(0o600)
         stranger = run_script(f"""
             import os, socket
@@ -154,8 +152,8 @@ def test_peer_of_another_user_is_refused(place: Path) -> None:
 
 
 @as_root
-def test_root_may_ask_a_program_of_another_user(place: Path) -> None:
-    # What is imported later may be root's alone.
+def test_root_may_watch_a_program_of_another_user(place: Path) -> None:
+    # Import the monitor before setuid(): only root may be able to read its files.
     script = (
         f"uringloop.monitor\nos.chown({str(place)!r}, {NOBODY}, {NOBODY})\nos.setuid({NOBODY})\n"
     )

@@ -1,4 +1,4 @@
-"""What a loop tells of itself as text for Prometheus."""
+"""The metrics of a loop in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from uringloop._turn.timing import BOUNDS
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
 SAMPLE = re.compile(rf"(?P<name>{NAME})(?:{{(?P<labels>{LABEL}(?:,{LABEL})*)}})? (?P<value>\S+)")
-# What all samples have unless the program says otherwise.
+# The label of all samples, unless the program passes other labels.
 PID = f'pid="{os.getpid()}"'
 HISTOGRAMS = ("completions_per_turn", "timer_lag_seconds", "turn_seconds", "callback_seconds")
 
 
 class Family(NamedTuple):
-    """A metric: its type, and its samples by suffix and labels, without the process's."""
+    """A metric: its type, and its samples by suffix and labels, without the label `pid`."""
 
     kind: str
     samples: dict[str, float]
 
 
 def parsed(text: str, label: str = PID) -> dict[str, Family]:
-    """Parse the exposition format as strictly as its document asks for, without timestamps."""
+    """Parse the exposition format as strictly as its specification allows, without timestamps."""
     assert text.endswith("\n")
     lines = iter(text.removesuffix("\n").split("\n"))
     families: dict[str, Family] = {}
@@ -65,7 +65,7 @@ def parsed(text: str, label: str = PID) -> dict[str, Family]:
 
 
 def buckets_of(family: Family) -> dict[float, float]:
-    """Return the counts of a histogram by their bounds, as they are written."""
+    """Return the cumulative counts of a histogram by their bounds."""
     return {
         float(key.removeprefix('_bucket,le="').removesuffix('"')): value
         for key, value in family.samples.items()
@@ -79,7 +79,7 @@ def metrics(loop: uringloop.Loop) -> dict[str, Family]:
 
 @pytest.fixture
 def worked(loop: uringloop.Loop) -> uringloop.Loop:
-    """A loop that has been asked once, and has done something since."""
+    """A loop that was scraped once and has worked since then."""
 
     async def work() -> None:
         protocol = Collector(loop)
@@ -94,7 +94,7 @@ def worked(loop: uringloop.Loop) -> uringloop.Loop:
     return loop
 
 
-def test_every_number_is_there(worked: uringloop.Loop) -> None:
+def test_every_figure_of_stats_is_a_metric(worked: uringloop.Loop) -> None:
     families = metrics(worked)
     stats = worked.stats()
     for name, value in stats.items():
@@ -106,13 +106,13 @@ def test_every_number_is_there(worked: uringloop.Loop) -> None:
             if f"uringloop_{name}{suffix}" in families
         ]
         assert family.samples == {"": value}
-    # Those two are one histogram, and there are three more.
+    # `batches` and `batched` are one histogram; there are three more histograms.
     assert len(families) == len(stats) - 1 + 3
     assert families["uringloop_received_bytes_total"].samples[""] == 2_000_000
     assert families["uringloop_timers_pending"].samples[""] == 1
 
 
-def test_names_tell_counters_and_units_as_is_the_custom(worked: uringloop.Loop) -> None:
+def test_names_follow_the_conventions_for_counters_and_units(worked: uringloop.Loop) -> None:
     families = metrics(worked)
     counting = {name for name, family in families.items() if family.kind == "counter"}
     assert counting == {name for name in families if name.endswith("_total")}
@@ -159,7 +159,7 @@ def test_durations_are_cumulative_histograms_in_seconds(worked: uringloop.Loop) 
         assert total < BOUNDS[-1]
 
 
-def test_turn_and_callback_that_take_long_are_counted_where_they_belong(
+def test_long_turn_and_callback_are_in_the_right_buckets(
     loop: uringloop.Loop,
 ) -> None:
     prometheus.text(loop)
@@ -191,7 +191,7 @@ def test_turns_are_timed_from_the_first_call_on(loop: uringloop.Loop) -> None:
     assert sum(histograms_of(loop)["turn"][0]) > 0
 
 
-def test_loop_that_sleeps_adds_nothing_to_the_time_of_its_turns(loop: uringloop.Loop) -> None:
+def test_sleep_is_not_part_of_the_duration_of_turns(loop: uringloop.Loop) -> None:
     prometheus.text(loop)
     loop.run_until_complete(asyncio.sleep(0.2))
     counts, total = histograms_of(loop)["turn"]
@@ -199,7 +199,7 @@ def test_loop_that_sleeps_adds_nothing_to_the_time_of_its_turns(loop: uringloop.
     assert total < 0.2
 
 
-def test_callback_that_has_not_returned_is_lag_meanwhile(loop: uringloop.Loop) -> None:
+def test_running_callback_counts_as_lag(loop: uringloop.Loop) -> None:
     prometheus.text(loop)
     seen: list[float] = []
 
@@ -226,7 +226,7 @@ def test_prefix_stands_before_every_name(worked: uringloop.Loop) -> None:
     assert all(name.startswith("my_server_") for name in own)
 
 
-def test_labels_are_the_programs_own_if_it_gives_any(worked: uringloop.Loop) -> None:
+def test_labels_of_the_caller_replace_the_default(worked: uringloop.Loop) -> None:
     usual = metrics(worked)
     assert parsed(prometheus.text(worked, labels={}), "") == usual
     text = prometheus.text(worked, labels={"worker": 'a "b"\\\nc'})
@@ -234,12 +234,12 @@ def test_labels_are_the_programs_own_if_it_gives_any(worked: uringloop.Loop) -> 
     assert parsed(text, r'worker="a \"b\"\\\nc"') == usual
 
 
-def test_new_loop_has_all_of_it_too(loop: uringloop.Loop) -> None:
+def test_new_loop_has_all_metrics_at_zero(loop: uringloop.Loop) -> None:
     for family in metrics(loop).values():
         assert set(family.samples.values()) == {0}
 
 
-def test_a_closed_loop_tells_as_well(worked: uringloop.Loop) -> None:
+def test_closed_loop_has_metrics(worked: uringloop.Loop) -> None:
     with contextlib.closing(worked):
         pass
     assert prometheus.text(worked) == prometheus.text(worked)

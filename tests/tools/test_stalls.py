@@ -1,4 +1,4 @@
-"""`Loop(stall_ms=)`: what blocks a loop is logged while it does, and nothing else is."""
+"""`Loop(stall_ms=)`: stalls are logged while they last, and nothing else is logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREAD = "uringloop-stalls"
 
 
 class Told(logging.Handler):
-    """Keeps what is logged of stalls, and lets others wait for it."""
+    """Collects log messages, and lets a thread wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Told(logging.Handler):
             self.changed.notify_all()
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        """Block until so many lines have *text*."""
+        """Block until *count* messages contain *text*."""
         with self.changed:
             found = self.changed.wait_for(lambda: len(self.having(text)) >= count, PATIENCE)
         assert found, (text, self.lines)
@@ -44,7 +44,7 @@ class Told(logging.Handler):
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    """What the logger says meanwhile; no thread is left at the end."""
+    """The messages of the logger during the test; the thread has ended after it."""
     handler = Told()
     logger = logging.getLogger("uringloop")
     logger.addHandler(handler)
@@ -54,20 +54,20 @@ def told() -> Iterator[Told]:
 
 
 def run(loop: uringloop.Loop, *blocking: object) -> None:
-    """Run the coroutine function that blocks, and close the loop."""
+    """Run each of the coroutine functions to its end, and close the loop."""
     with contextlib.closing(loop):
         for function in blocking:
             assert callable(function)
             loop.run_until_complete(function())
 
 
-# ── what is told ─────────────────────────────────────────────────────────────────────────────
+# ── messages ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told) -> None:
     def block() -> None:
         told.wait_for("has been blocked")
-        # It looks again, and says nothing.
+        # The thread checks again and logs nothing.
         threading.Event().wait(0.06)
 
     async def culprit() -> None:
@@ -84,7 +84,7 @@ def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told
         "(test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over.<locals>.culprit)"
         in head
     )
-    # The loop's own frames and what has called it are left out, the innermost comes last.
+    # The frames of the loop and of its callers are left out; the innermost frame is last.
     places = [line for line in stack if line.startswith("  File")]
     assert places[0].endswith(", in culprit")
     assert f'"{__file__}"' in places[0]
@@ -94,7 +94,7 @@ def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told
     assert loop.stats()["stalls"] == 1
 
 
-def test_callback_without_python_code_is_told_too(told: Told) -> None:
+def test_stall_in_compiled_code_is_logged(told: Told) -> None:
     lock = threading.Lock()
     lock.acquire()
 
@@ -115,7 +115,7 @@ def test_callback_without_python_code_is_told_too(told: Told) -> None:
     assert "no Python code" in told.having("has been blocked")[0]
 
 
-def test_loops_of_several_threads_are_told_by_their_names(told: Told) -> None:
+def test_message_names_the_thread_of_the_loop(told: Told) -> None:
     both = threading.Barrier(2)
 
     def work() -> None:
@@ -135,12 +135,12 @@ def test_loops_of_several_threads_are_told_by_their_names(told: Told) -> None:
 
 
 @pytest.mark.slow
-def test_code_that_keeps_the_gil_is_told_afterwards(told: Told) -> None:
-    # Unlike CDLL it does not give up the GIL for a call.
+def test_code_that_keeps_the_gil_is_logged_afterwards(told: Told) -> None:
+    # Unlike CDLL, PyDLL does not release the GIL for a call.
     usleep = ctypes.PyDLL(None).usleep
 
     async def culprit() -> None:
-        # For the other thread to be at its looks.
+        # Give the other thread time to begin its checks.
         await asyncio.sleep(0.1)
         usleep(400_000)
         await asyncio.get_running_loop().run_in_executor(None, told.wait_for, "keeps the GIL")
@@ -150,7 +150,7 @@ def test_code_that_keeps_the_gil_is_told_afterwards(told: Told) -> None:
     assert "blocked for 0." in line
 
 
-def test_run_that_is_left_by_an_exception_is_not_blocked_any_more(told: Told) -> None:
+def test_run_that_ends_by_an_exception_ends_the_stall(told: Told) -> None:
     def block() -> None:
         told.wait_for("has been blocked")
         raise KeyboardInterrupt
@@ -159,14 +159,14 @@ def test_run_that_is_left_by_an_exception_is_not_blocked_any_more(told: Told) ->
         loop.call_soon(block)
         with pytest.raises(KeyboardInterrupt):
             loop.run_forever()
-        told.wait_for("is not blocked any more")
+        told.wait_for("is no longer blocked")
     assert len(told.lines) == 2
 
 
-# ── what is not ──────────────────────────────────────────────────────────────────────────────
+# ── no messages ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_loop_that_sleeps_or_rests_is_not_blocked() -> None:
+def test_sleeping_or_stopped_loop_is_not_blocked() -> None:
     with contextlib.closing(uringloop.new_event_loop()) as loop:
         watch_stalls(loop, 1)
         assert (turn_of(loop)[0], turn_of(loop)[2]) == (0, 0)
@@ -178,7 +178,7 @@ def test_loop_that_sleeps_or_rests_is_not_blocked() -> None:
 
         async def main() -> None:
             await loop.run_in_executor(None, look)
-            # The present turn began a moment ago.
+            # The current turn began a moment ago.
             assert turn_of(loop)[2] < PATIENCE
 
         loop.run_until_complete(main())
@@ -186,7 +186,7 @@ def test_loop_that_sleeps_or_rests_is_not_blocked() -> None:
         assert turn_of(loop)[0] == turn_of(loop)[2] == 0
 
 
-def test_nothing_is_timed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_are_not_timed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(stalls.VARIABLE, raising=False)
     with contextlib.closing(uringloop.new_event_loop()) as loop:
         seen: list[float] = []
@@ -197,9 +197,7 @@ def test_nothing_is_timed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
         assert THREAD not in {thread.name for thread in threading.enumerate()}
 
 
-def test_variable_is_for_loops_whose_program_does_not_say(
-    told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_overrides_the_variable(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(stalls.VARIABLE, "20")
     uringloop.Loop(stall_ms=0).close()
     assert THREAD not in {thread.name for thread in threading.enumerate()}
@@ -211,7 +209,7 @@ def test_variable_is_for_loops_whose_program_does_not_say(
 
 
 @pytest.mark.parametrize("value", ["often", "-1", "60001", "1.5"])
-def test_variable_that_says_nothing_is_a_warning(
+def test_invalid_variable_logs_a_warning(
     told: Told, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv(stalls.VARIABLE, value)
@@ -222,7 +220,7 @@ def test_variable_that_says_nothing_is_a_warning(
 
 
 @pytest.mark.parametrize("value", [-1, 60_001])
-def test_option_that_is_out_of_range_is_refused(value: int) -> None:
+def test_option_out_of_range_raises_value_error(value: int) -> None:
     with pytest.raises(ValueError, match="stall_ms must be between 0 and 60,000"):
         uringloop.Loop(stall_ms=value)
 
@@ -230,7 +228,7 @@ def test_option_that_is_out_of_range_is_refused(value: int) -> None:
 # ── the thread ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_thread_begins_anew_with_later_loops(told: Told) -> None:
+def test_thread_is_started_again_for_later_loops(told: Told) -> None:
     for number in (1, 2):
 
         async def culprit(number: int = number) -> None:
@@ -240,7 +238,7 @@ def test_thread_begins_anew_with_later_loops(told: Told) -> None:
         wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
 
 
-def test_task_that_cannot_be_named_ends_no_thread(
+def test_exception_of_a_check_does_not_end_the_thread(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(loop: asyncio.AbstractEventLoop) -> None:
@@ -249,7 +247,7 @@ def test_task_that_cannot_be_named_ends_no_thread(
     async def culprit() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(stalls, "task_of", refuse)
-            told.wait_for("are not told any more")
+            told.wait_for("are no longer logged")
 
     async def another() -> None:
         told.wait_for("has been blocked")
@@ -258,13 +256,15 @@ def test_task_that_cannot_be_named_ends_no_thread(
     run(uringloop.Loop(stall_ms=20), another)
 
 
-def test_want_of_a_thread_is_a_warning(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_to_start_the_thread_logs_a_warning(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     run(uringloop.Loop(stall_ms=20), lambda: asyncio.sleep(0))
-    assert told.lines == ["stalls are not told: can't start new thread"]
+    assert told.lines == ["stalls are not logged: can't start new thread"]
 
 
 FORKED = """
@@ -286,14 +286,14 @@ parents = uringloop.Loop(stall_ms=20)
 pid = os.fork()
 assert (pid == 0) == ("uringloop-stalls" not in [one.name for one in threading.enumerate()])
 if pid == 0:
-    # This one is watched by a thread of the child's.
+    # A thread of the child watches this loop.
     uringloop.Loop(stall_ms=20).run_until_complete(culprit())
     os._exit(0)
 _, status = os.waitpid(pid, 0)
 assert status == 0, status
 parents.run_until_complete(culprit())
 parents.close()
-# The thread of this one is there at the exit.
+# The thread for this loop still runs at exit.
 uringloop.Loop(stall_ms=1000).run_until_complete(asyncio.sleep(0))
 print("done")
 """

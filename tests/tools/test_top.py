@@ -1,4 +1,4 @@
-"""python -m uringloop.top: whom it finds, what it shows, and how it ends."""
+"""python -m uringloop.top: which programs it finds, what it shows, and its exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from uringloop._monitor.server import LoopTold, Told
 # The fixture is found by its name here.
 __all__ = ["place"]
 
-# A loop that echoes, and one that is blocked until it is told to go on.
+# A loop that echoes, and one that is blocked until the test sends a line.
 BUSY = """
 async def echo(reader, writer):
     while data := await reader.read(65536):
@@ -83,7 +83,7 @@ uringloop.run(main())
 
 
 def table_of(text: str) -> dict[str, list[str]]:
-    """Return the cells of a plain table's first part by label; the headings' label is empty."""
+    """Return the cells of a plain table's first part by label; the label of the headings is ""."""
     lines = text.split("\n\n")[1].split("\n")
     width = len("operations in flight") + 2
     return {
@@ -107,7 +107,7 @@ def test_table_has_a_column_for_each_loop(place: Path) -> None:
     assert table[""] == ["MainThread", "a worker"]
     assert table["ring"] == [backend()] * 2
     assert table["state"][0].startswith("! BLOCKED ")
-    # What has not returned is late already.
+    # A turn that has not ended counts as lag.
     assert table["lag"][0].startswith("! ")
     assert table["turns/s"][0] == "0"
     for label in ("turns/s", "kernel entries/s", "completions/s"):
@@ -134,7 +134,7 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
     # The kernel's coarse clock may be 10 ms old.
     assert look["seconds"] - 0.1 <= blocked["blocked"] < 60
     assert working["blocked"] < blocked["blocked"]
-    # What a loop sends to itself comes back.
+    # The loop receives what it sends to itself.
     rates = working["rates"]
     assert rates["received_bytes"] == pytest.approx(rates["sent_bytes"], rel=0.5)
     assert rates["turns"] > 0
@@ -142,7 +142,7 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
 
 
 def told(seconds: float, **stats: int) -> Told:
-    """Return what a program with one loop says *seconds* after its start."""
+    """Return the answer of a program with one loop, *seconds* after its start."""
     counts: Any = {**dict.fromkeys((*client.RATED, *client.SHOWN), 0), **stats}
     loop: LoopTold = {
         "id": 1,
@@ -173,7 +173,7 @@ def told(seconds: float, **stats: int) -> Told:
     }
 
 
-def test_rates_are_differences_by_the_programs_own_time() -> None:
+def test_rates_are_differences_over_the_programs_clock() -> None:
     first = Look(told(10, turns=100, batched=50, sent_bytes=1))
     second = Look(told(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
     assert first.loops[0]["rates"] is None
@@ -184,7 +184,7 @@ def test_rates_are_differences_by_the_programs_own_time() -> None:
     assert (rates["sent_bytes"], rates["starved"], rates["overflows"]) == (1_500_000, 2.5, 0)
 
 
-def test_loop_in_the_memory_of_another_begins_at_nothing() -> None:
+def test_rates_of_a_new_loop_at_the_same_address_start_at_zero() -> None:
     first = Look(told(10, turns=1000))
     rates = Look(told(12, turns=10), first).loops[0]["rates"]
     assert rates is not None
@@ -195,7 +195,7 @@ def test_loop_in_the_memory_of_another_begins_at_nothing() -> None:
     ("blocked", "state"),
     [(0.0, "at work"), (0.1, "at work"), (0.11, "BLOCKED"), (4.0, "BLOCKED 4.0 s")],
 )
-def test_turn_that_lasts_is_called_blocked(blocked: float, state: str) -> None:
+def test_turn_of_more_than_100_ms_is_shown_as_blocked(blocked: float, state: str) -> None:
     one = told(10)
     one["loops"][0]["blocked"] = blocked
     one["loops"][0]["place"] = {"function": "f", "file": "x.py", "line": 3}
@@ -207,7 +207,7 @@ def test_turn_that_lasts_is_called_blocked(blocked: float, state: str) -> None:
     assert view.notes[0].endswith(" in f, x.py:3")
 
 
-def test_trouble_is_marked() -> None:
+def test_problems_are_marked() -> None:
     look = Look(told(12, turns=9, starved=4), Look(told(10)))
     lines = render.plain_lines(render.view_of(look, []), 120)
     (line,) = [line for line in lines if line.startswith("starved/s")]
@@ -226,7 +226,7 @@ def test_trouble_is_marked() -> None:
         (5e12, "5,000 GB"),
     ],
 )
-def test_bytes_have_the_unit_that_people_read(value: float, text: str) -> None:
+def test_sizes_have_readable_units(value: float, text: str) -> None:
     assert render.size(value) == text
 
 
@@ -241,7 +241,7 @@ def many(count: int) -> render.View:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
-def test_nothing_is_cut_in_plain_text(count: int) -> None:
+def test_plain_table_is_not_cut(count: int) -> None:
     view = many(count)
     lines = render.plain_lines(view, 120)
     assert max(map(len, lines)) <= 120
@@ -249,7 +249,7 @@ def test_nothing_is_cut_in_plain_text(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
-def test_nothing_is_cut_by_rich(count: int) -> None:
+def test_table_of_rich_is_not_cut(count: int) -> None:
     console = pytest.importorskip("rich.console")
     file = io.StringIO()
     view = many(count)
@@ -267,14 +267,14 @@ def everything_is_in(text: str, view: render.View) -> None:
         assert row.label in text
 
 
-def test_rich_replaces_one_look_by_the_next() -> None:
+def test_rich_updates_the_table_in_place() -> None:
     console = pytest.importorskip("rich.console")
     file = io.StringIO()
     screen = console.Console(file=file, width=120, height=40, force_terminal=True)
     with top.rich_screen(screen) as show:
         show(many(1))
         show(many(2))
-    # The cursor goes up, over the lines of the first.
+    # The cursor moves up over the lines of the first view.
     assert file.getvalue().count("\x1b[1A") >= 20
     assert "ThreadPoolExecutor-0_1" in file.getvalue()
 
@@ -294,7 +294,7 @@ def on_terminal(folder: Path, script: str) -> str:
     ):
         os.close(follower)
         written = b""
-        # A terminal that nobody has open any more is an error to read, and no end.
+        # Reading raises OSError, not EOF, once no process has the terminal open.
         with contextlib.suppress(OSError):
             while data := terminal.read(65536):
                 written += data
@@ -318,7 +318,7 @@ def test_terminal_has_plain_tables_without_rich(place: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_terminal_has_a_table_of_richs(place: Path) -> None:
+def test_terminal_has_a_rich_table(place: Path) -> None:
     pytest.importorskip("rich")
     with program(place, IDLE) as watched:
         text = on_terminal(
@@ -330,11 +330,11 @@ def test_terminal_has_a_table_of_richs(place: Path) -> None:
             """,
         )
         watched.end()
-    # The cursor is hidden while the table is there.
+    # rich hides the cursor while it shows the table.
     assert text.index("\x1b[?25l") < text.index("asleep") < text.index("\x1b[?25h")
 
 
-def test_control_characters_of_a_program_stay_its_own() -> None:
+def test_control_characters_from_a_program_are_replaced() -> None:
     evil = told(1)
     evil["command"] = evil["loops"][0]["name"] = "\x1b[2Jname\n"
     lines = render.plain_lines(render.view_of(Look(evil), []), 120)
@@ -348,7 +348,7 @@ def test_control_characters_of_a_program_stay_its_own() -> None:
 # ── following ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_end_of_the_program_is_told_at_once_and_is_status_3(place: Path) -> None:
+def test_end_of_the_program_is_reported_at_once_with_status_3(place: Path) -> None:
     with (
         program(place, IDLE) as watched,
         following(place, watched.pid, "--interval", "30") as shown,
@@ -360,7 +360,7 @@ def test_end_of_the_program_is_told_at_once_and_is_status_3(place: Path) -> None
     assert shown.returncode == 3
 
 
-def test_program_that_is_killed_has_ended_too(place: Path) -> None:
+def test_killed_program_is_reported_as_ended(place: Path) -> None:
     with (
         program(place, BUSY) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
@@ -372,7 +372,7 @@ def test_program_that_is_killed_has_ended_too(place: Path) -> None:
     assert shown.returncode == 3
 
 
-def test_monitor_that_is_stopped_is_not_called_an_end(place: Path) -> None:
+def test_stopped_monitor_is_not_reported_as_an_end(place: Path) -> None:
     script = """
     uringloop.new_event_loop().close()
     ready()
@@ -388,11 +388,11 @@ def test_monitor_that_is_stopped_is_not_called_an_end(place: Path) -> None:
         watched.go()
         _, errors = shown.communicate(timeout=2 * PATIENCE)
         assert shown.returncode == 3
-        assert errors == f"process {watched.pid} goes on, but cannot be watched any more\n"
+        assert errors == f"process {watched.pid} is still running, but can no longer be watched\n"
         watched.end()
 
 
-def test_looks_follow_each_other(place: Path) -> None:
+def test_later_looks_have_later_times(place: Path) -> None:
     with (
         program(place, BUSY) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
@@ -405,7 +405,7 @@ def test_looks_follow_each_other(place: Path) -> None:
     assert lasted == sorted(set(lasted))
 
 
-def test_ctrl_c_is_a_quiet_end(place: Path) -> None:
+def test_ctrl_c_exits_with_status_0(place: Path) -> None:
     with program(place, IDLE) as watched, following(place, watched.pid) as shown:
         assert there(shown.stdout).readline() != ""
         shown.send_signal(signal.SIGINT)
@@ -414,7 +414,7 @@ def test_ctrl_c_is_a_quiet_end(place: Path) -> None:
         watched.end()
 
 
-def test_pipe_that_is_closed_is_a_quiet_end(place: Path) -> None:
+def test_closed_pipe_exits_with_status_0(place: Path) -> None:
     with (
         program(place, IDLE) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
@@ -426,13 +426,13 @@ def test_pipe_that_is_closed_is_a_quiet_end(place: Path) -> None:
         watched.end()
 
 
-def test_program_that_keeps_the_gil_is_told_of(place: Path) -> None:
+def test_program_that_keeps_the_gil_is_reported(place: Path) -> None:
     script = """
     import ctypes
     uringloop.new_event_loop().close()
     ready()
     go()
-    # Without giving the GIL up, until another process writes a byte.
+    # Keep the GIL until the test writes a byte.
     ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
     ready("went on")
     go()
@@ -452,10 +452,10 @@ def test_program_that_keeps_the_gil_is_told_of(place: Path) -> None:
         watched.process.kill()
 
 
-# ── whom ─────────────────────────────────────────────────────────────────────────────────────
+# ── programs ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_list_has_the_programs_that_live(place: Path) -> None:
+def test_list_has_only_running_programs(place: Path) -> None:
     with program(place, IDLE):
         pass
     with program(place, IDLE) as first, program(place, BUSY) as second:
@@ -463,7 +463,7 @@ def test_list_has_the_programs_that_live(place: Path) -> None:
         assert done.returncode == 0
         rows = [line.split() for line in done.stdout.splitlines()]
         assert rows[0] == ["PID", "loops", "socket", "command"]
-        # Root sees those of others too.
+        # Root also sees programs of other users.
         ours = {tuple(row[:3]) for row in rows if row[2].startswith(str(place))}
         assert ours == {
             (str(first.pid), "1", str(first.socket)),
@@ -471,7 +471,7 @@ def test_list_has_the_programs_that_live(place: Path) -> None:
         }
 
 
-def test_want_of_programs_says_what_to_do(
+def test_message_for_no_programs_names_the_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "all_paths", list)
@@ -480,7 +480,7 @@ def test_want_of_programs_says_what_to_do(
         assert client.HINT in capsys.readouterr().err
 
 
-def test_path_that_the_program_has_chosen_is_found_by_its_number(place: Path) -> None:
+def test_process_id_finds_a_path_set_by_the_variable(place: Path) -> None:
     own = place / "elsewhere"
     own.mkdir()
     for chosen in (own / "file", own):
@@ -496,32 +496,32 @@ def complaint(folder: Path, target: object) -> str:
     return done.stderr.rstrip("\n")
 
 
-def test_process_that_is_not_there_is_named(place: Path) -> None:
+def test_missing_process_is_reported(place: Path) -> None:
     with program(place, IDLE) as watched:
         watched.end()
     assert complaint(place, watched.pid) == f"no such process: {watched.pid}"
 
 
-def test_process_without_a_monitor_is_told_how_to_get_one(place: Path) -> None:
+def test_message_for_no_monitor_names_the_variable(place: Path) -> None:
     with program(place, IDLE, URINGLOOP_MONITOR="") as watched:
         assert "has no monitor: start it with URINGLOOP_MONITOR=1" in complaint(place, watched.pid)
         watched.end()
 
 
-def test_socket_that_nobody_listens_at_is_told(place: Path) -> None:
+def test_socket_without_listener_is_reported(place: Path) -> None:
     assert complaint(place, place / "none") == f"no such file: {place}/none"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(place / "dead"))
-    assert "nobody listens" in complaint(place, place / "dead")
+    assert "no process listens" in complaint(place, place / "dead")
     (place / "file").touch()
-    assert "nobody listens" in complaint(place, place / "file")
+    assert "no process listens" in complaint(place, place / "file")
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"hello\n", b"{}\n", b"[]\n", b'{"protocol": 1, "loops": [{}]}\n', b'{"protocol": 2}\n'],
 )
-def test_what_is_no_monitor_is_told(place: Path, answer: bytes) -> None:
+def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> None:
     path = place / "other"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -537,10 +537,12 @@ def test_what_is_no_monitor_is_told(place: Path, answer: bytes) -> None:
         server.start()
         said = complaint(place, path)
         server.join()
-    assert said == "what listens there is no uringloop, or one of another version"
+    assert said == (
+        "the process at that socket is not a uringloop monitor, or one of another version"
+    )
 
 
-def test_refusal_is_told_with_its_reason(place: Path) -> None:
+def test_refusal_by_the_monitor_is_reported_with_its_reason(place: Path) -> None:
     with program(place, IDLE) as watched, contextlib.ExitStack() as stack:
         for _ in range(server.CLIENTS_MAX):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -561,12 +563,14 @@ def test_process_of_another_user_is_not_permitted(place: Path) -> None:
         """)
     assert done.stdout == "1 1\n", done.stderr
     first, second = done.stderr.splitlines()
-    assert first == f"not permitted: process {watched.pid} is another user's"
+    assert first == f"not permitted: process {watched.pid} belongs to another user"
     assert second == f"no such file: {watched.socket}"
 
 
 @pytest.mark.parametrize("arguments", [["--interval", "0"], ["--interval", "x"], ["1", "2"]])
-def test_wrong_arguments_are_a_matter_of_usage(place: Path, arguments: list[str]) -> None:
+def test_wrong_arguments_print_the_usage_and_exit_with_status_2(
+    place: Path, arguments: list[str]
+) -> None:
     done = run_top(place, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m uringloop.top")

@@ -1,4 +1,4 @@
-"""python -m uringloop.top: several processes at once, a server's workers or all of a user's."""
+"""python -m uringloop.top with several processes: a server's workers, or a user's programs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from uringloop._monitor.fleet import Fleet
 # The fixture is found by its name here.
 __all__ = ["place"]
 
-# A master without a loop: its children listen, and the second is blocked.
+# A parent process without a loop: both children listen, and the second one is blocked.
 MASTER = """
 def blocked():
     ready()
-    # Until the master is gone.
+    # Until the parent has ended.
     os.read(alive, 1)
 
 async def work(number):
@@ -43,7 +43,7 @@ for number in (1, 2):
     if os.fork() == 0:
         os.close(end)
         with contextlib.suppress(RuntimeError):
-            # It is stopped before its coroutine ends.
+            # loop.stop() ends the run before the coroutine is done.
             uringloop.run(work(number))
         os._exit(0)
     if number == 1:
@@ -64,13 +64,13 @@ uringloop.run(main())
 
 
 def lines_of(text: str) -> dict[int, str]:
-    """Return the lines of the table by the numbers of their processes."""
+    """Return the lines of the table by process ID."""
     table = text.split("\n\n")[1].split("\n")
     assert table[0].split()[:3] == ["PID", "loop", "state"]
     return {int(line.split()[0]): line for line in table[1:]}
 
 
-def test_master_is_shown_with_the_loops_of_its_children(place: Path) -> None:
+def test_parent_process_is_shown_with_the_loops_of_its_children(place: Path) -> None:
     with program(place, MASTER) as watched:
         children = client.descendants_of(watched.pid)
         assert len(children) == 2
@@ -84,7 +84,7 @@ def test_master_is_shown_with_the_loops_of_its_children(place: Path) -> None:
             next(row for row in rows.values() if ("BLOCKED" in row) == wanted)
             for wanted in (False, True)
         )
-        # Each is called by what it serves.
+        # Each loop is named by the address of its server.
         assert free.split()[1].startswith("127.0.0.1:")
         assert blocked.split()[1].startswith("127.0.0.1:")
         assert "! BLOCKED " in blocked
@@ -103,7 +103,7 @@ def test_json_has_a_line_for_each_process(place: Path) -> None:
         watched.end()
 
 
-def test_all_programs_are_shown_without_a_number(place: Path) -> None:
+def test_all_programs_are_shown_without_an_argument(place: Path) -> None:
     own = place / "elsewhere"
     with program(place, IDLE) as first, program(place, IDLE, URINGLOOP_MONITOR=str(own)) as second:
         done = run_top(place, "--once", "--interval", "0.1")
@@ -111,13 +111,13 @@ def test_all_programs_are_shown_without_a_number(place: Path) -> None:
         rows = lines_of(done.stdout)
         assert {first.pid, second.pid} <= set(rows)
         assert done.stdout.startswith("all programs: processes ")
-        # One that is found by its variables and by its folder is one program.
+        # A program that is found both by its environment and in a directory is listed once.
         assert len(rows) == len(done.stdout.split("\n\n")[1].split("\n")) - 1
         first.end()
         second.end()
 
 
-def test_processes_come_and_go(place: Path) -> None:
+def test_fleet_adds_new_processes_and_drops_ended_ones(place: Path) -> None:
     with program(place, IDLE) as first:
         found = [str(first.socket)]
         with Fleet(lambda: found) as fleet:
@@ -130,12 +130,12 @@ def test_processes_come_and_go(place: Path) -> None:
             (left,) = fleet.look(PATIENCE)
             assert left.look is not None
             assert left.look.told["pid"] == first.pid
-            # It has been compared with the look before.
+            # The look was compared with the previous one.
             assert left.look.loops[0]["rates"] is not None
         first.end()
 
 
-def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
+def test_silent_process_does_not_delay_the_others(place: Path) -> None:
     path = str(place / "silent.sock")
     with (
         program(place, IDLE) as watched,
@@ -147,7 +147,7 @@ def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
         members = {member.connection.pid: member for member in fleet.look(0.05)}
         assert members[watched.pid].silent_s == 0
         assert members[os.getpid()].silent_s >= 0.05
-        # Later it is asked no second time, and its answer is taken.
+        # The next look sends no second request, and takes the late answer.
         peer, _ = silent.accept()
         with peer:
             assert peer.recv(10) == b"\n"
@@ -159,14 +159,14 @@ def test_process_that_does_not_answer_holds_up_nobody(place: Path) -> None:
         watched.end()
 
 
-def test_silence_is_shown_where_the_state_is(loop: object) -> None:
+def test_silent_process_is_shown_as_no_answer(loop: object) -> None:
     look = Look(server.snapshot())
     view = render.overview_of(["title"], [(look, 3.0)], 120, [])
     assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
     assert view.rows[0].alarms[0]
 
 
-def test_end_of_all_processes_is_status_3(place: Path) -> None:
+def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
     with (
         program(place, MASTER) as watched,
         following(place, watched.pid, "--interval", "0.1") as shown,
@@ -174,7 +174,7 @@ def test_end_of_all_processes_is_status_3(place: Path) -> None:
         assert there(shown.stdout).readline() != ""
         watched.end()
         assert shown.wait(2 * PATIENCE) == 3
-        assert there(shown.stderr).read() == "all of them have ended\n"
+        assert there(shown.stderr).read() == "all watched programs have ended\n"
 
 
 def test_commands_are_cut_to_the_width(loop: object) -> None:
@@ -215,11 +215,11 @@ RENAMED = 'threading.current_thread().name = "orders 3"'
         (TCP, "", "127.0.0.1:"),
         (TCP6, "", "[::1]:"),
         (ABSTRACT, "", "@a server"),
-        # What the program says is worth more.
+        # A name that the program has set takes precedence.
         (TCP, RENAMED, "orders 3"),
     ],
 )
-def test_loop_is_called_by_its_thread_or_its_server(
+def test_loop_has_the_name_of_its_thread_or_its_server(
     place: Path, server: str, name: str, shown: str
 ) -> None:
     script = NAMED.format(server=server, name=name)
@@ -229,13 +229,13 @@ def test_loop_is_called_by_its_thread_or_its_server(
         watched.end()
 
 
-def test_loop_that_does_not_run_has_no_thread_to_be_called_by(loop: object) -> None:
+def test_loop_that_does_not_run_is_named_no_thread(loop: object) -> None:
     names = {told["name"] for told in server.snapshot()["loops"] if not told["running"]}
     assert names == {"no thread"}
     assert threading.current_thread().name not in names
 
 
-def test_environment_is_asked_of_own_processes_only(place: Path) -> None:
+def test_family_paths_finds_only_processes_with_a_monitor(place: Path) -> None:
     assert "URINGLOOP_MONITOR" not in environment(place)
     with program(place, IDLE) as watched:
         assert client.family_paths(watched.pid) == [str(watched.socket)]

@@ -1,4 +1,4 @@
-"""A folder for PYTHONPATH, with a package `uvloop` inside; `uringloop.as_uvloop` puts it there.
+"""A directory that holds a package `uvloop`; `uringloop.as_uvloop` puts it on PYTHONPATH.
 
-Where this folder is not on sys.path, `import uvloop` does not find that package.
+Unless this directory is on sys.path, `import uvloop` does not find that package.
 """

@@ -1,1 +1,1 @@
-"""What the class Loop is made of, above the turn."""
+"""The parts of class Loop that stand on the turn and do no I/O."""

@@ -1,7 +1,7 @@
-"""class RunningLoop: the compiled core, and all that a loop does without any I/O of its own.
+"""class RunningLoop: the compiled core plus the loop methods that do no I/O.
 
-What runs once for a loop, a task or a call into a thread: running and stopping, debug mode, tasks,
-exception handlers, executors, signals. The I/O is class Loop's.
+This module has the code that runs once for a loop, a task or a call into a thread: running and
+stopping, debug mode, tasks, exception handlers, executors, signals. Class Loop adds the I/O.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from uringloop._turn.turn import LoopCore
 
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
-# Any future may come back, though the annotations of asyncio promise a task.
+# A factory may return any future, although asyncio's annotations promise a task.
 TaskFactory = Callable[..., Any]
 
-# How many frames of a coroutine's origin debug mode keeps, as asyncio.
+# The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
 
-# What programs replace for a clock of their own: then the compiled methods go through it.
+# Programs replace these methods to have a clock of their own; the compiled methods then call them.
 CLOCK = {"time", "call_at"}
 
-# Where a loop is made with this set, `python -m uringloop.top` can watch the process.
+# If set when a loop is created, starts the monitor: `python -m uringloop.top` can watch the
+# process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
-# Where a loop is made with this set, what blocks it for so many milliseconds is logged.
+# If set when a loop is created, turns of the loop that last this many milliseconds are logged.
 STALL_VARIABLE = "URINGLOOP_STALL_MS"
-# Where a loop is made with this set, what it asks its ring is told.
+# If set when a loop is created, the loop writes its submissions and completions as text.
 TRACE_VARIABLE = "URINGLOOP_TRACE"
 
-# What create_task takes, and what of it goes to a factory, has changed in bug-fix releases too.
+# Bug-fix releases too have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
 FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
 TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS
 
 
 class Stats(TypedDict):
-    """What `stats()` tells; times are in seconds."""
+    """The result of `Loop.stats()`; times are in seconds."""
 
     turns: int
     kernel_entries: int
@@ -78,18 +79,19 @@ class Stats(TypedDict):
 
 
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
-    """An asyncio event loop on io_uring, without its I/O.
+    """An asyncio event loop on io_uring, without the methods that do I/O.
 
-    Raises OSError with the cause in its message where the kernel refuses a ring.
+    Raises OSError, with the cause in its message, if the kernel refuses a ring.
     """
 
-    # The ring that the loop was made on, and why; `backend` knows whether it still is.
+    # The ring that the loop was created on, and the reason. The property `backend` takes into
+    # account that a running loop may have changed to the software ring.
     _backend: backends.Backend
     _backend_reason: str
 
-    # The runs of a nestable loop.
+    # The runs in progress of a nestable loop; None if the loop is not nestable.
     _runs: nesting.Runs | None = None
-    # Where the first server of the loop listens, by which `uringloop.top` calls the loop.
+    # The address of the loop's first server; `uringloop.top` shows it as the name of the loop.
     _first_server: object = None
 
     def __init__(
@@ -147,7 +149,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         sqpoll: int,
         cpu: int,
     ) -> None:
-        """Open the ring that is wanted, or else the one that is to be had."""
+        """Open the selected ring; with "auto", the software ring if the kernel refuses io_uring."""
         wanted, self._backend_reason = backends.wanted(backend)
         backends.disable_features()
         refusal = backends.known_refusal() if wanted == backends.AUTO else None
@@ -174,12 +176,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def backend(self) -> backends.Backend:
-        """The ring that the loop is on: "io_uring" or "soft", the software ring."""
+        """The ring in use: "io_uring", or "soft" for the software ring."""
         return self._backend if fall_of(self) is None else backends.SOFT
 
     @property
     def backend_reason(self) -> str:
-        """Why the loop is on that ring."""
+        """Why the loop uses that ring, as a sentence without a full stop."""
         fall = fall_of(self)
         return self._backend_reason if fall is None else backends.fall(*fall)
 
@@ -200,17 +202,18 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if self.is_running():
             return
         if _is_finalizing():
-            # The names of this module, and of others, may be gone by now.
+            # Module globals, of this module and of others, may be cleared by now.
             self._close()
             return
         try:
             self.close()
         finally:
-            # Whatever a class of the program's own does: the kernel must not be left at work.
+            # A subclass may override close() and fail; the ring must be closed in any case, or the
+            # kernel would still work for it.
             RunningLoop.close(self)
 
     def stats(self) -> Stats:
-        """Return what the loop has done so far, and what it has to do. Any thread may call it."""
+        """Return counters of the loop's work and its current state. Any thread may call it."""
         stats: Stats = stats_of(self)
         return stats
 
@@ -220,7 +223,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._check_closed()
         self._check_running()
         if events._get_running_loop() is not None:
-            # A nestable one, maybe this one: it waits for this run.
+            # A nestable loop runs in this thread, possibly this loop: suspend it for this run.
             with nesting.Interlude():
                 return self.run_forever()
         runs = self._runs if self.is_running() else None
@@ -238,8 +241,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 signals.begin_run(self)
                 self._run()
         finally:
-            # Python raises a KeyboardInterrupt after any call. This one decides whether a loop can
-            # ever run again in this thread.
+            # This call is first because KeyboardInterrupt may be raised after any call, and
+            # without this one no loop could run again in this thread.
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
             self._track_origins(tracking)
@@ -255,19 +258,20 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         ours = not asyncio.isfuture(future)
         waited: asyncio.Future[T] = asyncio.ensure_future(future, loop=self)  # type: ignore[arg-type]
         if ours:
-            # The caller sees an exception if the task is left pending: no second report.
+            # The caller gets an exception if the task is left pending; do not report it as well.
             waited._log_destroy_pending = False  # type: ignore[attr-defined]
         end = None
         if self._runs is not None:
             end = self._runs.end_with(self, waited)
         else:
-            # asyncio's own function: anyio finds the root task by it, and ends threads with that.
+            # asyncio's own function: anyio recognizes the root task by this callback, and stops its
+            # worker threads when that task is done.
             waited.add_done_callback(_run_until_complete_cb)
         try:
             self.run_forever()
         except BaseException:
             if ours and waited.done() and not waited.cancelled():
-                # Nobody else can retrieve it: keep it from being reported as never retrieved.
+                # The caller has no reference to the task: mark its exception as retrieved.
                 waited.exception()
             raise
         finally:
@@ -286,7 +290,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             return
         self._close()
         try:
-            # Raises ValueError in another thread than the main one.
+            # Raises ValueError in a thread other than the main thread.
             signals.close(self)
         finally:
             self._executor.close()
@@ -312,7 +316,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def _debug(self) -> bool:
-        """What the methods of asyncio that class Loop borrows look at."""
+        """Debug mode, as the methods that class Loop takes from asyncio read it."""
         return self.get_debug()
 
     def set_debug(self, enabled: bool) -> None:
@@ -321,7 +325,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             self.call_soon_threadsafe(self._track_origins, enabled)
 
     def _track_origins(self, enabled: bool) -> None:
-        """Have coroutines remember where they were made, while the loop runs in debug mode."""
+        """Switch coroutine origin tracking of this thread on or off, as debug mode requires."""
         if enabled == self._tracking_origins:
             return
         self._tracking_origins = enabled
@@ -351,14 +355,15 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._check_closed()
         factory = self._task_factory
         if factory is None:
-            # A generator-based coroutine is asyncio's to refuse; some stubs refuse it before.
+            # asyncio.Task refuses a generator-based coroutine; some type stubs do so as well.
             task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
             traceback = getattr(task, "_source_traceback", None)
             if traceback:
-                # This frame is not where the task was made.
+                # Drop this frame: the task was created by the caller.
                 del traceback[-1]
             return task
-        # A factory of two arguments is still a factory: pass on only what was given.
+        # Factories that accept only the loop and the coroutine are valid: pass only options that
+        # the caller has given.
         if context is not None:
             kwargs["context"] = context
         if name is not None and FACTORY_TAKES_NAME:
@@ -454,53 +459,54 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         return signals.remove_handler(self, sig)
 
     # ── private names of asyncio's loops that other programs read ────────────────────────────
-    # Read-only, and made when they are asked for. What a loop cannot have is in docs/migration.md.
-    # `_debug`, `_asyncgens`, `_exception_handler` and `_task_factory` are the loop's own as well.
+    # Read-only snapshots and views; each docstring names the readers. docs/migration.md lists the
+    # private names that are missing. The loop itself uses `_debug`, `_asyncgens`,
+    # `_exception_handler` and `_task_factory`, which other programs read as well.
 
     @property
     def _closed(self) -> bool:
-        """Test suites; uvloop has it, too."""
+        """Read by test suites; uvloop has it, too."""
         return self.is_closed()
 
     @property
     def _thread_id(self) -> int | None:
-        """Tools that list loops with their threads, and guards against a call that would block."""
+        """Read by tools that list loops by thread, and by guards against blocking calls."""
         return introspection.thread_of(self)
 
     @property
     def _ready(self) -> tuple[asyncio.Handle, ...]:
-        """Load meters, by its length; asynctest and other test suites, to see it empty."""
+        """Read by load meters, and by asynctest and other test suites, which expect it empty."""
         return introspection.ready_of(self)
 
     @property
     def _scheduled(self) -> list[asyncio.TimerHandle]:
-        """Home Assistant and the suites of zeroconf and asynctest, which look for their timers."""
+        """Read by Home Assistant and the tests of zeroconf and asynctest to find their timers."""
         return introspection.scheduled_of(self)
 
     @property
     def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """anyio's Runner for old Pythons, and the test suite of asyncio."""
+        """Read by anyio's Runner for old versions of Python, and by asyncio's test suite."""
         return self._executor.pool
 
     @property
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
-        """prompt_toolkit and programs on arq, which put a handler back that they replace."""
+        """Read by prompt_toolkit and by programs on arq, which restore a handler they replace."""
         return types.MappingProxyType(self._signals.handlers)
 
 
 def _let_watch(wanted: str) -> None:
-    """Start the monitor of this process, unless that has been tried; it harms no program."""
+    """Start the monitor of this process unless that was tried before; log failures."""
     try:
         from uringloop._monitor import server
     except ImportError as exc:
-        # A daemon that has changed its root, say.
+        # For example in a daemon that has changed its root directory.
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
     else:
         server.start_as_asked(wanted)
 
 
 def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:
-    """Have it logged what blocks *loop*; that harms no program."""
+    """Start logging stalls of *loop*; log a failure to do so."""
     try:
         from uringloop._monitor import stalls
     except ImportError as exc:
@@ -510,7 +516,7 @@ def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:
 
 
 def _set_name(task: Any, name: str) -> None:
-    """Name what a factory has made: before 3.13 it need not be able to have a name."""
+    """Name a future that a factory has returned; before 3.13 it need not have set_name()."""
     set_task_name = getattr(asyncio.tasks, "_set_task_name", None)
     if set_task_name is None:
         task.set_name(name)

@@ -1,4 +1,4 @@
-"""What becomes of exceptions that nobody awaits: the loop's exception handlers."""
+"""The loop's exception handlers, for exceptions that no code awaits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ TRACEBACK_TITLES = {
     "handle_traceback": "Handle created at (most recent call last):\n",
 }
 
-# Since 3.12 asyncio's exception handlers see the context of what failed.
+# Since 3.12 asyncio runs exception handlers in the context of the task, future or handle that
+# failed.
 IN_ITS_CONTEXT = sys.version_info >= (3, 12)
 
 
@@ -41,14 +42,17 @@ def _described(key: str, value: object) -> str:
     title = TRACEBACK_TITLES.get(key)
     if title is None:
         return repr(value)
-    # What is no traceback is refused here, and logged by `dispatch`.
+    # format_list() raises for a value that is not a traceback; `dispatch` logs that exception.
     return title + "".join(traceback.format_list(value)).rstrip()  # type: ignore[arg-type]
 
 
 def dispatch(
     loop: asyncio.AbstractEventLoop, handler: ExceptionHandler | None, context: Context
 ) -> None:
-    """Give *context* to *handler*, or to the default one; no exception of theirs gets out."""
+    """Call *handler*, or the default handler, with *context*; log exceptions that it raises.
+
+    SystemExit and KeyboardInterrupt propagate.
+    """
     if handler is None:
         _default(loop, context, "Exception in default exception handler")
         return
@@ -75,12 +79,12 @@ def _default(loop: asyncio.AbstractEventLoop, context: Context, failure: str) ->
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:
-        # A subclass may have replaced it: the last resort is the log.
+        # A subclass may override the default handler; an exception of it is only logged.
         logger.error(failure, exc_info=True)
 
 
 def _run(loop: asyncio.AbstractEventLoop, handler: ExceptionHandler, context: Context) -> None:
-    """Run *handler*, from 3.12 on in the context of the task, future or handle that failed."""
+    """Run *handler*, since 3.12 in the context of the task, future or handle that failed."""
     own = _context_of(context) if IN_ITS_CONTEXT else None
     if own is None:
         handler(loop, context)

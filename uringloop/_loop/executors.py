@@ -1,4 +1,4 @@
-"""The default executor: made at first use, joined without blocking the loop."""
+"""The default executor: created at first use, joined without blocking the loop."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class DefaultExecutor:
         self.pool = executor
 
     def close(self) -> None:
-        """Let the threads end when they have done their work."""
+        """Shut the pool down without waiting: its threads end after the queued work."""
         self.shutdown_called = True
         if self.pool is not None:
             self.pool.shutdown(wait=False)
             self.pool = None
 
     async def shutdown(self, loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
-        """Join the threads; warn and leave them alone after *timeout* seconds."""
+        """Join the threads; after *timeout* seconds, warn and return without joining them."""
         self.shutdown_called = True
         pool = self.pool
         if pool is None:

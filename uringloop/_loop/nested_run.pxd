@@ -6,7 +6,7 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef extern from "Python.h":
-    # The context that is entered last; NULL for none. PyContext_Exit wants it by its name.
+    # The context that was entered last, or NULL; PyContext_Exit() accepts only this one.
     ctypedef struct PyThreadState:
         PyObject *context
     PyThreadState *PyThreadState_Get()

@@ -1,14 +1,13 @@
 """A run of a loop within a callback of the same loop.
 
-The turn is re-entrant as far as completions, timers and ready callbacks go: each is taken from its
-queue before it runs. What is not re-entrant is dealt with here when a nested run begins. The
-contexts of the callbacks that wait for it are left, because a context can be entered only once and
-the nested run may come to the same connection, watcher or task context. A connection whose receive
-has ended, and waits for its delivery to return, is armed again. What an interrupted flush has
-taken from the flush list goes back there. In debug mode the callback that is named in reports is
-restored afterwards.
+The turn is re-entrant for completions, timers and ready callbacks: each is taken from its queue
+before it runs. run_nested() handles the rest. It leaves the contexts of the outer callbacks during
+the nested run: a context can be entered only once, and the nested run may need the same context
+for a connection, a watcher or a task. It arms receives that have ended and that the outer run
+would arm only after a delivery returns. It puts the transports that an interrupted flush has taken
+back on the flush list. At the end it restores the callback that debug mode names in reports.
 
-Only the thread that runs the loop may call run_nested(); the checks are the caller's.
+Only the thread that runs the loop may call run_nested(); the caller must check that.
 """
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
@@ -19,19 +18,19 @@ from uringloop._turn.turn cimport LoopCore
 
 
 def allow_nesting(LoopCore loop not None):
-    """Have the transports of *loop* be ready for a nested run in any call of a protocol."""
+    """Make the transports of *loop* expect a nested run within any protocol method."""
     loop.nestable = True
 
 
 def swap_stopping(LoopCore loop not None, bint stopping):
-    """Set whether the innermost run ends with this turn; return what it was."""
+    """Set whether the innermost run ends after this turn; return the previous value."""
     cdef bint before = loop.stopping
     loop.stopping = stopping
     return before
 
 
 def run_nested(LoopCore loop not None):
-    """Run turns until stop() is called, within a callback of *loop*, in its thread."""
+    """Run turns of *loop* until stop() is called; the caller is a callback of *loop*."""
     cdef Handle handle = loop.current_handle
     cdef list left = []
     try:
@@ -47,7 +46,7 @@ def run_nested(LoopCore loop not None):
 
 
 cdef int leave_contexts(list left) except -1:
-    """Leave all contexts that this thread has entered; append them to *left*, the newest first."""
+    """Exit all contexts that this thread has entered; append them to *left*, newest first."""
     cdef PyThreadState *state = PyThreadState_Get()
     cdef PyObject *newest = state.context
     while newest != NULL:
@@ -55,7 +54,7 @@ cdef int leave_contexts(list left) except -1:
         try:
             PyContext_Exit(context)
         except RuntimeError:
-            # The thread's own, which nobody has entered.
+            # The thread's base context, which was never entered.
             break
         left.append(context)
         newest = state.context
@@ -63,17 +62,18 @@ cdef int leave_contexts(list left) except -1:
 
 
 cdef int enter_contexts(list left) except -1:
-    """Enter the contexts of *left* again, the oldest first."""
+    """Enter the contexts of *left* again, oldest first."""
     while left:
         PyContext_Enter(left.pop())
     return 0
 
 
 cdef int resume_transports(LoopCore loop) except -1:
-    """Arm the receives that wait for a delivery to return, and flush what an outer flush has left.
+    """Arm receives that wait for an outer delivery, and queue what an outer flush has not flushed.
 
-    A flush that calls resume_writing() has taken the flush list; what it has not come to waits in
-    its frame. Flushed once more when that goes on, a transport has nothing to send.
+    A flush that calls resume_writing() has taken the flush list, and holds the transports that it
+    has not flushed yet in a local variable. When that flush continues, it finds nothing to send
+    for transports that the nested run has flushed.
     """
     cdef Transport transport
     cdef set listed = set(loop.flush_list)

@@ -1,13 +1,13 @@
-"""Nesting: a loop that may be run again within its own callbacks, as nest_asyncio makes asyncio's.
+"""Nestable loops: a loop can run again within its own callbacks, as with nest_asyncio.
 
-A nested run is turns of the same loop further up the same stack. Each run ends by a stop() of its
-own: while a nested run goes on, what ends an outer one is noted and takes effect when the outer
-one goes on. asyncio's tasks stay as they are: the current task is left for the time of the nested
-run, by the functions that asyncio has for other implementations of tasks.
+A nested run executes turns of the same loop deeper in the same stack. Each run has its own stop():
+a stop of an outer run during a nested run is remembered, and takes effect when the outer run
+resumes. asyncio's Task classes are not replaced: the current task is left for the nested run with
+the functions that asyncio has for other Task implementations.
 
-asyncio.run() and asyncio.Runner refuse to work in a thread that runs a loop. They are replaced in
-this process when the first nestable loop is made, and ask asyncio's own unless a nestable loop
-runs in their thread. Everything here is called in the thread that runs the loop.
+asyncio.run() and asyncio.Runner raise RuntimeError in a thread that runs a loop. The first nestable
+loop replaces them in this process by functions that call the originals unless a nestable loop runs
+in the calling thread. All of this module is called in the thread that runs the loop.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Where a loop is made with this set, and not told otherwise, it may be run again while it runs.
+# Makes loops nestable that are created without the option `nestable`.
 VARIABLE = "URINGLOOP_NESTABLE"
-# Not set, by these values.
+# Values of the variable that mean no.
 OFF = ("", "0", "no", "false", "off")
 
-# What nest_asyncio marks with: the module asyncio, and loops that it leaves alone then.
+# nest_asyncio sets this attribute of the module asyncio and of loops that it has patched, and does
+# not patch what has it.
 NEST_ASYNCIO = "_nest_patched"
 
 
 def is_wanted() -> bool:
-    """Return what the environment says."""
+    """Return whether the environment variable makes loops nestable."""
     return os.environ.get(VARIABLE, "").strip().lower() not in OFF
 
 
 def gives_way(loop: object) -> bool:
-    """Return whether *loop*, which runs in this thread, lets other loops run meanwhile."""
+    """Return whether *loop*, which runs in this thread, allows nested runs."""
     return isinstance(loop, LoopCore) and hasattr(loop, NEST_ASYNCIO)
 
 
@@ -56,7 +57,7 @@ class Runs:
     """The runs of one nestable loop that are in progress."""
 
     def __init__(self, loop: RunningLoop) -> None:
-        # For each run that waits for a nested one, whether it is to end when it goes on.
+        # For each run that waits for a nested one, outermost first: whether to stop on resuming.
         self.waiting: list[bool] = []
         nested_run.allow_nesting(loop)
         setattr(loop, NEST_ASYNCIO, True)
@@ -71,19 +72,19 @@ class Runs:
             nested_run.swap_stopping(loop, self.waiting.pop())
 
     def end_with(self, loop: RunningLoop, future: asyncio.Future[Any]) -> RunEnd:
-        """Have the run that is about to begin end when *future* is done."""
-        # Its place in `waiting`, if another run is nested in it.
+        """Make the run that is about to begin end when *future* is done."""
+        # The index of this run in `waiting` while another run is nested in it.
         place = len(self.waiting) + loop.is_running()
         return RunEnd(loop, self, future, place)
 
 
 class RunEnd:
-    """What ends a run with its future.
+    """Ends a run when its future is done.
 
-    asyncio's callback is what anyio looks for, and stops whichever run is the innermost. Of the
-    two callbacks around it the first notes whether that one was to end already, and the second
-    passes the stop on to the run that it belongs to. The three are scheduled together, so that no
-    other callback comes between them.
+    asyncio's callback, by which anyio recognizes the root task, stops the innermost run. Of the two
+    callbacks around it, the first saves whether the innermost run was stopping already, and the
+    second restores that and stops the run that waits for the future. The future schedules all three
+    together, so no other callback runs between them.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class RunEnd:
             future.add_done_callback(callback)
 
     def forget(self) -> None:
-        """Take note that the run has ended, for whatever reason."""
+        """Remove the callbacks: the run has ended, for whatever reason."""
         self._over = True
         for callback in self._callbacks():
             self._future.remove_done_callback(callback)
@@ -113,10 +114,11 @@ class RunEnd:
     def _after(self, future: asyncio.Future[Any]) -> None:
         nested_run.swap_stopping(self._loop, self._stopping)
         if self._over:
-            # Scheduled before the run ended, and called by the next.
+            # The run ended after this callback was scheduled; a later run calls it.
             return
-        # After KeyboardInterrupt, too: asyncio's callback takes it for granted that this has left
-        # the run, but it may have left a nested one.
+        # Stop after KeyboardInterrupt and SystemExit as well. asyncio's callback does not stop the
+        # loop then, because the exception has left run_forever(); but it may have left a nested
+        # run only.
         if self._place < len(self._runs.waiting):
             self._runs.waiting[self._place] = True
         else:
@@ -124,14 +126,14 @@ class RunEnd:
 
 
 class Interlude:
-    """The time in which the running loop and its task give way to another run in this thread.
+    """Suspends the running loop and its current task while another run uses this thread.
 
-    Until it ends no loop runs here, as far as asyncio can tell.
+    In between, asyncio sees no running loop in this thread.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
-    # Of the tasks written in Python, which have a table of their own from 3.14 on.
+    # The current task of asyncio's Python implementation, which has its own table since 3.14.
     _python_task: asyncio.Task[Any] | None = None
 
     def __enter__(self) -> None:
@@ -169,16 +171,16 @@ def _table_of_tasks() -> dict[Any, Any]:
 
 
 def running() -> asyncio.AbstractEventLoop | None:
-    """Return the loop of this thread that a nested asyncio.run() uses, if there is one."""
+    """Return the running loop of this thread if a nested asyncio.run() can use it, or None."""
     loop = events._get_running_loop()
-    # Or one of asyncio's that nest_asyncio has changed.
+    # A nestable loop, or an asyncio loop that nest_asyncio has patched.
     return loop if hasattr(loop, NEST_ASYNCIO) else None
 
 
 def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], debug: bool | None) -> T:
-    """Do what asyncio.run() does, on *loop*, which runs, and leave its other tasks alone.
+    """Run *main* like asyncio.run(), but on *loop*, which is running; keep its other tasks.
 
-    A future of *loop*, as gather() returns one, is waited for as well, as with nest_asyncio.
+    *main* may also be a future of *loop*, for example of gather(), as with nest_asyncio.
     """
     if not hasattr(main, "__await__"):
         raise _refusal(main)
@@ -201,16 +203,16 @@ def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], debug: bool | None)
 
 
 def _refusal(main: object) -> Exception:
-    """Return what the asyncio of this Python says of a *main* that can not be run."""
+    """Return the exception that this Python's asyncio.run() raises for an unsuitable *main*."""
     if sys.version_info < (3, 14):
         return ValueError(f"a coroutine was expected, got {main!r}")
     return TypeError("An asyncio.Future, a coroutine or an awaitable is required")
 
 
 class _Interrupts:
-    """Ctrl-C during a nested asyncio.run(): the first cancels its task, as asyncio.Runner does.
+    """Handles Ctrl-C in a nested asyncio.run(): the first one cancels the task, as in Runner.
 
-    A handler that is not Python's own stays: asyncio.run() has set one if it runs the loop.
+    A SIGINT handler other than Python's default stays: the outer asyncio.run() may have set it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
@@ -224,7 +226,7 @@ class _Interrupts:
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         ):
-            # In the main thread of a subinterpreter there are no signals.
+            # The main thread of a subinterpreter cannot set signal handlers.
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGINT, self._interrupt)
                 self._is_set = True
@@ -237,7 +239,7 @@ class _Interrupts:
     ) -> None:
         if self._is_set and signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        # A future that is no task counts no cancellations.
+        # A future that is not a task has no uncancel(); int() returns 0 instead.
         uncancel = getattr(self._task, "uncancel", int)
         if isinstance(exc, asyncio.CancelledError) and self._count and uncancel() == 0:
             raise KeyboardInterrupt
@@ -247,7 +249,7 @@ class _Interrupts:
         if self._count > 1 or self._task.done():
             raise KeyboardInterrupt
         self._task.cancel()
-        # The loop may sleep.
+        # Wake the loop, which may be asleep.
         self._loop.call_soon_threadsafe(lambda: None)
 
 
@@ -277,15 +279,15 @@ _replaced = False
 
 
 def _replace_runners() -> None:
-    """Let asyncio.run() and asyncio.Runner be used while a nestable loop runs."""
+    """Make asyncio.run() and asyncio.Runner usable while a nestable loop runs."""
     global _replaced
     if _replaced:
         return
     _replaced = True
     if not hasattr(asyncio, NEST_ASYNCIO):
         asyncio.run = runners.run = _nestable_run(asyncio.run)
-        # nest_asyncio has nothing left to do: it would replace asyncio's tasks by its tasks in
-        # Python, for the whole process, before it looks at any loop.
+        # Keep nest_asyncio from patching asyncio: it would replace the C tasks by Python tasks in
+        # the whole process, before it looks at any loop.
         setattr(asyncio, NEST_ASYNCIO, True)
     for name in ("run", "close"):
         setattr(asyncio.Runner, name, _nestable_method(getattr(asyncio.Runner, name)))

@@ -1,8 +1,8 @@
-"""Signals: Python writes each one's number to a pipe that the loop polls.
+"""Signal handlers: Python writes the numbers of signals to a pipe that the loop polls.
 
-The wake-up descriptor is set for every run in the main thread, handlers or not: without it a
-signal that lands between the last check and the wait would be noticed only when something else
-happens, and Ctrl-C would hang an idle program.
+The wake-up descriptor is set for every run in the main thread, even without handlers. Otherwise a
+signal that arrives between Python's last check and the loop's sleep would be noticed only at the
+next event, and Ctrl-C would not end an idle program.
 """
 
 from __future__ import annotations
@@ -26,62 +26,68 @@ if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop
 
 
-# Numbers of signals that are read at a time.
+# Bytes, one for each signal, that one read() takes from the pipe.
 READ_MAX = 4096
 
 
 class SignalState:
-    """The handlers of one loop, and the pipe that tells of signals."""
+    """The signal handlers of one loop, and its wake-up pipe."""
 
     def __init__(self, loop: RunningLoop) -> None:
         self._loop = weakref.ref(loop)
         self.handlers: dict[int, asyncio.Handle] = {}
-        # What the loop itself does before the program's handler is scheduled.
+        # Functions of the loop's own that run before the program's handler is scheduled.
         self.before: dict[int, Callable[[RunningLoop], None]] = {}
-        # Descriptors, not objects: the collector must not end them before their loop.
+        # Descriptors, not file objects, which the garbage collector could close before the loop.
         self._pair: tuple[int, int] | None = None
-        # What was there before, -1 for nothing: it is passed on what the loop has no handler for,
-        # and given back when the loop needs the descriptor no more.
+        # The wake-up descriptor that the program had set, -1 for none; None while the loop's is not
+        # set. Signals without a handler of the loop are passed on to it, and it is restored when
+        # the loop needs the wake-up descriptor no longer.
         self._previous_fd: int | None = None
 
     # ── the wake-up descriptor ───────────────────────────────────────────────────────────────
 
     def claim(self) -> None:
-        """Have Python write signal numbers to the loop. Raises ValueError in other threads."""
+        """Set the loop's pipe as Python's wake-up descriptor.
+
+        Raises ValueError in a thread other than the main thread.
+        """
         if self._pair is None:
             self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._previous_fd is None:
-            # A KeyboardInterrupt may keep the answer: then it is given up, and not kept for ever.
+            # KeyboardInterrupt may discard the result of set_wakeup_fd(). The previous descriptor
+            # is lost then, but yield_back() still removes the loop's.
             self._previous_fd = -1
         previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
         if previous != self._pair[1]:
             self._previous_fd = previous
 
     def watch(self, loop: RunningLoop) -> None:
-        """Poll the pipe; the poll outlives the run, and holds the loop weakly."""
+        """Poll the pipe. The poll outlives the run; it has only a weak reference to the loop."""
         if self._pair is not None:
             loop._watch_signals(self._pair[0], self._read)
 
     def yield_back(self) -> None:
-        """Restore the descriptor that was there before, unless handlers need the loop's."""
+        """Restore the previous wake-up descriptor, unless handlers still need the loop's."""
         if self._previous_fd is None or self.handlers:
             return
         previous, self._previous_fd = self._previous_fd, None
         try:
             self._restore(previous)
         except (ValueError, OSError) as exc:
-            # Another thread closes the loop, or the old descriptor has gone.
+            # ValueError: another thread closes the loop. OSError: the previous descriptor is
+            # closed.
             logger.info("set_wakeup_fd(%d) failed: %s", previous, exc)
             with contextlib.suppress(ValueError):
-                # Ours may not stay: its number will be another file's.
+                # The loop's descriptor must not stay set: another file will get its number.
                 self._restore(-1)
             return
         if previous >= 0:
-            # What came after the loop had looked for the last time.
+            # Signals that arrived after the loop's last read.
             self._pass_on(previous, self._take())
 
     def _restore(self, fd: int) -> None:
-        """Put *fd* in the place of ours; what the program has put there meanwhile stays."""
+        """Replace the loop's wake-up descriptor by *fd*, unless the program has set another."""
         current = signal.set_wakeup_fd(fd)
         if self._pair is not None and current not in (self._pair[1], fd):
             signal.set_wakeup_fd(current)
@@ -105,7 +111,7 @@ class SignalState:
             numbers = self._take() if len(numbers) == READ_MAX else b""
 
     def _take(self) -> bytes:
-        """Return the numbers of signals that have come, up to a limit."""
+        """Read and return the numbers of signals that have arrived, at most READ_MAX."""
         assert self._pair is not None
         try:
             return os.read(self._pair[0], READ_MAX)
@@ -113,17 +119,17 @@ class SignalState:
             return b""
 
     def _pass_on(self, fd: int, numbers: bytes) -> None:
-        """Write what the loop does not handle to the descriptor that the program has set."""
+        """Write the numbers that the loop has no handler for to *fd*, the program's descriptor."""
         others = bytes(number for number in numbers if number not in self.handlers)
         if fd >= 0 and others:
-            # Full or closed: Python itself could not do better.
+            # If it is full or closed, the numbers are lost, as they would be without the loop.
             with contextlib.suppress(OSError):
                 os.write(fd, others)
 
     def _handle(self, loop: RunningLoop, number: int) -> None:
         handle = self.handlers.get(number)
         if handle is None:
-            # Python's own handler runs, or has run, for this one.
+            # The signal has a Python-level handler, which runs or has run.
             return
         if handle.cancelled():
             remove_handler(loop, number)
@@ -139,7 +145,7 @@ def begin_run(loop: RunningLoop) -> None:
         try:
             loop._signals.claim()
         except ValueError:
-            # The main thread of a subinterpreter: signals are not its business.
+            # This is the main thread of a subinterpreter, which cannot handle signals.
             return
         loop._signals.watch(loop)
 
@@ -162,7 +168,7 @@ def add_handler(
         raise RuntimeError(str(exc)) from exc
     loop._signals.handlers[sig] = loop._make_handle(callback, args)
     try:
-        # Any Python-level handler makes Python write the number to the wake-up descriptor.
+        # Python writes to the wake-up descriptor only for signals with a Python-level handler.
         signal.signal(sig, _ignore)
         # Restart interrupted system calls of other threads and libraries.
         signal.siginterrupt(sig, False)
@@ -175,7 +181,7 @@ def add_handler(
 
 
 def remove_handler(loop: RunningLoop, sig: int) -> bool:
-    """Give *sig* its default handling back; False if the loop had no handler for it."""
+    """Restore the default action of *sig*; return False if the loop had no handler for it."""
     _check_signal(sig)
     if loop._signals.handlers.pop(sig, None) is None:
         return False
@@ -191,7 +197,7 @@ def remove_handler(loop: RunningLoop, sig: int) -> bool:
 
 
 def close(loop: RunningLoop) -> None:
-    """Remove every handler, and close the sockets."""
+    """Remove all handlers and close the pipe."""
     state = loop._signals
     if sys.is_finalizing():
         if state.handlers:
@@ -219,7 +225,7 @@ def _yield_if_idle(loop: RunningLoop) -> None:
 
 
 def _ignore(sig: int, frame: FrameType | None) -> None:
-    """Stand in as a handler; the loop's runs from the wake-up descriptor."""
+    """Do nothing: a placeholder, since the loop's handler runs when the pipe is read."""
 
 
 def _check_signal(sig: int) -> None:

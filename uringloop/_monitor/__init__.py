@@ -1,1 +1,1 @@
-"""The monitor: what a running loop tells, and the programs that show it."""
+"""The monitor's thread, its client and display for `uringloop.top`, and stall logging."""

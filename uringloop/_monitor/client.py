@@ -1,7 +1,7 @@
-"""The other end of `uringloop.monitor`: find a program's socket, ask it, and compare two answers.
+"""The monitor's client: finds the sockets of programs, sends requests, and computes rates.
 
-For `uringloop.top`, which shows what this returns. What a program says of itself is not trusted to
-be well-formed, and nobody is asked who is another user's.
+`uringloop.top` displays the results. The client checks the form of every answer, and does not talk
+to processes of other users, except root's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TypedDict, TypeGuard
 from uringloop._monitor import server
 from uringloop._monitor.server import LoopTold, Told
 
-# A program with hundreds of loops says less.
+# More than the answer of a program with hundreds of loops.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-# For a process to be gone after it has closed its socket: it may have much memory to give back.
+# Time for a process to exit after its socket was closed: freeing much memory takes a while.
 END_S = 2.0
 
 HINT = "start it with URINGLOOP_MONITOR=1"
@@ -38,25 +38,25 @@ RATED = (
     "rearms",
     "overflows",
 )
-# What is shown as it is.
+# The values of stats() that are shown as they are.
 SHOWN = ("operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "lag_max")
 
 Kinds = Mapping[str, type | types.UnionType]
 
 
 class CannotWatch(Exception):
-    """A program that cannot be watched; the message is for people, and says why."""
+    """A program cannot be watched; the message, for the user, has the reason."""
 
 
 class Ended(Exception):
-    """A program that could be watched, and cannot any more; the message says why."""
+    """A watched program can no longer be watched; the message, for the user, has the reason."""
 
 
-# ── where ────────────────────────────────────────────────────────────────────────────────────
+# ── paths of sockets ─────────────────────────────────────────────────────────────────────────
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """Return the variables that a process was started with, or ours where it hides its own."""
+    """Return the environment that a process was started with, or ours if it is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             lines = os.fsdecode(file.read()).split("\0")
@@ -66,14 +66,14 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 def paths_of(pid: int) -> list[str]:
-    """Return where the process *pid* may have its socket.
+    """Return the paths at which the process *pid* may have its socket, the likeliest first.
 
-    Raises CannotWatch if there is no such process, or if it is another user's.
+    Raises CannotWatch if the process does not exist or belongs to another user.
     """
     try:
         user = os.stat(f"/proc/{pid}").st_uid
         if os.geteuid() not in (0, user):
-            raise CannotWatch(f"not permitted: process {pid} is another user's")
+            raise CannotWatch(f"not permitted: process {pid} belongs to another user")
         variables = _environment_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         raise CannotWatch(f"no such process: {pid}") from None
@@ -81,14 +81,18 @@ def paths_of(pid: int) -> list[str]:
     asked = variables.get("URINGLOOP_MONITOR", "")
     paths = [os.path.join(folder, name) for folder in server.folders(variables, user)]
     if asked not in ("", server.DEFAULT, server.OFF):
-        # A relative one is relative to where it was started, and mostly still is.
+        # A relative path refers to the directory in which the process was started; most processes
+        # have not changed it.
         asked = os.path.join(f"/proc/{pid}/cwd", asked)
         paths = [os.path.join(asked, name) if os.path.isdir(asked) else asked, *paths]
     return paths
 
 
 def path_of(target: str) -> str:
-    """Return the socket of *target*, a process by its number or a path. Raises CannotWatch."""
+    """Return the socket of *target*, a process ID or a path.
+
+    Raises CannotWatch if there is none.
+    """
     if not target.isdecimal():
         if not os.path.exists(target):
             raise CannotWatch(f"no such file: {target}")
@@ -96,31 +100,31 @@ def path_of(target: str) -> str:
     for path in paths_of(int(target)):
         if os.path.exists(path):
             return path
-    raise CannotWatch(f"process {target} has no monitor: {HINT}, or name the path of its socket")
+    raise CannotWatch(f"process {target} has no monitor: {HINT}, or pass the path of its socket")
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """Yield the number of each process and that of its parent."""
+    """Yield the ID of each process and the ID of its parent."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            # One may end meanwhile, or be hidden.
+            # The process may have ended, or be hidden.
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The name of the program is in brackets, and may have any other in it.
+                # The program's name is in parentheses, and may contain parentheses itself.
                 yield int(name), int(file.read().rpartition(b")")[2].split()[1])
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return the children of the process *pid*, theirs, and so on."""
+    """Return the IDs of all descendants of the process *pid*."""
     parents = dict(_processes())
     found = {pid}
-    # A child may have a smaller number than its parent.
+    # Repeat until nothing is added: a child may have a smaller ID than its parent.
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return sorted(found - {pid})
 
 
 def existing_paths_of(pids: Iterable[int]) -> Iterator[str]:
-    """Yield where the sockets of those processes are that have one and may be watched."""
+    """Yield the paths of existing sockets of *pids*; skip processes that cannot be watched."""
     for pid in pids:
         with contextlib.suppress(CannotWatch):
             yield from [path for path in paths_of(pid) if os.path.exists(path)][:1]
@@ -132,11 +136,11 @@ def family_paths(pid: int) -> list[str]:
 
 
 def all_paths() -> list[str]:
-    """Return the sockets of all programs that this user may watch, as far as they can be found."""
+    """Return the sockets that can be found of all programs that this user may watch."""
     own = (pid for pid, _ in _processes() if "URINGLOOP_MONITOR" in _own_environment_of(pid))
     found: dict[tuple[int, int], str] = {}
     for path in [*_default_paths(), *existing_paths_of(own)]:
-        # The same socket may be found by two names.
+        # The same socket may be found under two paths.
         with contextlib.suppress(OSError):
             status = os.stat(path)
             found.setdefault((status.st_dev, status.st_ino), path)
@@ -144,7 +148,7 @@ def all_paths() -> list[str]:
 
 
 def _own_environment_of(pid: int) -> dict[str, str]:
-    """Return the variables of a process if it is this user's, or this user is root."""
+    """Return the environment of a process of this user, or of any process for root; else {}."""
     try:
         return _environment_of(pid) if os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid) else {}
     except (FileNotFoundError, ProcessLookupError):
@@ -152,7 +156,7 @@ def _own_environment_of(pid: int) -> dict[str, str]:
 
 
 def _default_paths() -> Iterator[str]:
-    """Yield the sockets in the folders where they are by default."""
+    """Yield the sockets in the default directories."""
     user = os.geteuid()
     folders = set(server.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
     if user == 0:
@@ -162,13 +166,13 @@ def _default_paths() -> Iterator[str]:
 
 
 def listed() -> Iterator[tuple[str, Told]]:
-    """Yield the path and one answer of each program that this user may watch, if it answers."""
+    """Yield path and answer of each program that this user may watch and that answers."""
     for path in all_paths():
         yield from _answered(path)
 
 
 def _answered(path: str) -> Iterator[tuple[str, Told]]:
-    """Yield *path* and what is said there, or nothing."""
+    """Yield *path* and the answer from there; yield nothing if there is no answer."""
     try:
         with Connection(path) as connection:
             told = connection.ask(END_S)
@@ -178,10 +182,10 @@ def _answered(path: str) -> Iterator[tuple[str, Told]]:
         yield path, told
 
 
-# ── asking ───────────────────────────────────────────────────────────────────────────────────
+# ── requests ─────────────────────────────────────────────────────────────────────────────────
 
 
-# What is looked at of an answer, and of each loop in it.
+# The keys of an answer, and of each loop in it, that the display needs, with their types.
 NUMBER = int | float
 TOLD_KINDS: Kinds = {
     "protocol": int,
@@ -232,10 +236,10 @@ def _is_told(answer: object) -> TypeGuard[Told]:
 
 
 class Connection:
-    """One program that is watched."""
+    """A connection to the monitor of one program."""
 
     def __init__(self, path: str) -> None:
-        """Connect. Raises CannotWatch with the reason if that fails."""
+        """Connect to the socket *path*. Raises CannotWatch, with the reason, if that fails."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.received = b""
         self.waiting = False
@@ -246,7 +250,7 @@ class Connection:
             raise CannotWatch(f"not permitted: {path}") from None
         except ConnectionRefusedError:
             self.sock.close()
-            raise CannotWatch(f"nobody listens at {path}: that program has ended") from None
+            raise CannotWatch(f"no process listens at {path}: the program has ended") from None
         except OSError as exc:
             self.sock.close()
             raise CannotWatch(f"{path}: {exc.strerror or exc}") from None
@@ -254,9 +258,9 @@ class Connection:
         self.pid, user, _ = server.PEER.unpack(peer)
         if os.geteuid() not in (0, user) and user != 0:
             self.sock.close()
-            raise CannotWatch(f"not permitted: {path} is another user's")
+            raise CannotWatch(f"not permitted: {path} belongs to another user")
         try:
-            # 0 is a process of another namespace.
+            # 0 stands for a process in another PID namespace.
             self.process = os.pidfd_open(self.pid) if self.pid else -1
         except OSError:
             self.process = -1
@@ -273,9 +277,10 @@ class Connection:
             os.close(self.process)
 
     def ask(self, patience: float) -> Told | None:
-        """Return what the program says now, or None if it has not said it in *patience* seconds.
+        """Return the program's answer, or None if it does not arrive within *patience* seconds.
 
-        The next call goes on waiting. Raises Ended, and CannotWatch for what is no answer.
+        After None, the next call waits for the same answer. Raises Ended if the connection was
+        closed, and CannotWatch for an error or an answer of another form.
         """
         deadline = time.monotonic() + patience
         try:
@@ -298,15 +303,15 @@ class Connection:
         return self._understood(line)
 
     def rest(self, seconds: float) -> None:
-        """Wait that long. Raises Ended as soon as the program has gone."""
+        """Wait for so many *seconds*. Raises Ended as soon as the program ends."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
-        # Nothing is asked: whatever comes is the end.
+        # No request is pending, so the socket becomes readable only at EOF.
         if poll.poll(seconds * 1000):
             raise Ended(self._end())
 
     def _rest(self) -> bytes:
-        """Return what was said before the program closed the connection: why, perhaps."""
+        """Return what the program sent before it closed the connection, perhaps an error."""
         self.sock.settimeout(0)
         try:
             self.received += self.sock.recv(65536)
@@ -323,24 +328,26 @@ class Connection:
             return answer
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
             raise CannotWatch(answer["error"])
-        raise CannotWatch("what listens there is no uringloop, or one of another version")
+        raise CannotWatch(
+            "the process at that socket is not a uringloop monitor, or one of another version"
+        )
 
     def _end(self) -> str:
-        """Return what has become of the program."""
+        """Return a message that says whether the program has ended."""
         name = f"process {self.pid}" if self.pid else "the program"
         if self.process >= 0:
             poll = select.poll()
             poll.register(self.process, select.POLLIN)
             if not poll.poll(END_S * 1000):
-                return f"{name} goes on, but cannot be watched any more"
+                return f"{name} is still running, but can no longer be watched"
         return f"{name} has ended"
 
 
-# ── comparing ────────────────────────────────────────────────────────────────────────────────
+# ── rates ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Rates(TypedDict):
-    """What a loop did between two answers, in a second; *cpu* of its thread is 1 for a core."""
+    """What a loop did per second between two answers; *cpu* of its thread is 1 for a full core."""
 
     cpu: float
     turns: float
@@ -355,14 +362,14 @@ class Rates(TypedDict):
 
 
 class Watched(TypedDict):
-    """One loop at one moment: what it says, and its rates."""
+    """One loop in one answer, with its rates."""
 
     told: LoopTold
     rates: Rates | None
 
 
 class Look:
-    """One answer, and what it says beside the one before."""
+    """One answer, with rates relative to the answer before."""
 
     def __init__(self, told: Told, before: Look | None = None) -> None:
         self.told = told
@@ -376,13 +383,13 @@ class Look:
 
     def _watched(self, loop: LoopTold, earlier: LoopTold | None) -> Watched:
         if earlier is not None and earlier["stats"]["turns"] > loop["stats"]["turns"]:
-            # Another one, in the memory of the first.
+            # A new loop, at the same address as a loop that was freed.
             earlier = None
         rates = self._rates(loop, earlier) if self.seconds > 0 else None
         return {"told": loop, "rates": rates}
 
     def _rates(self, loop: LoopTold, earlier: LoopTold | None) -> Rates:
-        """Return the rates of *loop*; one that was not there *earlier* began at nothing."""
+        """Return the rates of *loop*; the counters of a new loop started at zero."""
         now = loop["stats"]
 
         def rate(key: str) -> float:
@@ -391,7 +398,7 @@ class Look:
 
         turns, batched = rate("turns"), rate("batched")
         same = earlier is not None and earlier["thread_id"] == loop["thread_id"]
-        # What the thread did before it ran this loop is not the loop's.
+        # Do not count CPU time that the thread used before it ran this loop.
         used = loop["thread_cpu"] - earlier["thread_cpu"] if same and earlier is not None else 0.0
         return {
             "cpu": used / self.seconds,

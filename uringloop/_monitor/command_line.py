@@ -1,4 +1,4 @@
-"""What a command prints, to a reader that may have gone or a disk that may be full."""
+"""Runs a command whose output may go to a closed pipe or a full disk."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 
-# The exit status of a command that the system has refused something: room on a disk, mostly.
+# The exit status after an OSError, mostly a full disk.
 REFUSED = 2
 
 
 def run(program: str, command: Callable[[], int]) -> int:
-    """Call *command* and write what it has printed; return its exit status.
+    """Call *command*, flush its output and return its exit status.
 
-    A reader that has seen enough (`| head`) is no failure: the status is then 0 unless the command
-    had ended with another. Any other OSError is one line on stderr, and the status is 2.
+    If the reader has closed the pipe (`| head`), the status is 0, or the command's own if it had
+    returned. Any other OSError prints one line on stderr, and the status is 2.
     """
     status = 0
     try:
@@ -31,6 +31,6 @@ def run(program: str, command: Callable[[], int]) -> int:
 
 
 def _discard() -> None:
-    """Throw away what is still buffered: Python would complain of it at its end."""
+    """Discard buffered output: otherwise Python reports an error when it flushes stdout at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""Several processes that are watched at once: a server's workers, or all programs of a user.
+"""Watches several processes at once, for `uringloop.top`: a server's workers, or a user's programs.
 
-For `uringloop.top`. Processes come and go between two looks; one that does not answer holds up
-nobody.
+Processes may start and end between two looks. A process that does not answer does not delay the
+others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uringloop._monitor.client import CannotWatch, Connection, Ended, Look
 
 
 class Member:
-    """One process: its connection, what it has said last, and since when it says nothing."""
+    """One process: its connection, its last answer, and for how long it has not answered."""
 
     def __init__(self, path: str) -> None:
         self.connection = Connection(path)
@@ -24,7 +24,7 @@ class Member:
         self.is_new = False
 
     def ask(self, patience: float) -> bool:
-        """Ask unless that has been done, and return whether there is an answer."""
+        """Wait for an answer; send a request first unless one is pending. Return success."""
         if not self.connection.waiting:
             self.asked_at = time.monotonic()
         told = self.connection.ask(patience)
@@ -38,7 +38,7 @@ class Member:
 
 
 class Fleet:
-    """The processes whose sockets *find* returns, as they are at each look."""
+    """The processes whose sockets *find* returns; it is called again for each look."""
 
     def __init__(self, find: Callable[[], list[str]]) -> None:
         self.find = find
@@ -52,14 +52,14 @@ class Fleet:
             self._drop(path)
 
     def look(self, patience: float) -> list[Member]:
-        """Ask every process, wait *patience* seconds for all of them, and return who is there."""
+        """Ask every process, wait *patience* seconds in all, and return the connected ones."""
         for path in self.find():
             if path not in self.members:
-                # What a killed process has left, or one of another version.
+                # The socket of a killed process, or of another user's process.
                 with contextlib.suppress(CannotWatch):
                     self.members[path] = Member(path)
         deadline = time.monotonic() + patience
-        # All are asked before the first is waited for.
+        # Send all requests before waiting for the first answer.
         silent = [path for path in list(self.members) if not self._ask(path, 0.0)]
         for path in silent:
             if path in self.members:
@@ -67,7 +67,7 @@ class Fleet:
         return sorted(self.members.values(), key=lambda member: member.connection.pid)
 
     def _ask(self, path: str, patience: float) -> bool:
-        """Return whether a process has nothing more to say, because it has answered or ended."""
+        """Return whether no answer is pending: the process has answered, or cannot be watched."""
         try:
             return self.members[path].ask(patience)
         except (CannotWatch, Ended):

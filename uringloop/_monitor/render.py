@@ -1,7 +1,7 @@
-"""A look at a program's loops as people read it: a table, in plain text or by rich, and notes.
+"""Formats looks at programs for `uringloop.top`: a table, in plain text or by rich, and notes.
 
-For `uringloop.top`. The table has a column for each loop and a line for each figure: there are more
-figures than loops, and than columns that fit beside each other.
+The table of a single program has a column for each loop and a line for each figure, because there
+are more figures than loops, and more than fit beside each other.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from uringloop._monitor.client import Look, Watched
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Between two columns.
+# Spaces between two columns.
 GAP = 2
-# Some are whole programs.
+# A command line may contain a whole program.
 COMMAND_LENGTH_MAX = 100
-# A name that is longer is nobody's to remember.
+# Longer names of loops are cut.
 HEADING_LENGTH_MAX = 24
-# A loop whose turn has lasted longer than this, in seconds, is blocked.
+# A loop is shown as blocked when its turn has lasted longer than this, in seconds.
 BLOCKED_S = 0.1
-# Columns of words, which are aligned to the left.
+# Columns of text, which are aligned to the left.
 LEFT = frozenset(("command",))
-# The columns for many processes.
+# The columns of the table of several processes.
 OVERVIEW = ("state", "CPU", "turns/s", "received", "sent", "in flight", "lag", "command")
 
 
 class Row(NamedTuple):
-    """One line of the table: a cell for each loop, and whether it should not be so."""
+    """One line of the table: its cells, and for each cell whether it shows a problem."""
 
     label: str
     cells: list[str]
@@ -37,21 +37,21 @@ class Row(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is shown at one moment."""
+    """One state of the screen."""
 
     title: list[str]
     headings: list[str]
     rows: list[Row]
     notes: list[str]
-    # Above the labels of the rows.
+    # The heading of the column of labels.
     corner: str = ""
 
 
-# ── one look as text ─────────────────────────────────────────────────────────────────────────
+# ── one process ──────────────────────────────────────────────────────────────────────────────
 
 
 def printable(text: str) -> str:
-    """Return *text* without what would move the cursor: it is another program's."""
+    """Return *text*, which comes from another program, without control characters."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
@@ -66,7 +66,7 @@ def number(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Return bytes in the largest unit of which there is one."""
+    """Return a number of bytes in the largest unit that is not larger than it."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{number(value)} {unit}"
@@ -99,12 +99,12 @@ def is_blocked(watched: Watched) -> bool:
 
 
 def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
-    """Return label, text and alarm of everything that is shown of one loop."""
+    """Return label, text and alarm of each figure of one loop."""
     told, rates = watched["told"], watched["rates"]
     stats = told["stats"]
 
     def rated(text: Callable[[float], str], name: str, unit: str = "") -> str:
-        # One answer has no rates.
+        # A first answer has no rates.
         return text(rates[name]) + unit if rates is not None else "-"  # type: ignore[literal-required]
 
     def trouble(label: str, name: str) -> tuple[str, str, bool]:
@@ -138,7 +138,7 @@ def heading_of(watched: Watched) -> str:
 
 
 def work_of(watched: Watched) -> str | None:
-    """Return what a loop is doing, if it is seen to do anything."""
+    """Return a line with the task and the place that a loop executes, or None for neither."""
     told = watched["told"]
     task, place = told["task"], told["place"]
     if task is None and place is None:
@@ -170,7 +170,7 @@ def view_of(look: Look, notes: list[str]) -> View:
     return View(title, [heading_of(watched) for watched in look.loops], rows, works + notes)
 
 
-# ── many processes ───────────────────────────────────────────────────────────────────────────
+# ── several processes ────────────────────────────────────────────────────────────────────────
 
 
 def overview_of(
@@ -178,8 +178,8 @@ def overview_of(
 ) -> View:
     """Return a table with a line for each loop of several processes.
 
-    Beside each look stands for how many seconds its process has not answered. Commands are cut
-    where lines would get longer than *width*.
+    Each item of *looks* also has the seconds for which its process has not answered. Commands are
+    cut so that no line is longer than *width*.
     """
     rows = [row for look, silent_s in looks for row in _loop_rows(look, silent_s)]
     taken = max((len(row.label) for row in rows), default=0)
@@ -217,7 +217,7 @@ def _loop_rows(look: Look, silent_s: float) -> Iterator[Row]:
 
 
 def parts_of(view: View, width: int) -> Iterator[list[int]]:
-    """Yield the columns of *view* in groups that fit into *width*, one at least in each."""
+    """Yield the columns of *view* in groups that fit into *width*, at least one in each group."""
     room = width - max((len(row.label) for row in view.rows), default=0)
     part: list[int] = []
     used = 0
@@ -233,7 +233,7 @@ def parts_of(view: View, width: int) -> Iterator[list[int]]:
 
 
 def plain_lines(view: View, width: int) -> list[str]:
-    """Return *view* as lines; a figure that should not be so has an exclamation mark."""
+    """Return *view* as lines of text; a figure that shows a problem has an exclamation mark."""
     lines = [*view.title]
     labels = max([len(view.corner), *(len(row.label) for row in view.rows)])
     for part in parts_of(view, width):
@@ -254,14 +254,14 @@ def plain_lines(view: View, width: int) -> list[str]:
 
 
 def rich_group(view: View, width: int) -> RenderableType:
-    """Return *view* for a console of rich's."""
+    """Return *view* as a renderable of rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = [Text("\n".join(view.title), style="bold", overflow="fold")]
     for part in parts_of(view, width):
-        # No lines, for all of it has to fit into the 24 rows of a small terminal.
+        # No borders: the table must fit into the 24 rows of a small terminal.
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
         table.add_column(Text(view.corner), no_wrap=True)
         for index in part:
@@ -274,7 +274,7 @@ def rich_group(view: View, width: int) -> RenderableType:
                 for index in part
             ]
             table.add_row(Text(row.label), *cells)
-        # A line between two tables.
+        # An empty line between two tables.
         parts += [table] if len(parts) == 1 else [Text(), table]
     parts += [Text(note, overflow="fold") for note in view.notes]
     return Group(*parts)

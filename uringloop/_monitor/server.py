@@ -1,11 +1,12 @@
-"""The thread that answers those who watch this process, at a UNIX socket.
+"""The monitor's thread, which answers requests for the state of all loops at a UNIX socket.
 
-Off unless asked for, by the environment variable URINGLOOP_MONITOR or by start(). The thread has
-nothing to do with the loops: it answers while one of them is blocked, which is when people look.
-It reads and changes nothing, and sleeps while nobody asks. `python -m uringloop.top` asks;
-docs/monitoring.md has the protocol.
+Off by default; the environment variable URINGLOOP_MONITOR or start() switches it on. The thread is
+independent of the loops, so it answers while a loop is blocked. It only reads state, and sleeps
+while there are no requests. `python -m uringloop.top` is its client; docs/monitoring.md describes
+the protocol.
 
-A lack of anything (a folder, a thread, a descriptor) is one warning, and the program goes on.
+If the monitor cannot start (for lack of a directory, a thread or a descriptor), one warning is
+logged and the program continues.
 """
 
 from __future__ import annotations
@@ -35,51 +36,51 @@ from uringloop._turn.stats import open_loops, place_of, stats_of, time_turns
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop, Stats
 
-# Of the answers. What is added leaves it as it is; what changes its meaning raises it.
+# The version of the answers: a new key does not change it, a changed meaning increments it.
 PROTOCOL = 1
-# More than a few people do not look at once.
+# Clients that are connected at once; few people watch a process at the same time.
 CLIENTS_MAX = 8
-# Requests are empty lines: who sends more than this without one speaks something else.
+# A request is an empty line: a client that sends more than this without one is closed.
 REQUEST_BYTES_MAX = 64
-# For one request after the other, and for reading an answer. Longer than top's longest interval.
+# Time for the next request, and for reading an answer. Longer than top's longest interval.
 PATIENCE_S = 60.0
-# After each round of answers: one who asks without a pause costs the program 3 % of a core.
+# Pause after each round of answers: a client that asks without pause costs 3 % of a core.
 PAUSE_S = 0.005
-# Of the command line: some have all their settings there.
+# Characters of the command line in an answer; some programs take all settings there.
 COMMAND_LENGTH_MAX = 500
-# For the thread to end: it waits for nothing but the GIL.
+# Time for the thread to end: it waits only for the GIL.
 END_S = 5.0
 
-# The values of the variable that ask for the default path, and for nothing.
+# Values of the variable: the default path, and no monitor.
 DEFAULT, OFF = "1", "0"
 
-# What Python calls the first thread, until the program gives it a name.
+# Python's name for the first thread, unless the program renames it.
 MAIN_THREAD = "MainThread"
 
-# The peer of a socket: process, user, group.
+# struct ucred of SO_PEERCRED: process, user, group.
 PEER = struct.Struct("3i")
-# Where a thread is that runs a loop and nothing of the program's.
+# The file of run_forever(): a thread whose innermost frame is there runs no code of the program.
 RUNNING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "base.py")
 
 logger = logging.getLogger("uringloop")
 
 
 class TaskTold(TypedDict):
-    """A task that runs now, by its name and that of its coroutine."""
+    """The name of the running task, and of its coroutine function."""
 
     name: str
     coroutine: str
 
 
 class PlaceTold(TypedDict):
-    """What a thread executes; a line of 0 is none."""
+    """The place that a thread executes; *line* is 0 if it is unknown."""
 
     function: str
     file: str
     line: int
 
 
-# The class of a loop is called by a word of Python's.
+# In functional form because the key "class" is a keyword.
 LoopTold = TypedDict(
     "LoopTold",
     {
@@ -103,7 +104,7 @@ LoopTold = TypedDict(
 
 
 class Told(TypedDict):
-    """An answer; times are in seconds."""
+    """One answer; times are in seconds."""
 
     protocol: int
     pid: int
@@ -115,13 +116,13 @@ class Told(TypedDict):
     loops: list[LoopTold]
 
 
-# ── where ────────────────────────────────────────────────────────────────────────────────────
+# ── paths of sockets ─────────────────────────────────────────────────────────────────────────
 
 
 def is_private(folder: str, user: int) -> bool:
-    """Return whether *folder* is one, is *user*'s and nobody else may put anything into it."""
+    """Return whether *folder* is a directory of *user* that no other user may write to."""
     try:
-        # A link is none, wherever it points to: in /tmp anybody may make one.
+        # lstat(): a symbolic link does not count, because any user can create one in /tmp.
         found = os.lstat(folder)
     except OSError:
         return False
@@ -129,10 +130,13 @@ def is_private(folder: str, user: int) -> bool:
 
 
 def folders(variables: Mapping[str, str], user: int) -> list[str]:
-    """Return where a process of *user* with these *variables* has its socket: the first it can."""
+    """Return the directories for the socket of a *user*'s process, the preferred one first.
+
+    *variables* is the environment of that process.
+    """
     temporary = os.path.join(variables.get("TMPDIR") or "/tmp", f"uringloop-{user}")
     runtime = variables.get("XDG_RUNTIME_DIR")
-    # After `su` or `sudo` it may be another user's.
+    # After `su` or `sudo` the variable may name another user's directory.
     return [runtime, temporary] if runtime and is_private(runtime, user) else [temporary]
 
 
@@ -141,56 +145,65 @@ def name_for(pid: int) -> str:
 
 
 def default_path() -> str:
-    """Return the path for this process, in a folder that is there and nobody else's."""
+    """Return the path for this process, in a private directory, which is created if needed.
+
+    Raises PermissionError if the directory exists and is not private.
+    """
     user = os.geteuid()
     folder = folders(os.environ, user)[0]
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        # An earlier process of this user has made it, or somebody else something else.
+        # Made by an earlier process of this user, or by another user.
         if not is_private(folder, user):
-            raise PermissionError(f"{folder} is not a folder of this user's alone") from None
+            raise PermissionError(
+                f"{folder} must be a directory of this user that no other user may write to"
+            ) from None
     return os.path.join(folder, name_for(os.getpid()))
 
 
 def is_answered(path: str) -> bool:
-    """Return whether somebody listens at the socket *path*."""
+    """Return whether a process listens at the socket *path*."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
-        # Who has all the clients there may be, and accepts no more, is somebody.
+        # Any other error, such as EAGAIN of a full backlog, means that a process listens.
         return sock.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets of processes that were killed before they could."""
+    """Remove the sockets of processes that were killed."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         number = name.removeprefix("uringloop-").removesuffix(".sock")
-        # They listen before they have their name: see listen().
+        # A live process listens before its socket gets this name: see listen().
         if number.isdigit() and name == name_for(int(number)) and not is_answered(path):
-            # Another process that starts may have been faster.
+            # Another starting process may have removed it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens at *path*, in the place of one where nobody does any more."""
+    """Return a socket that listens at *path*; a stale socket file there is replaced.
+
+    Raises FileExistsError if *path* is another kind of file, or if a process listens there.
+    """
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(f"{path} is there and is no socket")
+            raise FileExistsError(f"{path} exists and is not a socket")
         if is_answered(path):
             raise FileExistsError(f"another process listens at {path}")
     made = f"{path}.{os.getpid()}"
     sock = socket.socket(socket.AF_UNIX)
     try:
-        # The file that bind() makes has the mode of the socket: there is no moment with another.
+        # bind() gives the file the mode of the socket, so it never has another mode.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(made)
         try:
             os.chmod(made, 0o600)
             sock.listen(CLIENTS_MAX)
             sock.setblocking(False)
-            # Whoever finds the file can connect; a stale one vanishes in the same step.
+            # Rename when the socket listens: a client that finds *path* can connect. This also
+            # replaces a stale file atomically.
             os.rename(made, path)
         except OSError:
             os.unlink(made)
@@ -201,11 +214,11 @@ def listen(path: str) -> socket.socket:
     return sock
 
 
-# ── what is told ─────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────
 
 
 def task_of(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
-    """Return what task *loop* runs."""
+    """Return the task that *loop* runs now, or None."""
     task = asyncio.current_task(loop)
     if task is None:
         return None
@@ -215,7 +228,7 @@ def task_of(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
 
 
 def _place(frame: FrameType | None) -> PlaceTold | None:
-    """Return where a thread is; None if that is the loop's own code."""
+    """Return the place that *frame* executes; None if it is the loop's own code."""
     if frame is None:
         return None
     code = frame.f_code
@@ -229,18 +242,18 @@ def _place(frame: FrameType | None) -> PlaceTold | None:
 
 
 def address_text(address: object) -> str:
-    """Return the address of a socket as people write it."""
+    """Return the address of a socket as text: `host:port`, `[host]:port` or a path."""
     if isinstance(address, tuple):
         host, port = address[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if isinstance(address, bytes):
-        # Linux has UNIX sockets without a file, whose names begin with a zero.
+        # The name of an abstract UNIX socket begins with a null byte.
         return os.fsdecode(address).replace("\0", "@", 1)
     return str(address)
 
 
 def name_of(loop: RunningLoop, thread: str | None) -> str:
-    """Return what people know *loop* by: its thread's own name, or else its first server."""
+    """Return a name for *loop*: its thread's name, or the first server's for the main thread."""
     if thread is not None and thread != MAIN_THREAD:
         return thread
     if loop._first_server is not None:
@@ -273,8 +286,8 @@ def _loop(
 
 
 def snapshot() -> Told:
-    """Return what is told of this process and its loops."""
-    # First, and soon left: what runs meanwhile must not find its variables held by this.
+    """Return the state of this process and its loops."""
+    # Taken first and cleared below: frames that are kept would keep their variables alive.
     frames = sys._current_frames()
     names: dict[int | None, str] = {thread.ident: thread.name for thread in threading.enumerate()}
     loops = [_loop(loop, frames, names) for loop in open_loops()]
@@ -284,7 +297,7 @@ def snapshot() -> Told:
         "pid": os.getpid(),
         "command": " ".join(sys.orig_argv)[:COMMAND_LENGTH_MAX],
         "python": platform.python_version(),
-        # A module below the package's own may not import it.
+        # Not imported: a private module may not import the package itself.
         "uringloop": sys.modules["uringloop"].__version__,
         "time": time.monotonic(),
         "cpu": time.process_time(),
@@ -297,13 +310,13 @@ def line_of(told: Mapping[str, Any]) -> bytes:
 
 
 def answer(request: bytes) -> bytes:
-    """Return the line that answers *request*, a line without its end."""
+    """Return the line that answers *request*, a line without its newline."""
     if request.strip():
-        return line_of({"error": "a request is an empty line"})
+        return line_of({"error": "a request must be an empty line"})
     try:
         return line_of(snapshot())
     except Exception as exc:
-        # A class of the program's own, of a loop or a task, can raise anything.
+        # The program's own classes of loops and tasks can raise anything.
         return line_of({"error": f"{type(exc).__name__}: {exc}"})
 
 
@@ -311,7 +324,7 @@ def answer(request: bytes) -> bytes:
 
 
 class Client:
-    """One connection: what it has sent and not been answered, and what it has not read."""
+    """One connection: requests not answered yet, and the part of an answer not sent yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -320,12 +333,12 @@ class Client:
         self.deadline = time.monotonic() + PATIENCE_S
 
     def attend(self) -> bool:
-        """Read or write what can be without waiting. Return whether the client may stay."""
+        """Read or write without blocking. Return whether the connection stays open."""
         try:
             if self.unread:
                 self.unread = self.unread[self.sock.send(self.unread) :]
                 return True
-            # Who does not wait for answers has asked again already.
+            # A client that does not wait for answers may have sent the next request already.
             if b"\n" not in self.asked:
                 data = self.sock.recv(REQUEST_BYTES_MAX - len(self.asked))
                 self.asked += data
@@ -338,7 +351,7 @@ class Client:
             return False
 
     def reply(self) -> bool:
-        """Answer the first of the requests that are there, if the client reads that at once."""
+        """Answer the first pending request. Return whether the connection stays open."""
         request, end, rest = self.asked.partition(b"\n")
         if not end:
             return len(request) < REQUEST_BYTES_MAX
@@ -350,7 +363,7 @@ class Client:
 
 
 class Monitor:
-    """The socket at *path* and the thread behind it, of the process that makes it."""
+    """The socket at *path* and the thread that serves it, in the process that creates them."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -367,34 +380,34 @@ class Monitor:
             raise
 
     def close(self) -> None:
-        """End the thread, and remove the file if it is still the one that was made."""
+        """End the thread, and remove the socket file unless it was replaced by another."""
         self.ending = True
-        # It ends the poll of the thread.
+        # Wakes the thread from poll().
         self.sock.shutdown(socket.SHUT_RDWR)
         if self.thread.ident is not None:
             self.thread.join(END_S)
         self.forget()
-        # It may have been removed, or its folder, or our right to.
+        # The file, its directory or the permission to remove it may be gone.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(self.path), self.file):
                 os.unlink(self.path)
 
     def forget(self) -> None:
-        """Close the descriptors. A forked child does only this: the rest is its parent's."""
+        """Close the descriptors. A forked child does only this, for the rest is its parent's."""
         self.sock.close()
         for client in list(self.clients.values()):
             client.sock.close()
         self.clients.clear()
 
     def _serve(self) -> None:
-        # The program's signals interrupt its own threads.
+        # The kernel must deliver the program's signals to the program's own threads.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self.ending:
             self._round()
             time.sleep(PAUSE_S)
 
     def _round(self) -> None:
-        """Wait until somebody comes or asks, and attend to all who did."""
+        """Wait for a connection, a request or a timeout, and serve all clients once."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         for fd, client in self.clients.items():
@@ -410,7 +423,7 @@ class Monitor:
         for fd, client in list(self.clients.items()):
             if client.deadline <= now:
                 self.clients.pop(fd).sock.close()
-        # Last: a new client may get the number of one that has gone.
+        # Last: a new client may get the descriptor number of one that was closed above.
         if any(fd == self.sock.fileno() for fd, _ in ready) and not self.ending:
             self._accept()
 
@@ -418,45 +431,45 @@ class Monitor:
         try:
             sock, _ = self.sock.accept()
         except OSError:
-            # It has gone already, or there is no descriptor left: that is tried again.
+            # The client has disconnected, or no descriptor is left; the next round tries again.
             return
         sock.setblocking(False)
         _, user, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
         refusal = None
         if user not in (0, os.geteuid()):
-            refusal = "not permitted: this process is another user's"
+            refusal = "not permitted: this process belongs to another user"
         elif len(self.clients) >= CLIENTS_MAX:
             refusal = f"{CLIENTS_MAX} clients are connected already"
         if refusal is None:
             self.clients[sock.fileno()] = Client(sock)
             return
-        # It may have gone without an answer.
+        # The client may have disconnected.
         with sock, contextlib.suppress(OSError):
             sock.send(line_of({"error": refusal}))
 
 
-# ── starting and stopping ────────────────────────────────────────────────────────────────────
+# ── start and stop ───────────────────────────────────────────────────────────────────────────
 
 
 class _State:
-    """What this process has of it."""
+    """The monitor of this process."""
 
     monitor: Monitor | None = None
-    # The variable has been followed, or start() or stop() have been called since.
+    # The variable was obeyed, or start() or stop() was called: ignore the variable from now on.
     settled = False
-    # stop() has been called, which holds in children too.
+    # stop() was called; children do not start a monitor either.
     stopped = False
     lock = threading.Lock()
 
 
 def start(path: str | os.PathLike[str] | None = None) -> str | None:
-    """Let others of this user watch this process, at the socket *path*, and return its path.
+    """Start the monitor of this process at the socket *path*, and return the path.
 
-    A *path* that is a folder gets `uringloop-PID.sock` inside. The default is such a name in
-    `$XDG_RUNTIME_DIR`, else in a folder of this user's in `$TMPDIR` or `/tmp`. What listens at
-    another path is stopped.
+    If *path* is a directory, the socket is `uringloop-PID.sock` in it. The default is that name in
+    `$XDG_RUNTIME_DIR`, or else in a directory of this user in `$TMPDIR` or `/tmp`. A monitor at
+    another path is stopped first. Only this user and root can connect.
 
-    Returns None where that cannot be; a warning of the logger `uringloop` has the reason.
+    Returns None if the monitor cannot start; the logger `uringloop` has a warning with the reason.
     """
     with _State.lock:
         _State.settled = True
@@ -465,15 +478,18 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def stop() -> None:
-    """End what start() has begun, or the environment variable: the socket goes, and its file."""
+    """Stop the monitor, whether start() or the environment variable started it.
+
+    Closes the socket and removes its file. Later loops and forked children do not start it again.
+    """
     with _State.lock:
         _State.settled = _State.stopped = True
         _stop()
 
 
 def start_as_asked(wanted: str) -> None:
-    """Start as the environment variable says, *wanted*, unless that has been done."""
-    # Most loops are not the first, and need no lock to see it.
+    """Start the monitor as *wanted*, the value of the variable, says; once in a process."""
+    # Checked without the lock first, for all loops but the first.
     if _State.settled:
         return
     with _State.lock:
@@ -499,7 +515,7 @@ def _start(path: str | os.PathLike[str] | None) -> str | None:
         _State.monitor = Monitor(where)
         time_turns(True)
     except (OSError, RuntimeError, ValueError) as exc:
-        logger.warning("this process cannot be watched: %s", exc)
+        logger.warning("the monitor of this process cannot start: %s", exc)
         return None
     return where
 
@@ -511,12 +527,12 @@ def _stop() -> None:
         if monitor.pid == os.getpid():
             monitor.close()
         else:
-            # A fork that Python does not know of.
+            # This is a child of a fork that Python did not make.
             monitor.forget()
 
 
 def _after_fork() -> None:
-    """Leave the parent's socket to the parent: a child that makes a loop has its own."""
+    """Drop the parent's monitor in a child; a child that creates a loop starts its own."""
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
     _State.settled = _State.stopped

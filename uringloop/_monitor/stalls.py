@@ -1,11 +1,11 @@
-"""What holds a loop up, told while it does: `Loop(stall_ms=100)`, or URINGLOOP_STALL_MS=100.
+"""Logs what blocks a loop, while it does: `Loop(stall_ms=100)` or URINGLOOP_STALL_MS=100.
 
-One thread for all loops of the process looks at how long the present turn of each has lasted. Each
-stall is logged once, with the stack of the loop's thread, and once more when it is over. The loop
-itself reads a coarse clock in each turn and does nothing else; a loop that sleeps is not blocked.
+One thread for all loops of the process checks for how long the current turn of each loop has
+lasted. It logs each stall once, with the stack of the loop's thread, and once more when the stall
+is over. The loop itself only reads a coarse clock in each turn. A sleeping loop is not blocked.
 
-The thread looks as often as a stall may last, and ends with the last loop. What it lacks is one
-warning, and the program goes on.
+The thread checks a loop at intervals of its stall_ms, and ends when the last loop is closed. If it
+cannot be started, one warning is logged and the program continues.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop
 
 VARIABLE = "URINGLOOP_STALL_MS"
-# A turn of more than a minute is looked for by nobody.
+# One minute; a larger limit is of no use.
 STALL_MAX_MS = argument_checks.IDLE_MAX_MS
-# Of a stack: those of recursions are of no use beyond.
+# Frames of a stack that are logged, the innermost ones; more are of no use in a recursion.
 FRAMES_MAX = 50
-# For the thread to end: it waits for nothing but the GIL, and for what logs.
+# Time for the thread to end: it waits only for the GIL and for log handlers.
 END_S = 5.0
 
-# A process that was stopped, or had no processor, looks the same.
+# A process that was stopped, or got no processor, cannot be told from one whose GIL was kept.
 KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
 
 logger = logging.getLogger("uringloop")
 
 
 class Watched:
-    """One loop: how long its turns may last, and what has been told of it."""
+    """One loop: how long its turns may last, and which stalls were logged."""
 
     def __init__(self, loop: RunningLoop, milliseconds: int) -> None:
         self.loop = weakref.ref(loop)
         self.limit_s = milliseconds / 1000
-        # When the turn began that was told to be blocked and has not been told to have ended.
+        # The start of the turn whose stall was logged, until its end is logged as well.
         self.told: float | None = None
         self.name = "no thread"
-        # So many stalls have ended, and were told or will not be.
+        # How many stalls had ended at the last check.
         self.stalls = turn_of(loop)[3]
 
     def look(self, late_s: float) -> float | None:
-        """Tell what there is to tell, and return when to look again; None if the loop is closed.
+        """Log a stall that has begun or ended; return the delay until the next check.
 
-        *late_s* is how much later than wanted this is: so long no other thread could run.
+        Returns None if the loop is closed. *late_s* is how late this check is: for that time no
+        other thread could run.
         """
         loop = self.loop()
         if loop is None or loop.is_closed():
@@ -84,7 +85,7 @@ class Watched:
         task = task_of(loop)
         where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
         if self._kept(late_s):
-            where += f"; {KEPT.format(late_s)}, and this is where it was after that"
+            where += f"; {KEPT.format(late_s)}, and this stack was taken after that"
         lines = (
             "".join(traceback.format_list(stack)) or "  no Python code: the callback is compiled\n"
         )
@@ -99,15 +100,15 @@ class Watched:
     def _tell_end(self, took_s: float | None) -> None:
         self.told = None
         if took_s is None:
-            logger.warning("the loop of %s is not blocked any more", self.name)
+            logger.warning("the loop of %s is no longer blocked", self.name)
         else:
             logger.warning("the loop of %s was blocked for %.2f s in all", self.name, took_s)
 
     def _tell_missed(self, took_s: float, late_s: float) -> None:
-        """Tell of a stall that was over before this thread could look."""
-        reason = "it ended just before its stack was looked at"
+        """Log a stall that ended before this thread could take its stack."""
+        reason = "it ended before its stack could be taken"
         if self._kept(late_s):
-            reason = f"{KEPT.format(late_s)}, and look at its stack"
+            reason = f"{KEPT.format(late_s)}, so its stack was not taken"
         logger.warning("a loop was blocked for %.2f s: %s", took_s, reason)
 
     def _kept(self, late_s: float) -> bool:
@@ -115,14 +116,14 @@ class Watched:
 
 
 def stack_of(thread: int) -> list[traceback.FrameSummary]:
-    """Return what *thread* executes within its loop, the innermost last."""
+    """Return the frames of *thread* within its loop, innermost last."""
     frame: FrameType | None = sys._current_frames().get(thread)
     places: list[traceback.FrameSummary] = []
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code
         if code.co_name == "run_forever" and code.co_filename == RUNNING:
             break
-        # Lines are read from files later: a frame that is held meanwhile would hold its variables.
+        # Read source lines later: a frame kept alive until then would keep its variables alive.
         place = traceback.FrameSummary(
             code.co_filename, frame.f_lineno, code.co_name, lookup_line=False
         )
@@ -133,7 +134,7 @@ def stack_of(thread: int) -> list[traceback.FrameSummary]:
 
 
 class Watch:
-    """The thread, and the loops that it looks at."""
+    """The thread, and the loops that it checks."""
 
     def __init__(self) -> None:
         self.watched: list[Watched] = []
@@ -142,7 +143,7 @@ class Watch:
         self.thread = threading.Thread(target=self._serve, name="uringloop-stalls", daemon=True)
 
     def _serve(self) -> None:
-        # The program's signals interrupt its own threads.
+        # The kernel must deliver the program's signals to the program's own threads.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.monotonic()
         while not self.ending:
@@ -152,18 +153,18 @@ class Watch:
             self.changed.clear()
             due = time.monotonic() + delay
             if self.changed.wait(delay):
-                # Another loop has come.
+                # A loop was added.
                 due = time.monotonic()
 
     def _look(self, late_s: float) -> float | None:
-        """Look at all loops, and return when to do so again; None at the end of the last."""
+        """Check all loops; return the delay until the next check, None if no loop is left."""
         delays = []
         for one in list(self.watched):
             try:
                 delay = one.look(late_s)
             except Exception:
-                # A class of the program's own, of a loop or a task, can raise anything.
-                logger.exception("stalls of a loop are not told any more")
+                # The program's own classes of loops and tasks can raise anything.
+                logger.exception("stalls of a loop are no longer logged, because a check failed")
                 delay = None
             if delay is not None:
                 delays.append(delay)
@@ -172,7 +173,7 @@ class Watch:
                 self.watched.remove(one)
         with _State.lock:
             if not self.watched:
-                # Whoever wants a thread from now on starts another.
+                # A loop that is created from now on starts another thread.
                 if _State.watch is self:
                     _State.watch = None
                 return None
@@ -180,20 +181,20 @@ class Watch:
 
 
 class _State:
-    """What this process has of it."""
+    """The state of this process."""
 
     watch: Watch | None = None
     lock = threading.Lock()
 
 
 def watch(loop: RunningLoop, wanted: int | str) -> None:
-    """Tell what holds *loop* up for so many milliseconds; a text is the variable's."""
+    """Log stalls of *loop* from *wanted* milliseconds on; a string is the variable's value."""
     try:
         milliseconds = int(wanted)
         argument_checks.check_range(VARIABLE, milliseconds, STALL_MAX_MS)
     except ValueError:
         logger.warning(
-            "stalls are not told: %s must be between 0 and %d milliseconds, not %r",
+            "stalls are not logged: %s must be between 0 and %d milliseconds, not %r",
             VARIABLE,
             STALL_MAX_MS,
             wanted,
@@ -212,13 +213,13 @@ def watch(loop: RunningLoop, wanted: int | str) -> None:
         try:
             started.thread.start()
         except RuntimeError as exc:
-            logger.warning("stalls are not told: %s", exc)
+            logger.warning("stalls are not logged: %s", exc)
         else:
             _State.watch = started
 
 
 def _stop() -> None:
-    """End the thread before the interpreter does: it could be in the middle of a line."""
+    """End the thread at exit: the interpreter could end it in the middle of a log line."""
     with _State.lock:
         watch, _State.watch = _State.watch, None
     if watch is not None:
@@ -228,7 +229,7 @@ def _stop() -> None:
 
 
 def _after_fork() -> None:
-    """Begin anew: a child has neither the thread nor loops that could run."""
+    """Reset the state: a child has neither the thread nor loops that could run."""
     _State.watch = None
     _State.lock = threading.Lock()
 

@@ -1,6 +1,6 @@
-"""What starts other servers' worker processes on this loop; each module needs a server's packages.
+"""Worker classes and commands that run other servers on uringloop.
 
-`gunicorn -k uringloop.workers.uvicorn.Worker`, `gunicorn -k uringloop.workers.aiohttp.Worker`, and
-`python -m uringloop.workers.granian` in place of `granian`. Each worker logs, at its start, which
-ring its loop is on. Nothing here is imported by the loop.
+Use `gunicorn -k uringloop.workers.uvicorn.Worker`, `gunicorn -k uringloop.workers.aiohttp.Worker`,
+or `python -m uringloop.workers.granian` in place of `granian`. Each module needs the packages of
+its server. Each worker logs at its start which ring its loop uses. The loop imports none of these.
 """

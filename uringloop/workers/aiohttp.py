@@ -1,7 +1,7 @@
-"""gunicorn's worker for aiohttp's applications, on this loop.
+"""gunicorn's worker for aiohttp applications, on uringloop.
 
-`gunicorn -k uringloop.workers.aiohttp.Worker app:app`. gunicorn imports it by that name, in its
-main process and without a loop; the loop is made after the fork. No policy is set, for policies are
+`gunicorn -k uringloop.workers.aiohttp.Worker app:app`. gunicorn's main process imports this module
+and has no loop; each worker creates its loop after the fork. No policy is set, because policies are
 deprecated.
 """
 
@@ -24,9 +24,10 @@ except ImportError as exc:
 
 
 def close_inherited_loop() -> None:
-    """Close the loop that an application has made which gunicorn has loaded before the fork."""
+    """Close a loop that a preloaded application has created in gunicorn's main process."""
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        # Without one, Python 3.12 and 3.13 make one and warn; from 3.14 on it is a RuntimeError.
+        # Without a current loop, get_event_loop() creates one and warns on Python 3.12 and 3.13,
+        # and raises RuntimeError from 3.14 on.
         warnings.simplefilter("ignore", DeprecationWarning)
         asyncio.get_event_loop().close()
 
@@ -36,7 +37,7 @@ class Worker(GunicornWebWorker):
 
     @classmethod
     def setup(cls) -> None:
-        """Runs once, in gunicorn's main process."""
+        """Probe for io_uring; gunicorn calls this once, in its main process."""
         backends.ask()
 
     def init_process(self) -> None:
@@ -44,5 +45,5 @@ class Worker(GunicornWebWorker):
         self.loop = loop = new_event_loop()
         self.log.info(backends.described(loop.backend, loop.backend_reason))
         asyncio.set_event_loop(loop)
-        # aiohttp's own would replace the loop by one of asyncio's.
+        # Skip aiohttp's init_process(), which would replace the loop by an asyncio loop.
         base.Worker.init_process(self)

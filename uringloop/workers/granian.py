@@ -1,8 +1,8 @@
-"""granian's command, with this loop for its workers: `python -m uringloop.workers.granian app:app`.
+"""granian's command with uringloop in its workers: `python -m uringloop.workers.granian app:app`.
 
-It takes what `granian` takes. An import alone registers the loop as the one that `--loop auto`
-stands for, and by the name "uringloop", for programs that make a `granian.Granian` themselves: both
-in the main process and in workers that multiprocessing starts anew, which import the main module.
+It accepts the options of `granian`. Importing this module registers the loop as "auto" and as
+"uringloop", for programs that create a `granian.Granian` themselves. The registration is needed in
+the main process and in workers that multiprocessing spawns, which import the main module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError as exc:
 @loops.register("auto")
 @loops.register("uringloop")
 def build_loop() -> Loop:
-    """Return the loop of a worker, which is the current one of its thread."""
+    """Create a worker's loop, set it as the current event loop, and return it."""
     loop = new_event_loop()
     logger.info(backends.described(loop.backend, loop.backend_reason))
     asyncio.set_event_loop(loop)

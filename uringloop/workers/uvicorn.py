@@ -1,7 +1,7 @@
-"""gunicorn's worker for ASGI applications: uvicorn on this loop.
+"""gunicorn's worker for ASGI applications: uvicorn on uringloop.
 
-`gunicorn -k uringloop.workers.uvicorn.Worker app:app`. gunicorn imports it by that name, in its
-main process and without a loop; the loop is made after the fork, by uvicorn.
+`gunicorn -k uringloop.workers.uvicorn.Worker app:app`. gunicorn's main process imports this module
+and has no loop; uvicorn creates the loop after the fork.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ except ImportError as exc:
     ) from exc
 
 
-# How long a worker that ends reads the requests of the connections that it has accepted last.
+# Time in which a worker that shuts down reads requests from connections that it accepted last.
 GRACE_S = 0.05
 
-# uvicorn's, which its worker connects to gunicorn's log.
+# uvicorn's logger; its worker class gives it the handlers of gunicorn's error log.
 logger = logging.getLogger("uvicorn.error")
 
 
 def new_event_loop() -> Loop:
-    """Return the loop of a worker."""
+    """Return a new loop for a worker, and log which ring it uses."""
     loop = policy.new_event_loop()
     logger.info(backends.described(loop.backend, loop.backend_reason))
     return loop
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which loses no connection when its worker is replaced."""
+    """uvicorn's server, changed so that replacing a worker does not drop connections."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, answer what has been accepted, then shut down as uvicorn does.
+        """Stop accepting, answer the accepted connections, then shut down as uvicorn does.
 
-        uvicorn takes a connection for idle whose request has not been read yet, and closes it. The
-        listening sockets are gunicorn's: its new workers accept what comes from now on.
+        uvicorn considers a connection idle, and closes it, if its request has not been read yet.
+        The listening sockets belong to gunicorn, whose new workers accept later connections.
         """
         for server in self.servers:
             server.close()
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
 
 
 class Worker(UvicornWorker):
-    """uvicorn's worker on uringloop; a subclass may say more in CONFIG_KWARGS."""
+    """uvicorn's worker on uringloop; a subclass may extend CONFIG_KWARGS."""
 
     CONFIG_KWARGS: ClassVar = {
         **UvicornWorker.CONFIG_KWARGS,
@@ -70,10 +70,10 @@ class Worker(UvicornWorker):
         server = Server(self.config)
         await server.serve(sockets=self.sockets)
         if not server.started:
-            # gunicorn does not start a worker again that has failed so.
+            # gunicorn does not restart a worker that exits with this status.
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
     @classmethod
     def setup(cls) -> None:
-        """Runs once, in gunicorn's main process."""
+        """Probe for io_uring; gunicorn calls this once, in its main process."""
         backends.ask()

@@ -1,6 +1,6 @@
-"""The names of uvloop for uringloop's loop: what `import uvloop` gives under `uringloop.as_uvloop`.
+"""uvloop's public names for uringloop: the package `uvloop` under `uringloop.as_uvloop`.
 
-As in uvloop, `install` and `EventLoopPolicy` do not exist from Python 3.16 on, whose asyncio has no
+As in uvloop, `install` and `EventLoopPolicy` do not exist from Python 3.16 on, where asyncio has no
 policies.
 """
 
@@ -17,7 +17,7 @@ from .loop import Loop, new_event_loop
 
 T = TypeVar("T")
 
-# The newest uvloop whose names are here.
+# The newest version of uvloop whose names are covered.
 __version__ = f"0.23.0+uringloop.{uringloop.__version__}"
 
 __all__ = ["Loop", "new_event_loop", "run"]
@@ -26,13 +26,13 @@ if policy.HAS_POLICIES:
     __all__ += ["EventLoopPolicy", "install"]
 
     class EventLoopPolicy(policy.EventLoopPolicy):
-        """Makes uringloop's loops under the name of uvloop's."""
+        """Creates uringloop loops of the class `uvloop.Loop`."""
 
         def _loop_factory(self) -> Loop:
             return new_event_loop()
 
     def install() -> None:
-        """Make asyncio's default loop this one, as `uringloop.install` does."""
+        """Make this loop the default event loop of asyncio, as `uringloop.install` does."""
         policy.install_policy(EventLoopPolicy, "uvloop.install()")
 
 
@@ -42,7 +42,10 @@ def run(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = new_event_loop,
     debug: bool | None = None,
 ) -> T:
-    """Run *main* as `uringloop.run` does; TypeError if *loop_factory* makes other loops."""
+    """Run *main* like `uringloop.run`.
+
+    Raises TypeError if *loop_factory* returns a loop of another class than `uvloop.Loop`.
+    """
 
     async def checked() -> T:
         if not isinstance(asyncio.get_running_loop(), Loop):

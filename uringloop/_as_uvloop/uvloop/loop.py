@@ -1,6 +1,6 @@
-"""The loop and the transports by the names they have in uvloop's module `loop`.
+"""The loop and the transports under their names in uvloop's module `loop`.
 
-Classes of uvloop that stand for parts of libuv have no counterpart and are missing here.
+uvloop's classes for parts of libuv have no counterpart and are missing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 
 
 class Loop(uringloop.Loop):
-    """uringloop's loop, for programs that look at the module of a loop's class."""
+    """uringloop's loop, for programs that check the module name of a loop's class."""
 
 
-# uvloop's own loops are of the class `uvloop.Loop`.
+# In uvloop too the class is named `uvloop.Loop`.
 Loop.__module__ = "uvloop"
 
 
