@@ -1,4 +1,4 @@
-"""A loop that nobody closes and nobody holds any more: it warns, and gives everything back."""
+"""A loop that is garbage collected without close(): it warns and releases all resources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.sockets import tcp_pair
 import uringloop
 
 
-def test_loop_in_a_reference_cycle_is_collected(loop_factory: LoopFactory) -> None:
+def test_loop_in_a_reference_cycle_is_garbage_collected(loop_factory: LoopFactory) -> None:
     loop = loop_factory()
     token = Token()
     watch = weakref.ref(token)
@@ -30,7 +30,7 @@ def test_loop_in_a_reference_cycle_is_collected(loop_factory: LoopFactory) -> No
     assert watch() is None
 
 
-def test_unclosed_loop_warns_and_gives_its_resources_back(loop_factory: LoopFactory) -> None:
+def test_unclosed_loop_warns_and_releases_its_resources(loop_factory: LoopFactory) -> None:
     def drop() -> None:
         loops.clear()
         gc.collect()
@@ -44,7 +44,7 @@ def test_unclosed_loop_warns_and_gives_its_resources_back(loop_factory: LoopFact
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_abandoned_loop_is_collected_with_its_connections(loop_factory: LoopFactory) -> None:
+def test_unreferenced_loop_is_collected_with_its_connections(loop_factory: LoopFactory) -> None:
     def abandon(near: socket.socket, idle: socket.socket) -> weakref.ref[AbstractEventLoop]:
         loop = loop_factory()
         echo, collector = Echo(), Collector(loop)
@@ -70,10 +70,10 @@ def test_abandoned_loop_is_collected_with_its_connections(loop_factory: LoopFact
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_abandoned_loop_is_closed_even_if_its_class_fails_to(
+def test_unreferenced_loop_is_closed_even_if_close_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # pytest would keep the report, and the loop with it.
+    # pytest would keep the report, which refers to the loop.
     told: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: told.append(str(report.exc_value)))
 
@@ -108,7 +108,7 @@ def test_interpreter_exits_quietly_with_an_open_loop(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uringloop.Loop"])
 def test_interpreter_exits_quietly_with_everything_open(kind: str) -> None:
-    # As the loop of the thread it lives until the modules have lost their names.
+    # As the current event loop of the thread it lives until module globals are cleared.
     script = f"""
         import asyncio, os, signal, socket
         import uringloop
@@ -122,7 +122,7 @@ def test_interpreter_exits_quietly_with_everything_open(kind: str) -> None:
             address = server.sockets[0].getsockname()
             kept.append(await loop.create_connection(asyncio.Protocol, *address))
             reader, writer = await asyncio.open_connection(*address)
-            # More than fits: the ring sends.
+            # More than the socket buffer takes, so that a send is in flight.
             writer.write(bytes(4 << 20))
             kept.append(await loop.create_datagram_endpoint(
                 asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0)))

@@ -1,7 +1,7 @@
 """Bad input gets the exception type and message that stock asyncio gives.
 
-The tables are in bad_input/, by subject. Every call is made on a loop of asyncio's and on one of
-ours, and everything that came of it is compared.
+The tables are in bad_input/, by subject. Each call is made on an asyncio loop and on a uringloop
+loop, and the outcomes are compared: result or exception, logs, warnings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLES = {
     "watching": watching.CASES,
     "transports": transports.CASES,
 }
-# What uringloop does not have yet: asyncio's abstract method is all there is.
+# Methods that uringloop does not implement: it has only those of AbstractEventLoop.
 MISSING = {
     method
     for method in later.CASES
@@ -35,13 +35,13 @@ TABLES |= {method: table for method, table in later.CASES.items() if method not 
 EVERY = [(subject, case) for subject, table in TABLES.items() for case in table]
 STOCK_ONLY = [case for method in sorted(MISSING) for case in later.CASES[method]]
 
-# Where the difference is meant, with the reason: every call here must differ.
-NOT_A_TIME = "refused at once: asyncio takes it, and from then on every turn fails"
-NO_LONGER = "refused with the reason, which asyncio gave before 3.11"
-ARITY = "Cython has its own words for a wrong number of arguments"
-ODD_REPORT = "logged all the same: asyncio trips over it, and the report is lost"
-INTERNAL = "asyncio trips over its own internals, and says so in their words"
-IN_C = "limits are whole numbers, and no larger than memory"
+# Deliberate differences, with their reasons; every call listed here must differ from asyncio.
+NOT_A_TIME = "refused at once; asyncio accepts it, and from then on every turn fails"
+NO_LONGER = "refused with the message that asyncio had before 3.11"
+ARITY = "Cython has a message of its own for a wrong number of arguments"
+ODD_REPORT = "logged; asyncio raises while it formats the report, which is lost"
+INTERNAL = "asyncio raises an exception from its internals, with an unrelated message"
+IN_C = "limits are integers, and not larger than memory"
 DELIBERATE = {
     "plain: create_connection(local_addr=host)": INTERNAL,
     "closed: create_connection(local_addr=host)": INTERNAL,
@@ -79,14 +79,14 @@ UNCLOSED = re.compile("ResourceWarning: unclosed (<socket|transport <_Unix)")
     "case",
     [pytest.param(case, id=f"{subject}: {case}") for subject, case in EVERY],
 )
-def test_bad_input_has_the_outcome_of_asyncio(case: Case, tmp_path: Path) -> None:
+def test_bad_input_has_the_same_outcome_as_on_asyncio(case: Case, tmp_path: Path) -> None:
     outcomes = {name: observe(case, factory, tmp_path) for name, factory in FACTORIES.items()}
     ours, theirs = outcomes["uringloop"], outcomes["asyncio"]
-    # A socket that only asyncio forgets to close is no contract.
+    # Warnings of sockets that asyncio does not close need not be matched.
     theirs.warnings = [
         each for each in theirs.warnings if each in ours.warnings or not UNCLOSED.match(each)
     ]
-    # asyncio often says nothing of the cause of its own exceptions.
+    # asyncio often sets no cause; then any cause is accepted.
     theirs.cause = theirs.cause or ours.cause
     if str(case) in DELIBERATE:
         assert ours != theirs
@@ -95,12 +95,12 @@ def test_bad_input_has_the_outcome_of_asyncio(case: Case, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", STOCK_ONLY, ids=str)
-def test_bad_input_of_what_is_to_come_fails_on_asyncio(case: Case, tmp_path: Path) -> None:
+def test_bad_input_of_missing_methods_raises_on_asyncio(case: Case, tmp_path: Path) -> None:
     outcome = observe(case, asyncio.SelectorEventLoop, tmp_path)
     assert outcome.ended.startswith("raised")
 
 
-def test_the_tables_name_every_call_once() -> None:
+def test_calls_in_the_tables_are_unique() -> None:
     names = [f"{subject}: {case}" for subject, case in EVERY]
     assert len(names) == len(set(names))
     assert {str(case) for _, case in EVERY} >= DELIBERATE.keys()

@@ -1,7 +1,7 @@
-"""A program whose loop's thread may not block: what tools like blockbuster forbid is not called.
+"""The loop's thread does not call blocking functions that tools like blockbuster forbid.
 
-Such a tool replaces functions of the standard library by ones that refuse to be called in the
-thread of a running loop: after the package has been imported, or before.
+Such a tool replaces functions of the standard library by functions that raise in the thread of a
+running loop. The test replaces them before and after the import of the package.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ True False
 
 @pytest.mark.parametrize("order", ORDERS)
 @each_ring
-def test_nothing_of_the_loops_thread_blocks(backend: str, order: str) -> None:
+def test_the_loops_thread_calls_no_blocking_function(backend: str, order: str) -> None:
     ended = run_script(PROGRAM.format(order=ORDERS[order], backend=backend))
     assert (ended.stderr, ended.stdout) == ("", OUTPUT)

@@ -1,7 +1,7 @@
-"""The interpreter's own tests of asyncio, test for test: what stock asyncio passes here, we pass.
+"""CPython's own tests of asyncio: each test that stock asyncio passes must pass on this loop.
 
-Each module of test.test_asyncio runs twice in processes of their own, on stock asyncio and on this
-loop (see conformance.py). Tests that stock asyncio fails or skips on this machine say nothing.
+Each module of test.test_asyncio runs in two processes, on stock asyncio and on this loop (see
+conformance.py). Tests that stock asyncio fails or skips on this machine are ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DRIVER = Path(__file__).parents[1] / "support" / "conformance.py"
 # More than the slowest module takes on a busy machine.
 MODULE_SECONDS = 400
 
-# Which classes run, where not all: the same tests on three selectors would be the same test here,
-# and test_unix_events is mostly about the selector transports themselves.
+# The modules, and the classes that run if not all do: the same tests on three selectors would all
+# test this loop, and test_unix_events mostly tests the selector transports themselves.
 MODULES: dict[str, tuple[str, ...]] = {
     "test_buffered_proto": (),
     "test_context": (),
@@ -68,15 +68,15 @@ WATCHER = "test_subprocess.GenericWatcherTests."
 EVENTS = "test_events.EPollEventLoopTests."
 UNIX = "test_unix_events.SelectorEventLoopUnixSocketTests."
 
-# What tests of the selector loop's insides can not say about another loop.
+# Tests of the selector loop's internals, which do not apply to another loop.
 EXCLUDED: dict[str, str] = {
     EVENTS + "test_timeout_rounding": "counts calls of _run_once",
     EVENTS + "test_internal_fds": "looks for the selector loop's socket pair",
     EVENTS + "test_prompt_cancellation": "calls _stop_serving, with a listener of its own",
     EVENTS + "test_create_server_multiple_hosts_ipv4": "puts a mock in asyncio.base_events.socket",
     EVENTS + "test_create_server_multiple_hosts_ipv6": "puts a mock in asyncio.base_events.socket",
-    WATCHER + "test_create_subprocess_fails_with_inactive_watcher": "a mock of the child watcher",
-    WATCHER + "test_create_subprocess_with_pidfd": "a mock of the child watcher",
+    WATCHER + "test_create_subprocess_fails_with_inactive_watcher": "mocks the child watcher",
+    WATCHER + "test_create_subprocess_with_pidfd": "mocks the child watcher",
     PIDFD + "test_watcher_implementation": "looks for the selector loop's child watcher",
     THREADED + "test_watcher_implementation": "looks for the selector loop's child watcher",
     THREADED + "test_pid_not_reaped_before_exit_published": "looks into the child watcher",
@@ -101,7 +101,7 @@ pytestmark = [
 
 @dataclass
 class Results:
-    """What became of the tests of one module on one loop; the failed ones with their tracebacks."""
+    """The outcomes of one module's tests on one loop, with tracebacks of the failed ones."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Results:
     def add(self, line: str) -> None:
         record = json.loads(line)
         name = record["test"].removeprefix("test.test_asyncio.")
-        # A test may fail in its body and again in its teardown, or pass and then fail there.
+        # A test may be reported twice: its body may pass or fail, and then its teardown fails.
         if self.outcomes.get(name) != "failed":
             self.outcomes[name] = record["outcome"]
             self.details[name] = record["detail"]
@@ -121,7 +121,7 @@ class Results:
 @functools.cache
 def results(module: str, loop: str) -> Results:
     command = [sys.executable, str(DRIVER), module, loop, *MODULES[module]]
-    # What the variable names runs on neither loop, what is excluded runs on asyncio: it is counted.
+    # The tests in the variable run on neither loop. EXCLUDED tests run on asyncio, to count them.
     skips = os.environ.get("CONFORMANCE_SKIPS", "").split()
     if loop == "uringloop":
         skips += EXCLUDED
@@ -135,7 +135,7 @@ def results(module: str, loop: str) -> Results:
     )
     found = Results()
     for line in done.stdout.splitlines():
-        # Tests and their child processes write there too.
+        # Tests and their child processes write to stdout as well.
         if line.startswith('{"test": '):
             found.add(line)
     unfinished = [name for name, outcome in found.outcomes.items() if outcome == "started"]
@@ -145,7 +145,7 @@ def results(module: str, loop: str) -> Results:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_what_passes_on_asyncio_passes_on_this_loop(module: str) -> None:
+def test_tests_that_pass_on_asyncio_pass_on_this_loop(module: str) -> None:
     if importlib.util.find_spec(f"test.test_asyncio.{module}") is None:
         pytest.skip(f"this Python has no {module}")
     stock = results(module, "asyncio").passed()

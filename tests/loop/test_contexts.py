@@ -1,7 +1,7 @@
-"""The context of a connection's callbacks: its own, whoever writes, closes or resumes.
+"""A connection's callbacks run in its own context, whichever code writes, closes or resumes.
 
-asyncio runs some of them in the context of the caller and promises nothing; uvloop does as we do.
-What a callback changes in that context is there for the next one.
+asyncio runs some callbacks in the context of the caller, and documents nothing; uvloop behaves as
+uringloop does. A change that a callback makes to a context variable is visible to the next one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PLENTY = 2 * 1024 * 1024
 
 
 def elsewhere(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call *function* in a context that knows nothing of the connection."""
+    """Call *function* in a context unrelated to the connection."""
     return contextvars.Context().run(function, *args, **kwargs)
 
 
 async def awaited_elsewhere(call: Callable[[], Awaitable[T]]) -> T:
-    """Await what *call* returns in a task whose context knows nothing of the connection."""
+    """Await the result of *call* in a task whose context is unrelated to the connection."""
 
     async def wait() -> T:
         return await call()
@@ -54,7 +54,7 @@ async def awaited_elsewhere(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class Witness(Collector):
-    """Notes in which context each callback runs."""
+    """A collector that records in which context each callback runs."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__(loop)
@@ -89,7 +89,7 @@ class Witness(Collector):
 
 
 class BufferedWitness(Witness, asyncio.BufferedProtocol):
-    """The same, through a buffer."""
+    """The same as a BufferedProtocol."""
 
     data_received: Any = None
 
@@ -138,7 +138,9 @@ async def test_callbacks_of_a_stream_run_in_its_context(
 
 
 @on_loop
-async def test_lower_limits_pause_a_protocol_in_its_context(loop: uringloop.Loop) -> None:
+async def test_set_write_buffer_limits_calls_pause_writing_in_the_context(
+    loop: uringloop.Loop,
+) -> None:
     VAR.set("connection")
     witness = Witness(loop)
     async with stream(loop, witness, buffer_size=NARROW) as (transport, _):
@@ -150,7 +152,7 @@ async def test_lower_limits_pause_a_protocol_in_its_context(loop: uringloop.Loop
 
 
 @on_loop
-async def test_the_end_that_a_task_elsewhere_causes_is_told_in_the_context(
+async def test_connection_lost_after_a_close_elsewhere_runs_in_the_context(
     loop: uringloop.Loop,
 ) -> None:
     VAR.set("connection")
@@ -166,7 +168,7 @@ async def test_the_end_that_a_task_elsewhere_causes_is_told_in_the_context(
 
 
 @on_loop
-async def test_what_a_callback_changes_is_there_for_the_next_one(each_loop: Loop) -> None:
+async def test_context_changes_are_visible_to_the_next_callback(each_loop: Loop) -> None:
     seen: list[str] = []
 
     class Changing(Collector):
@@ -178,7 +180,7 @@ async def test_what_a_callback_changes_is_there_for_the_next_one(each_loop: Loop
             super().data_received(data)
 
         def pause_writing(self) -> None:
-            # Within data_received: its context is the current one.
+            # Called within data_received(), so the connection's context is the current one.
             seen.append(VAR.get())
             VAR.set("paused")
             super().pause_writing()
@@ -194,8 +196,9 @@ async def test_what_a_callback_changes_is_there_for_the_next_one(each_loop: Loop
 
 
 @on_loop
-async def test_a_write_from_within_another_context_is_no_exception(loop: uringloop.Loop) -> None:
-    # The context of the connection is entered further out, and cannot be entered again.
+async def test_a_write_in_another_context_within_a_callback_works(loop: uringloop.Loop) -> None:
+    # The connection's context is already entered further up the stack; a context cannot be entered
+    # twice.
     class Writing(Witness):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -210,7 +213,7 @@ async def test_a_write_from_within_another_context_is_no_exception(loop: uringlo
 
 
 @on_loop
-async def test_accepted_connections_have_the_context_of_their_server(
+async def test_accepted_connections_run_in_the_context_of_their_server(
     loop: uringloop.Loop,
 ) -> None:
     VAR.set("server")
@@ -248,7 +251,7 @@ async def test_callbacks_over_tls_run_in_the_context_of_the_connection(
         peer,
     ):
         VAR.set("later")
-        # The transport below takes the first; the second waits for it.
+        # The transport below accepts the first write; the second one waits.
         elsewhere(transport.write, noise(PLENTY))
         elsewhere(transport.write, noise(PLENTY))
         assert "pause_writing" in witness.calls
@@ -268,7 +271,7 @@ async def test_callbacks_over_tls_run_in_the_context_of_the_connection(
 
 
 @on_loop
-async def test_lower_limits_over_tls_pause_a_protocol_in_its_context(
+async def test_set_write_buffer_limits_over_tls_calls_pause_writing_in_the_context(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     VAR.set("connection")
@@ -283,10 +286,10 @@ async def test_lower_limits_over_tls_pause_a_protocol_in_its_context(
 
 
 @on_loop
-async def test_small_writes_over_tls_pause_a_protocol_in_its_context(
+async def test_small_writes_over_tls_call_pause_writing_in_the_context(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
-    # They wait for the end of the turn, which runs in no context of the program's.
+    # Small writes are sent at the end of the turn, in the loop's own context.
     VAR.set("connection")
     witness = Witness(loop)
     async with tls_stream(loop, witness, contexts, buffer_size=NARROW) as (transport, _):
@@ -297,7 +300,7 @@ async def test_small_writes_over_tls_pause_a_protocol_in_its_context(
 
 
 @on_loop
-async def test_the_peers_goodbye_is_told_in_the_context(
+async def test_close_notify_calls_eof_received_in_the_context(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     VAR.set("connection")
@@ -314,9 +317,7 @@ async def test_the_peers_goodbye_is_told_in_the_context(
 
 
 @on_loop
-async def test_a_stream_that_turns_to_tls_keeps_its_context(
-    loop: uringloop.Loop, contexts: Contexts
-) -> None:
+async def test_start_tls_keeps_the_context(loop: uringloop.Loop, contexts: Contexts) -> None:
     VAR.set("connection")
     left, right = Witness(loop), Witness(loop)
     ours, theirs = narrow_pair(NARROW)
@@ -330,7 +331,7 @@ async def test_a_stream_that_turns_to_tls_keeps_its_context(
         )
         assert inner is not None
         assert outer is not None
-        # And TLS within TLS.
+        # TLS within TLS.
         inmost, outmost = await asyncio.gather(
             loop.start_tls(inner, left, contexts.client, server_hostname="localhost"),
             loop.start_tls(outer, right, contexts.server, server_side=True),
@@ -340,7 +341,7 @@ async def test_a_stream_that_turns_to_tls_keeps_its_context(
         return inmost, outmost
 
     secured, answering = await awaited_elsewhere(turn)
-    # One for each layer below, and one that waits.
+    # One write for each layer below, and one that waits.
     for _ in range(3):
         elsewhere(secured.write, noise(PLENTY))
     await right.received(3 * PLENTY)
@@ -380,7 +381,7 @@ async def test_callbacks_of_datagrams_run_in_the_context_of_the_endpoint(
         VAR.set("later")
         peer.send(b"received")
         await until(lambda: bool(witness.data))
-        # More than any socket takes at once: the error is the caller's.
+        # Larger than any datagram may be: this causes error_received().
         elsewhere(transport.sendto, bytes(64 * 1024 * 1024))
         transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
         while "pause_writing" not in witness.calls:
@@ -401,14 +402,14 @@ async def test_callbacks_of_datagrams_run_in_the_context_of_the_endpoint(
 
 class PipeWitness(Witness):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Each end of a pipe is half a transport.
+        # A pipe's transport only reads or only writes.
         self.note("connection_made")
         self.calls.append("connection_made")
 
 
 @BY_METHOD
 @on_loop
-async def test_callbacks_of_a_written_pipe_run_in_its_context(
+async def test_callbacks_of_a_write_pipe_run_in_its_context(
     loop: uringloop.Loop, method: str
 ) -> None:
     VAR.set("connection")

@@ -1,4 +1,4 @@
-"""Debug mode: how it is switched on, what it logs, and what it leaves as it was."""
+"""Debug mode: switching it on, slow callbacks, tracebacks of creation, coroutine origins."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ KINDS = ["asyncio.SelectorEventLoop", "uringloop.new_event_loop"]
 
 
 def callback() -> None:
-    """A callback with a place in the source."""
+    """A callback with a source line."""
 
 
 def slow_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give what asyncio's logger said about slow callbacks."""
+    """Return the messages of asyncio's logger about slow callbacks."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -44,7 +44,7 @@ def slow_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def origin_depth() -> Iterator[int]:
-    """Track the origins of coroutines to a depth that nothing else uses, and restore it."""
+    """Set an origin tracking depth that no other code uses, and restore the old one."""
     before = sys.get_coroutine_origin_tracking_depth()
     sys.set_coroutine_origin_tracking_depth(3)
     yield 3
@@ -73,7 +73,7 @@ def test_debug_mode_is_off_until_it_is_set(each_loop: AbstractEventLoop) -> None
         (["-E"], "1", "False"),
     ],
 )
-def test_interpreter_can_be_told_to_debug(
+def test_interpreter_options_switch_debug_mode_on(
     kind: str, options: list[str], variable: str | None, expected: str
 ) -> None:
     script = f"""
@@ -110,7 +110,7 @@ def test_program_runs_the_same_in_debug_mode(each_loop: AbstractEventLoop) -> No
 
 @pytest.mark.parametrize("method", ["close", "abort"])
 @pytest.mark.parametrize("kind", ["stream", "datagram", "pipe"])
-def test_another_thread_may_not_end_a_transport_in_debug_mode(
+def test_debug_mode_refuses_closing_a_transport_in_another_thread(
     each_loop: AbstractEventLoop, kind: str, method: str
 ) -> None:
     if (kind, method) == ("pipe", "abort"):
@@ -128,12 +128,12 @@ def test_another_thread_may_not_end_a_transport_in_debug_mode(
         with pytest.raises(RuntimeError, match="Non-thread-safe operation invoked"):
             await asyncio.to_thread(getattr(transport, method))
         if not isinstance(each_loop, uringloop.Loop):
-            # It has half ended.
+            # asyncio has closed the transport half-way: finish that.
             transport._call_connection_lost(None)
         else:
             assert not transport.is_closing()
             transport.close()
-            # Of what is closing nothing is asked for.
+            # Closing it again is allowed in any thread.
             await asyncio.to_thread(transport.close)
         await asyncio.sleep(0.001)
 
@@ -145,7 +145,7 @@ def test_another_thread_may_not_end_a_transport_in_debug_mode(
 # ── slow callbacks ───────────────────────────────────────────────
 
 
-def test_callbacks_are_slow_from_a_tenth_of_a_second(each_loop: AbstractEventLoop) -> None:
+def test_slow_callback_duration_is_100_ms_by_default(each_loop: AbstractEventLoop) -> None:
     assert each_loop.slow_callback_duration == 0.1
     each_loop.slow_callback_duration = 2.5
     assert each_loop.slow_callback_duration == 2.5
@@ -193,7 +193,7 @@ def test_slow_step_of_a_task_is_logged_with_the_task(
     assert any(re.match(pattern, message) for message in slow_warnings(caplog))
 
 
-def test_only_what_takes_long_enough_is_logged(
+def test_only_callbacks_over_slow_callback_duration_are_logged(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     def linger() -> None:
@@ -216,7 +216,7 @@ def test_only_what_takes_long_enough_is_logged(
     assert slow_warnings(caplog) == []
 
 
-def test_nothing_is_logged_outside_debug_mode(
+def test_slow_callbacks_are_not_logged_without_debug_mode(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     each_loop.slow_callback_duration = 0.0
@@ -225,7 +225,7 @@ def test_nothing_is_logged_outside_debug_mode(
     assert slow_warnings(caplog) == []
 
 
-def test_callback_that_switches_debug_on_makes_the_next_turn_watched(
+def test_set_debug_in_a_callback_applies_to_later_callbacks(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     each_loop.slow_callback_duration = 0.0
@@ -237,7 +237,7 @@ def test_callback_that_switches_debug_on_makes_the_next_turn_watched(
     assert any("callback()" in message for message in slow_warnings(caplog))
 
 
-# ── where things were created ────────────────────────────────────
+# ── tracebacks of creation ───────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_future_and_task_know_the_line_that_created_them(each_loop: AbstractEven
     future = each_loop.create_future()
     task = each_loop.create_task(step())
     line = sys._getframe().f_lineno - 1
-    # Stock asyncio names its own create_future here.
+    # Stock asyncio names the line in its own create_future() here.
     assert re.match(r"<Future pending created at .+:\d+>$", repr(future))
     assert f"created at {__file__}:{line}>" in repr(task)
     each_loop.run_until_complete(task)
@@ -278,7 +278,7 @@ def test_handle_of_a_partial_shows_the_function_inside(each_loop: AbstractEventL
     assert repr(handle).startswith("<Handle sorted([2, 1], reverse=True)() created at ")
 
 
-def test_exception_of_a_task_tells_where_the_task_was_created(
+def test_report_of_a_task_has_the_line_that_created_it(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken() -> None:
@@ -292,7 +292,7 @@ def test_exception_of_a_task_tells_where_the_task_was_created(
     (message,) = (r.getMessage() for r in caplog.records if "never retrieved" in r.getMessage())
     assert message.startswith("Task exception was never retrieved\n")
     assert "source_traceback: Object created at (most recent call last):\n" in message
-    assert f'File "{__file__}", line {line}, in test_exception_of_a_task' in message
+    assert f'File "{__file__}", line {line}, in test_report_of_a_task' in message
 
 
 # ── origins of coroutines ────────────────────────────────────────
@@ -346,7 +346,7 @@ def test_origins_are_restored_after_an_exception(
     assert sys.get_coroutine_origin_tracking_depth() == origin_depth
 
 
-def test_coroutine_that_nobody_awaited_tells_where_it_was_created(
+def test_warning_of_a_coroutine_never_awaited_has_its_origin(
     each_loop: AbstractEventLoop,
 ) -> None:
     async def forgotten() -> None: ...
@@ -362,7 +362,7 @@ def test_coroutine_that_nobody_awaited_tells_where_it_was_created(
         each_loop.run_until_complete(main())
 
 
-def test_runner_takes_debug_over_the_default_of_the_loop(loop_factory: LoopFactory) -> None:
+def test_runner_option_debug_overrides_the_loops_default(loop_factory: LoopFactory) -> None:
     async def main() -> bool:
         return asyncio.get_running_loop().get_debug()
 

@@ -1,4 +1,4 @@
-"""Errors: what a loop reports, to whom, and in which words."""
+"""Reports of errors: exception handlers, their contexts, and the default handler's messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fail() -> None:
 
 
 def errors_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Give the records of asyncio's logger, which are all errors."""
+    """Return the records of asyncio's logger, which must all be errors."""
     assert {record.name for record in caplog.records} <= {"asyncio"}
     assert {record.levelno for record in caplog.records} <= {logging.ERROR}
     return caplog.records
@@ -75,7 +75,7 @@ def test_reported_exception_carries_the_traceback_of_the_callback(
     assert traceback.extract_tb(exception.__traceback__)[-1].name == "fail"
 
 
-def test_report_in_debug_mode_tells_where_the_handle_was_created(
+def test_report_in_debug_mode_has_the_traceback_of_creation(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.set_debug(True)
@@ -154,7 +154,7 @@ def test_default_handler_lists_the_other_keys_in_order(
     assert exception_of(record) is None
 
 
-def test_default_handler_has_words_of_its_own_when_there_is_no_message(
+def test_default_handler_has_a_default_message(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     each_loop.default_exception_handler({"exception": ValueError("quiet")})
@@ -194,7 +194,7 @@ def test_default_handler_that_raises_is_logged(
     assert isinstance(exception_of(record), ValueError)
 
 
-# ── a handler of the user ────────────────────────────────────────
+# ── the program's own handler ────────────────────────────────────
 
 
 def test_handler_receives_the_loop_and_the_context(each_loop: AbstractEventLoop) -> None:
@@ -206,7 +206,7 @@ def test_handler_receives_the_loop_and_the_context(each_loop: AbstractEventLoop)
     assert calls[0][1] is context
 
 
-def test_handler_can_be_read_replaced_and_taken_away(
+def test_handler_can_be_read_replaced_and_removed(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[str] = []
@@ -236,7 +236,7 @@ def test_handler_that_is_not_callable_is_refused(each_loop: AbstractEventLoop) -
     assert each_loop.get_exception_handler() is None
 
 
-def test_handler_may_pass_on_to_the_default_one(
+def test_handler_may_call_the_default_handler(
     each_loop: AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     each_loop.set_exception_handler(
@@ -285,7 +285,7 @@ def test_both_handlers_raising_is_logged(
     )
 
 
-def test_handler_runs_in_the_context_of_what_failed(each_loop: AbstractEventLoop) -> None:
+def test_handler_runs_in_the_context_of_the_failed_object(each_loop: AbstractEventLoop) -> None:
     if sys.version_info < (3, 12):
         pytest.skip("exception handlers run in the context of the failed object since 3.12")
     seen: list[str] = []
@@ -307,7 +307,7 @@ def test_handler_runs_in_the_context_of_what_failed(each_loop: AbstractEventLoop
     assert seen == ["of the handle", "of the task", "of the task", "unset"]
 
 
-# ── what no handler may swallow ──────────────────────────────────
+# ── exceptions that end the run ──────────────────────────────────
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
@@ -325,7 +325,7 @@ def test_exceptions_that_end_a_run_are_not_reported(
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_handler_may_end_the_run(
+def test_handler_may_raise_keyboard_interrupt_and_system_exit(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     def leave(_loop: AbstractEventLoop, _context: Report) -> None:
@@ -350,10 +350,10 @@ def test_cancelled_error_of_a_callback_is_reported(each_loop: AbstractEventLoop)
     assert isinstance(reports[0]["exception"], asyncio.CancelledError)
 
 
-# ── futures and tasks that nobody asked ──────────────────────────
+# ── futures and tasks whose exception is not retrieved ───────────
 
 
-def test_exception_of_a_task_that_nobody_asked_is_reported(each_loop: AbstractEventLoop) -> None:
+def test_unretrieved_exception_of_a_task_is_reported(each_loop: AbstractEventLoop) -> None:
     async def broken() -> None:
         raise ZeroDivisionError("from the task")
 
@@ -368,7 +368,7 @@ def test_exception_of_a_task_that_nobody_asked_is_reported(each_loop: AbstractEv
     assert report["future"].get_name() == "unasked"
 
 
-def test_exception_of_a_future_that_nobody_asked_is_reported(each_loop: AbstractEventLoop) -> None:
+def test_unretrieved_exception_of_a_future_is_reported(each_loop: AbstractEventLoop) -> None:
     reports = complaints(each_loop)
     future = each_loop.create_future()
     future.set_exception(ZeroDivisionError("unasked"))
@@ -379,7 +379,7 @@ def test_exception_of_a_future_that_nobody_asked_is_reported(each_loop: Abstract
     assert isinstance(report["exception"], ZeroDivisionError)
 
 
-def test_pending_task_that_is_destroyed_is_reported(each_loop: AbstractEventLoop) -> None:
+def test_destroyed_pending_task_is_reported(each_loop: AbstractEventLoop) -> None:
     async def wait() -> None:
         await each_loop.create_future()
 
@@ -407,7 +407,7 @@ def test_exception_that_run_until_complete_raises_is_not_reported_again(
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_exception_that_left_run_until_complete_is_not_reported_again(
+def test_exception_that_ended_run_until_complete_is_not_reported_again(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     async def leave() -> None:
@@ -420,7 +420,7 @@ def test_exception_that_left_run_until_complete_is_not_reported_again(
     assert reports == []
 
 
-def test_runner_reports_what_tasks_raise_while_it_shuts_down(loop_factory: LoopFactory) -> None:
+def test_runner_reports_exceptions_of_tasks_at_shutdown(loop_factory: LoopFactory) -> None:
     async def stubborn() -> None:
         try:
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Executors: functions in threads, the default executor, and its end."""
+"""run_in_executor(), to_thread(), and the default executor with its shutdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import uringloop
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
-# No wait of these tests takes a second; a failing one must not take the suite with it.
+# Seconds. No wait in these tests takes a second; a failing test must not block the suite.
 PATIENCE = 20.0
 
 
@@ -32,7 +32,7 @@ def thread_name() -> str:
 
 
 def shutdown(loop: AbstractEventLoop, timeout: float | None) -> Coroutine[object, object, None]:
-    """Call shutdown_default_executor with the timeout that the stubs do not know."""
+    """Call shutdown_default_executor() with a timeout, which the type stubs do not declare."""
     ending: Callable[[float | None], Coroutine[object, object, None]]
     ending = loop.shutdown_default_executor  # type: ignore[assignment]
     return ending(timeout)
@@ -106,7 +106,7 @@ def test_cancelling_a_queued_function_keeps_it_from_running(each_loop: AbstractE
     assert ran == []
 
 
-def test_result_that_comes_after_the_cancellation_is_dropped(each_loop: AbstractEventLoop) -> None:
+def test_result_after_cancellation_is_dropped(each_loop: AbstractEventLoop) -> None:
     reports: list[dict[str, object]] = []
     each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
     entered, release = threading.Event(), threading.Event()
@@ -127,7 +127,7 @@ def test_result_that_comes_after_the_cancellation_is_dropped(each_loop: Abstract
     assert reports == []
 
 
-def test_result_that_comes_after_close_is_dropped(loop_factory: LoopFactory) -> None:
+def test_result_after_close_is_dropped(loop_factory: LoopFactory) -> None:
     release = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         with contextlib.closing(loop_factory()) as loop:
@@ -166,7 +166,7 @@ def test_closed_loop_refuses_functions(each_loop: AbstractEventLoop) -> None:
         each_loop.run_in_executor(executor, fail)
 
 
-def test_debug_mode_refuses_what_cannot_be_called(each_loop: AbstractEventLoop) -> None:
+def test_debug_mode_refuses_coroutines_and_non_callables(each_loop: AbstractEventLoop) -> None:
     async def coroutine_function() -> None: ...
 
     each_loop.set_debug(True)
@@ -181,7 +181,7 @@ def test_debug_mode_refuses_what_cannot_be_called(each_loop: AbstractEventLoop) 
 # ── to_thread ────────────────────────────────────────────────────
 
 
-def test_to_thread_takes_keywords_and_the_context_along(each_loop: AbstractEventLoop) -> None:
+def test_to_thread_passes_keywords_and_the_context(each_loop: AbstractEventLoop) -> None:
     def inside(first: str, *, second: str) -> tuple[str, str, str]:
         value = VAR.get()
         VAR.set("changed in the thread")
@@ -195,7 +195,7 @@ def test_to_thread_takes_keywords_and_the_context_along(each_loop: AbstractEvent
     each_loop.run_until_complete(main())
 
 
-def test_to_thread_passes_exceptions_on(each_loop: AbstractEventLoop) -> None:
+def test_to_thread_raises_the_exception_of_the_function(each_loop: AbstractEventLoop) -> None:
     async def main() -> None:
         with pytest.raises(ZeroDivisionError, match="from the executor"):
             await asyncio.to_thread(fail)
@@ -203,7 +203,7 @@ def test_to_thread_passes_exceptions_on(each_loop: AbstractEventLoop) -> None:
     each_loop.run_until_complete(main())
 
 
-def test_loop_goes_on_while_threads_work(each_loop: AbstractEventLoop) -> None:
+def test_loop_keeps_running_while_threads_work(each_loop: AbstractEventLoop) -> None:
     release = threading.Event()
 
     async def main() -> bool:
@@ -244,7 +244,9 @@ def test_close_shuts_the_default_executor_down(each_loop: AbstractEventLoop) -> 
         executor.submit(thread_name)
 
 
-def test_shutdown_waits_for_what_runs_and_ends_the_threads(each_loop: AbstractEventLoop) -> None:
+def test_shutdown_waits_for_running_functions_and_ends_the_threads(
+    each_loop: AbstractEventLoop,
+) -> None:
     threads = set(threading.enumerate())
     entered, release = threading.Event(), threading.Event()
     finished: list[str] = []

@@ -1,4 +1,4 @@
-"""A protocol that leaves the run, by Ctrl-C say: the next run goes on where this one was left."""
+"""Protocol methods that raise KeyboardInterrupt or SystemExit: the next run continues the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAVING = pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
 
 
 def run(loop: Loop, awaitable: Awaitable[T]) -> T:
-    """Run *awaitable*, which must end."""
+    """Run *awaitable* with a timeout."""
 
     async def limited() -> T:
         return await asyncio.wait_for(awaitable, PATIENCE)
@@ -36,7 +36,7 @@ def run(loop: Loop, awaitable: Awaitable[T]) -> T:
 
 
 def leave_in(protocol: object, name: str, leaving: type[BaseException]) -> None:
-    """Have the first call of a protocol's method end with *leaving*."""
+    """Make the first call of the protocol's method *name* raise *leaving* at its end."""
     method: Callable[..., object] = getattr(protocol, name)
     pending = [leaving]
 
@@ -56,7 +56,7 @@ def leave_in(protocol: object, name: str, leaving: type[BaseException]) -> None:
 async def linked(
     loop: Loop, protocol: Collector, contexts: Contexts | None
 ) -> AsyncIterator[tuple[asyncio.Transport, Collector]]:
-    """Connect *protocol* to a collector, over TLS if there are contexts for that."""
+    """Connect *protocol* to a collector; use TLS if *contexts* is not None."""
     other = Collector(loop)
     if contexts is None:
         connecting = link(loop, protocol, other)
@@ -70,7 +70,7 @@ async def linked(
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("size", [4000, 1_000_000])
 @pytest.mark.parametrize("how", ["write", "writelines"])
-def test_what_is_written_leaves_although_pause_writing_leaves_the_run(
+def test_written_data_is_sent_after_pause_writing_ended_the_run(
     each_loop: Loop,
     contexts: Contexts,
     leaving: type[BaseException],
@@ -116,7 +116,7 @@ def left_while_writing(
     stack: contextlib.AsyncExitStack,
     leaving: type[BaseException],
 ) -> tuple[asyncio.Transport, Collector]:
-    """Write 20 MB, in a run that ends with *leaving* out of pause_writing."""
+    """Write 20 MB in a run that ends because pause_writing() raises *leaving*."""
 
     async def write() -> None:
         transport.write(bytes(20_000_000))
@@ -129,7 +129,7 @@ def left_while_writing(
 
 
 @LEAVING
-def test_what_is_written_leaves_by_itself_before_resume_writing(
+def test_written_data_is_sent_before_resume_writing_is_called(
     each_loop: Loop, leaving: type[BaseException]
 ) -> None:
     protocol = Collector(each_loop)
@@ -142,7 +142,7 @@ def test_what_is_written_leaves_by_itself_before_resume_writing(
 
 
 @LEAVING
-def test_write_eof_after_pause_writing_has_left_the_run_comes_last(
+def test_write_eof_after_pause_writing_ended_the_run_is_sent_last(
     each_loop: Loop, leaving: type[BaseException]
 ) -> None:
     async def finish() -> None:
@@ -158,7 +158,7 @@ def test_write_eof_after_pause_writing_has_left_the_run_comes_last(
 
 @LEAVING
 @pytest.mark.parametrize("how", ["write", "writelines"])
-def test_what_is_written_to_a_pipe_leaves_although_pause_writing_leaves_the_run(
+def test_data_written_to_a_pipe_is_sent_after_pause_writing_ended_the_run(
     each_loop: Loop, leaving: type[BaseException], how: str
 ) -> None:
     async def write(writer: Writer) -> None:
@@ -181,7 +181,7 @@ def test_what_is_written_to_a_pipe_leaves_although_pause_writing_leaves_the_run(
 
 
 @LEAVING
-def test_datagrams_leave_although_pause_writing_leaves_the_run(
+def test_datagrams_are_sent_after_pause_writing_ended_the_run(
     each_loop: Loop, tmp_path: Path, leaving: type[BaseException]
 ) -> None:
     async def send(transport: Any) -> None:
@@ -211,7 +211,7 @@ def test_datagrams_leave_although_pause_writing_leaves_the_run(
 
 
 def runs(loop: Loop, coroutine: Coroutine[Any, Any, None], leaving: type[BaseException]) -> int:
-    """Run to the end of *coroutine*; return how often the run was left before."""
+    """Run *coroutine* to its end; return how many runs ended with *leaving* before that."""
     task = loop.create_task(asyncio.wait_for(coroutine, PATIENCE))
     count = 0
     while not task.done():
@@ -224,13 +224,13 @@ def runs(loop: Loop, coroutine: Coroutine[Any, Any, None], leaving: type[BaseExc
 
 
 async def conversation(loop: Loop, protocol: Any, contexts: Contexts | None) -> None:
-    """Write more than the socket takes, get two messages, and hear of the peer's end."""
+    """Write more than the socket takes, receive two messages, and then EOF from the peer."""
     async with linked(loop, protocol, contexts) as (transport, other):
         other.transport.pause_reading()
         if contexts is None:
             transport.set_write_buffer_limits(high=10_000_000, low=9_000_000)
         else:
-            # What counts is what the transport below does not take.
+            # The limits apply to the bytes that the transport below does not accept.
             transport.set_write_buffer_limits(high=1)
         transport.write(bytes(20_000_000))
         transport.write(bytes(1_000_000))
@@ -245,14 +245,14 @@ async def conversation(loop: Loop, protocol: Any, contexts: Contexts | None) -> 
 
 
 class Noting(Collector):
-    """Collects, and tells the end of stream only once."""
+    """A collector whose eof_received() only records the call."""
 
     def eof_received(self) -> None:
         self.calls.append("eof_received")
 
 
 class NotingBuffer(Filler):
-    """The same through a buffer of two bytes."""
+    """The same as a BufferedProtocol, with a buffer of two bytes."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__(loop, 2)
@@ -276,7 +276,7 @@ SECURE = [
     (NotingBuffer, "buffer_updated"),
     (NotingBuffer, "connection_lost"),
 ]
-# After these asyncio waits for ever.
+# With these methods asyncio hangs, so that they are tested on this loop only.
 SECURE_HERE = [
     (Noting, "connection_made"),
     (Noting, "eof_received"),
@@ -287,7 +287,7 @@ SECURE_HERE = [
 
 @LEAVING
 @pytest.mark.parametrize(("kind", "name"), PLAIN)
-def test_nothing_is_stuck_or_lost_after_a_method_has_left_the_run(
+def test_stream_continues_after_a_method_ended_the_run(
     each_loop: Loop, leaving: type[BaseException], kind: Callable[[Loop], Any], name: str
 ) -> None:
     protocol = kind(each_loop)
@@ -298,7 +298,7 @@ def test_nothing_is_stuck_or_lost_after_a_method_has_left_the_run(
 
 @LEAVING
 @pytest.mark.parametrize(("kind", "name"), SECURE)
-def test_nothing_of_tls_is_stuck_or_lost_after_a_method_has_left_the_run(
+def test_tls_continues_on_both_loops_after_a_method_ended_the_run(
     each_loop: Loop,
     contexts: Contexts,
     leaving: type[BaseException],
@@ -314,7 +314,7 @@ def test_nothing_of_tls_is_stuck_or_lost_after_a_method_has_left_the_run(
 @LEAVING
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize(("kind", "name"), SECURE_HERE)
-def test_tls_goes_on_after_a_method_has_left_the_run(
+def test_tls_continues_where_asyncio_hangs_after_a_method_ended_the_run(
     loop: uringloop.Loop,
     contexts: Contexts,
     leaving: type[BaseException],
@@ -331,7 +331,7 @@ def test_tls_goes_on_after_a_method_has_left_the_run(
 
 @LEAVING
 @pytest.mark.parametrize("end", ["close", "write_eof"])
-def test_the_end_comes_after_resume_writing_has_left_the_run(
+def test_close_and_eof_follow_after_resume_writing_ended_the_run(
     loop: uringloop.Loop, leaving: type[BaseException], end: str
 ) -> None:
     async def write() -> None:
@@ -351,7 +351,7 @@ def test_the_end_comes_after_resume_writing_has_left_the_run(
 @pytest.mark.parametrize(
     "name", ["connection_made", "data_received", "eof_received", "connection_lost"]
 )
-def test_a_reading_pipe_goes_on_after_a_method_has_left_the_run(
+def test_read_pipe_continues_after_a_method_ended_the_run(
     each_loop: Loop, leaving: type[BaseException], name: str
 ) -> None:
     async def read() -> None:
@@ -371,7 +371,7 @@ def test_a_reading_pipe_goes_on_after_a_method_has_left_the_run(
 
 
 async def write_all(loop: Loop, protocol: Writer) -> None:
-    """Write more than a pipe holds, and then its end."""
+    """Write more than a pipe holds, and then close it."""
     reader, file = a_pipe()
     with reader:
         transport, _ = await loop.connect_write_pipe(lambda: protocol, file)
@@ -385,7 +385,7 @@ async def write_all(loop: Loop, protocol: Writer) -> None:
 
 @LEAVING
 @pytest.mark.parametrize("name", ["connection_made", "connection_lost"])
-def test_a_writing_pipe_goes_on_after_a_method_has_left_the_run(
+def test_write_pipe_continues_after_a_method_ended_the_run(
     each_loop: Loop, leaving: type[BaseException], name: str
 ) -> None:
     protocol = Writer(each_loop)
@@ -394,17 +394,17 @@ def test_a_writing_pipe_goes_on_after_a_method_has_left_the_run(
 
 
 @LEAVING
-def test_a_writing_pipe_goes_on_after_resume_writing_has_left_the_run(
+def test_write_pipe_continues_after_resume_writing_ended_the_run(
     loop: uringloop.Loop, leaving: type[BaseException]
 ) -> None:
-    # asyncio's waits for ever.
+    # On asyncio this hangs.
     protocol = Writer(loop)
     leave_in(protocol, "resume_writing", leaving)
     assert runs(loop, write_all(loop, protocol), leaving) == 1
 
 
 @LEAVING
-def test_writing_is_resumed_after_error_received_has_left_the_run(
+def test_resume_writing_is_called_after_error_received_ended_the_run(
     each_loop: Loop, tmp_path: Path, leaving: type[BaseException]
 ) -> None:
     async def send() -> None:
@@ -434,7 +434,7 @@ def test_writing_is_resumed_after_error_received_has_left_the_run(
         "connection_lost",
     ],
 )
-def test_a_process_goes_on_after_a_method_has_left_the_run(
+def test_process_continues_after_a_method_ended_the_run(
     each_loop: Loop, leaving: type[BaseException], name: str
 ) -> None:
     async def start() -> None:

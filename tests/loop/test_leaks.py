@@ -1,4 +1,4 @@
-"""What is left behind: descriptors, operations in flight, buffers, transports, memory."""
+"""Leaks: descriptors, operations in flight, buffers, transports, memory."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @on_loop
-async def test_nothing_is_left_behind(loop: uringloop.Loop, scenario: Scenario) -> None:
+async def test_no_resource_is_leaked(loop: uringloop.Loop, scenario: Scenario) -> None:
     await scenario(loop)
     for _ in range(3):
         async with nothing_left(loop):
@@ -206,8 +206,8 @@ async def test_nothing_is_left_behind(loop: uringloop.Loop, scenario: Scenario) 
 
 
 @on_loop
-async def test_an_open_connection_is_counted(loop: uringloop.Loop) -> None:
-    # The counters of this file see something: otherwise every other test here is empty.
+async def test_leak_checks_detect_an_open_connection(loop: uringloop.Loop) -> None:
+    # The counters of this file work: without that, the other tests here would prove nothing.
     async with nothing_left(loop):
         collector = Collector(loop)
         async with stream(loop, collector) as (_, peer):
@@ -219,7 +219,7 @@ async def test_an_open_connection_is_counted(loop: uringloop.Loop) -> None:
 
 
 @on_loop
-async def test_a_delivered_buffer_goes_back_at_once(loop: uringloop.Loop) -> None:
+async def test_a_delivered_buffer_returns_to_the_pool_at_once(loop: uringloop.Loop) -> None:
     out: list[int] = []
 
     class Counting(Collector):
@@ -241,7 +241,7 @@ async def test_a_delivered_buffer_goes_back_at_once(loop: uringloop.Loop) -> Non
 
 
 async def open_everything(loop: Loop) -> list[socket.socket]:
-    """Leave a connection, a server with clients, a watcher and pending writes open."""
+    """Leave a connection, a server with clients, a reader callback and pending writes open."""
     loop.set_exception_handler(lambda loop, context: None)
     ours, peer = narrow_pair(NARROW)
     transport, _ = await loop.create_connection(lambda: Collector(loop), sock=ours)
@@ -261,9 +261,9 @@ async def open_everything(loop: Loop) -> list[socket.socket]:
     return [peer, paused_peer, client, left, right]
 
 
-# Transports and servers that nobody closed are reported, here and in asyncio.
+# Unclosed transports and servers raise ResourceWarning, as in asyncio.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_closing_the_loop_with_everything_open_leaves_nothing(loop_factory: LoopFactory) -> None:
+def test_closing_the_loop_with_everything_open_leaks_nothing(loop_factory: LoopFactory) -> None:
     gc.collect()
     fds = open_fds()
     loop = loop_factory()
@@ -346,7 +346,7 @@ async def test_a_closed_server_and_its_clients_are_collected(each_loop: Loop) ->
 
 
 @on_loop
-async def test_written_data_is_let_go_once_it_is_sent(each_loop: Loop) -> None:
+async def test_written_data_is_released_once_it_is_sent(each_loop: Loop) -> None:
     data = noise(PLENTY)
     references = sys.getrefcount(data)
     async with stream(each_loop, Collector(each_loop), buffer_size=NARROW) as (transport, peer):
@@ -455,7 +455,7 @@ async def watch_a_descriptor() -> None:
 def test_a_closed_loop_is_freed_without_the_collector(
     loop_factory: LoopFactory, use: Callable[[], Coroutine[object, object, None]]
 ) -> None:
-    # Modules that are imported at first use leave garbage of their own.
+    # Do it once before: modules that are imported at first use leave garbage.
     with contextlib.closing(loop_factory()) as first:
         first.run_until_complete(use())
     loop = loop_factory()
@@ -465,7 +465,7 @@ def test_a_closed_loop_is_freed_without_the_collector(
     try:
         loop.run_until_complete(use())
         loop.close()
-        # A future of a closed loop is made, as by programs that clean up late.
+        # Programs that clean up late create futures of a closed loop.
         loop.create_future()
         del loop
         assert watch() is None

@@ -1,4 +1,4 @@
-"""A loop's life: creation, runners, exceptions that end a run, asynchronous generators, close."""
+"""Creation of loops, runners, exceptions that end a run, asynchronous generators, close()."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import uringloop
 
 
 class Unusual(BaseException):
-    """Neither an Exception nor one of the two that end a run."""
+    """A BaseException that is neither KeyboardInterrupt nor SystemExit."""
 
 
 def callback() -> None:
@@ -66,7 +66,7 @@ def test_running_loop_cannot_be_closed(each_loop: AbstractEventLoop) -> None:
     assert each_loop.run_until_complete(main()) == "goes on"
 
 
-def test_a_loop_that_refuses_to_be_closed_goes_on_with_all_it_does(
+def test_a_refused_close_does_not_affect_the_running_loop(
     each_loop: AbstractEventLoop,
 ) -> None:
     async def main() -> tuple[bytes, int]:
@@ -90,7 +90,7 @@ def test_a_loop_that_refuses_to_be_closed_goes_on_with_all_it_does(
     assert each_loop.run_until_complete(main()) == (b"x", 0)
 
 
-def test_repr_tells_the_state(each_loop: AbstractEventLoop) -> None:
+def test_repr_shows_the_state(each_loop: AbstractEventLoop) -> None:
     name = type(each_loop).__name__
     ring = f" backend={each_loop.backend}" if isinstance(each_loop, uringloop.Loop) else ""
     assert repr(each_loop) == f"<{name} running=False closed=False debug=False{ring}>"
@@ -217,7 +217,7 @@ def test_runner_in_debug_mode_runs_the_loop_in_debug_mode(loop_factory: LoopFact
         assert runner.run(main()) is True
 
 
-def test_runner_finishes_threads_and_generators(loop_factory: LoopFactory) -> None:
+def test_runner_shuts_down_threads_and_generators(loop_factory: LoopFactory) -> None:
     finished: list[str] = []
 
     async def numbers() -> AsyncGenerator[int, None]:
@@ -257,7 +257,7 @@ def test_asyncio_run_takes_the_loop_factory(loop_factory: LoopFactory) -> None:
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_exception_of_a_callback_leaves_the_run_and_loses_no_other(
+def test_exception_that_ends_the_run_does_not_lose_other_callbacks(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     def leave() -> None:
@@ -276,7 +276,7 @@ def test_exception_of_a_callback_leaves_the_run_and_loses_no_other(
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_exception_of_a_timer_leaves_the_run(
+def test_exception_of_a_timer_ends_the_run(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     def leave() -> None:
@@ -293,7 +293,7 @@ def test_exception_of_a_timer_leaves_the_run(
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_exception_of_a_task_leaves_the_run_and_stays_with_the_task(
+def test_exception_of_a_task_ends_the_run_and_is_set_on_the_task(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     async def leave() -> None:
@@ -321,7 +321,7 @@ def test_other_base_exceptions_of_callbacks_are_reported(each_loop: AbstractEven
     assert isinstance(report["exception"], Unusual)
 
 
-def test_other_base_exceptions_of_tasks_stay_with_the_task(each_loop: AbstractEventLoop) -> None:
+def test_other_base_exceptions_of_tasks_are_set_on_the_task(each_loop: AbstractEventLoop) -> None:
     async def fail() -> None:
         raise Unusual("on purpose")
 
@@ -339,7 +339,7 @@ def test_other_base_exceptions_of_tasks_stay_with_the_task(each_loop: AbstractEv
 
 
 async def pair(log: list[str]) -> AsyncGenerator[int, None]:
-    """Yield twice, and write down the end."""
+    """Yield twice, and record the end in *log*."""
     try:
         yield 1
         yield 2
@@ -429,7 +429,7 @@ def test_generator_that_fails_to_close_is_reported(each_loop: AbstractEventLoop)
     assert report["message"] == wording
 
 
-def test_hooks_for_generators_are_those_of_the_run_and_restored(
+def test_asyncgen_hooks_are_set_during_a_run_and_restored(
     each_loop: AbstractEventLoop,
 ) -> None:
     def mine(_generator: AsyncGenerator[object, object]) -> None: ...
@@ -465,7 +465,7 @@ def test_close_drops_pending_callbacks_and_timers(each_loop: AbstractEventLoop) 
     assert [watch() for watch in watches] == [None, None, None]
 
 
-def test_close_in_a_thread_that_may_not_remove_signal_handlers_closes_the_rest(
+def test_close_in_another_thread_fails_on_signal_handlers_but_closes_the_rest(
     loop_factory: LoopFactory,
 ) -> None:
     before = open_fds()
@@ -502,7 +502,7 @@ def test_future_of_a_closed_loop_may_still_be_cancelled(each_loop: AbstractEvent
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_close_gives_back_the_fds_of_open_transports_and_servers(loop: uringloop.Loop) -> None:
+def test_close_closes_the_fds_of_open_transports_and_servers(loop: uringloop.Loop) -> None:
     fds = open_fds()
 
     async def main() -> None:
@@ -572,11 +572,11 @@ def test_forked_child_may_close_the_loop_and_run_its_own() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "7\nwoken\n", "")
 
 
-# ── what only a loop makes ───────────────────────────────────────────────────────────────────
+# ── types that only a loop creates ───────────────────────────────────────────────────────────
 
 
-def test_programs_can_not_make_transports_and_handles(loop: uringloop.Loop) -> None:
-    """They would have no loop: each of their methods would use memory that is not theirs."""
+def test_transports_and_handles_cannot_be_instantiated(loop: uringloop.Loop) -> None:
+    """Without a loop, their methods would use uninitialized memory."""
 
     async def main() -> list[type]:
         server = await loop.create_server(Echo, "127.0.0.1", 0)

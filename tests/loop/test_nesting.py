@@ -1,4 +1,4 @@
-"""Nesting: a nestable loop is run again within its own callbacks, at any place and depth."""
+"""Nested runs of a nestable loop within its own callbacks, of any kind and depth."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def give(value: str) -> str:
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_task_runs_its_loop(loop: uringloop.Loop) -> None:
+def test_a_task_can_run_its_loop(loop: uringloop.Loop) -> None:
     async def nest(depth: int) -> int:
         task = asyncio.current_task()
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_a_task_runs_its_loop(loop: uringloop.Loop) -> None:
     assert not loop.is_running()
 
 
-def test_a_nested_run_may_only_end_after_a_task_of_the_outer_one(loop: uringloop.Loop) -> None:
+def test_a_nested_run_can_wait_for_a_task_of_the_outer_run(loop: uringloop.Loop) -> None:
     async def set_later(future: asyncio.Future[str]) -> None:
         await asyncio.sleep(0.001)
         future.set_result("set")
@@ -73,7 +73,7 @@ def test_a_nested_run_may_only_end_after_a_task_of_the_outer_one(loop: uringloop
     assert loop.run_until_complete(main()) == "set"
 
 
-def test_two_tasks_nest_in_the_same_outer_run(loop: uringloop.Loop) -> None:
+def test_two_tasks_can_nest_in_the_same_outer_run(loop: uringloop.Loop) -> None:
     async def nest(delay: float, value: int) -> int:
         loop.run_until_complete(asyncio.sleep(delay))
         return value
@@ -85,7 +85,7 @@ def test_two_tasks_nest_in_the_same_outer_run(loop: uringloop.Loop) -> None:
 
 
 @pytest.mark.parametrize("kind", ["C", "Python"])
-def test_tasks_of_either_implementation_nest(loop: uringloop.Loop, kind: str) -> None:
+def test_c_and_python_tasks_can_nest(loop: uringloop.Loop, kind: str) -> None:
     def factory(
         loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Future[Any]:
@@ -101,7 +101,7 @@ def test_tasks_of_either_implementation_nest(loop: uringloop.Loop, kind: str) ->
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-def test_a_task_nests_while_it_starts_eagerly(loop: uringloop.Loop) -> None:
+def test_a_task_can_nest_while_it_starts_eagerly(loop: uringloop.Loop) -> None:
     async def nest() -> str:
         return loop.run_until_complete(give("eager"))
 
@@ -126,7 +126,7 @@ def test_a_timeout_of_the_outer_task_runs_in_the_nested_run(loop: uringloop.Loop
         loop.run_until_complete(main())
 
 
-def test_variables_of_the_task_stay_across_a_nested_run(loop: uringloop.Loop) -> None:
+def test_context_variables_are_unchanged_by_a_nested_run(loop: uringloop.Loop) -> None:
     variable = contextvars.ContextVar("variable", default="none")
 
     async def inner() -> str:
@@ -145,7 +145,7 @@ def test_variables_of_the_task_stay_across_a_nested_run(loop: uringloop.Loop) ->
     assert loop.run_until_complete(main()) == ("outer", "outer", "none")
 
 
-def test_a_nested_run_enters_the_context_of_the_callback_that_waits_for_it(
+def test_a_nested_run_can_enter_the_context_of_the_outer_callback(
     loop: uringloop.Loop,
 ) -> None:
     variable = contextvars.ContextVar("variable", default="none")
@@ -190,7 +190,7 @@ def test_generators_of_a_nested_run_are_closed_with_the_loop(loop: uringloop.Loo
 
 
 def nest_by(loop: uringloop.Loop, schedule: Callable[[Callable[[], None]], object]) -> int:
-    """Let callbacks that *schedule* makes nest in one another; return how many have run."""
+    """Nest callbacks scheduled by *schedule* in one another; return how many have run."""
     ran: list[int] = []
 
     def called() -> None:
@@ -211,15 +211,15 @@ def nest_by(loop: uringloop.Loop, schedule: Callable[[Callable[[], None]], objec
     return len(ran)
 
 
-def test_a_callback_runs_its_loop(loop: uringloop.Loop) -> None:
+def test_a_callback_can_run_its_loop(loop: uringloop.Loop) -> None:
     assert nest_by(loop, loop.call_soon) == DEPTH + 1
 
 
-def test_a_timer_runs_its_loop(loop: uringloop.Loop) -> None:
+def test_a_timer_can_run_its_loop(loop: uringloop.Loop) -> None:
     assert nest_by(loop, lambda callback: loop.call_later(0, callback)) == DEPTH + 1
 
 
-def test_a_call_of_another_thread_runs_the_loop(loop: uringloop.Loop) -> None:
+def test_a_threadsafe_call_can_run_the_loop(loop: uringloop.Loop) -> None:
     def schedule(callback: Callable[[], None]) -> None:
         thread = threading.Thread(target=loop.call_soon_threadsafe, args=(callback,))
         thread.start()
@@ -228,7 +228,7 @@ def test_a_call_of_another_thread_runs_the_loop(loop: uringloop.Loop) -> None:
     assert nest_by(loop, schedule) == DEPTH + 1
 
 
-def test_a_signal_handler_runs_its_loop(loop: uringloop.Loop) -> None:
+def test_a_signal_handler_can_run_its_loop(loop: uringloop.Loop) -> None:
     def schedule(callback: Callable[[], None]) -> None:
         loop.add_signal_handler(signal.SIGUSR1, callback)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -239,7 +239,7 @@ def test_a_signal_handler_runs_its_loop(loop: uringloop.Loop) -> None:
         loop.remove_signal_handler(signal.SIGUSR1)
 
 
-def test_timers_that_are_due_with_the_one_that_nests_run_once(loop: uringloop.Loop) -> None:
+def test_timers_due_together_with_a_nesting_timer_run_once(loop: uringloop.Loop) -> None:
     ran: list[str] = []
 
     def nest() -> None:
@@ -255,7 +255,7 @@ def test_timers_that_are_due_with_the_one_that_nests_run_once(loop: uringloop.Lo
     assert ran == ["nest", "second", "third", "nested"]
 
 
-def test_a_reader_runs_its_loop(loop: uringloop.Loop) -> None:
+def test_a_reader_can_run_its_loop(loop: uringloop.Loop) -> None:
     left, right = socket.socketpair()
     left.setblocking(False)
 
@@ -272,7 +272,7 @@ def test_a_reader_runs_its_loop(loop: uringloop.Loop) -> None:
         loop.remove_reader(left)
 
 
-def test_one_reader_is_called_again_within_its_own_call(loop: uringloop.Loop) -> None:
+def test_a_reader_is_called_again_within_its_own_call(loop: uringloop.Loop) -> None:
     left, right = socket.socketpair()
     left.setblocking(False)
     calls: list[int] = []
@@ -295,14 +295,14 @@ def test_one_reader_is_called_again_within_its_own_call(loop: uringloop.Loop) ->
     assert len(calls) == DEPTH + 1
 
 
-def test_readers_that_are_ready_with_the_one_that_nests_are_called_once_for_each_byte(
+def test_readers_ready_together_with_a_nesting_reader_are_called_once(
     loop: uringloop.Loop,
 ) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     read: list[bytes] = []
 
     def receive(sock: socket.socket) -> None:
-        # Raises BlockingIOError where the loop calls it without need.
+        # Raises BlockingIOError if the loop calls this when the socket is not readable.
         read.append(sock.recv(1))
         if len(read) == 1:
             loop.run_until_complete(everything_read())
@@ -326,9 +326,7 @@ def test_readers_that_are_ready_with_the_one_that_nests_are_called_once_for_each
     assert failures == []
 
 
-def test_a_completed_file_operation_is_followed_by_a_nested_run(
-    loop: uringloop.Loop, tmp_path: Any
-) -> None:
+def test_a_nested_run_can_follow_a_file_operation(loop: uringloop.Loop, tmp_path: Any) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * DEPTH)
 
@@ -341,7 +339,7 @@ def test_a_completed_file_operation_is_followed_by_a_nested_run(
     assert loop.run_until_complete(read(DEPTH)) == b"x" * DEPTH
 
 
-def test_a_process_is_awaited_in_a_nested_run(loop: uringloop.Loop) -> None:
+def test_a_nested_run_can_wait_for_a_process(loop: uringloop.Loop) -> None:
     async def run() -> tuple[bytes, int | None]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "print('out')", stdout=subprocess.PIPE
@@ -355,7 +353,7 @@ def test_a_process_is_awaited_in_a_nested_run(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) == (b"out\n", 0)
 
 
-# ── how a run ends ───────────────────────────────────────────────────────────────────────────
+# ── ends of runs ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_stop_ends_the_nested_run_only(loop: uringloop.Loop) -> None:
@@ -375,7 +373,7 @@ def test_stop_ends_the_nested_run_only(loop: uringloop.Loop) -> None:
     assert seen == ["run_forever", "run_until_complete"]
 
 
-def test_an_outer_run_whose_future_is_done_meanwhile_ends_after_the_nested_one(
+def test_an_outer_run_whose_future_is_done_ends_after_the_nested_run(
     loop: uringloop.Loop,
 ) -> None:
     order: list[str] = []
@@ -388,18 +386,18 @@ def test_an_outer_run_whose_future_is_done_meanwhile_ends_after_the_nested_one(
     loop.call_soon(nest)
     order.append(loop.run_until_complete(outer))
     assert order == ["inner", "outer"]
-    # What was to end the outer run ends no other.
+    # The stop of the outer run does not end a later run.
     assert loop.run_until_complete(give("later")) == "later"
 
 
-def test_an_outer_future_that_is_done_before_the_nested_run_ends_only_its_own(
+def test_a_future_done_before_a_nested_run_ends_only_the_outer_run(
     loop: uringloop.Loop,
 ) -> None:
     order: list[str] = []
     outer = loop.create_future()
 
     def nest() -> None:
-        # Its callbacks are scheduled, and run in the nested run.
+        # This schedules the callbacks of `outer`, which then run in the nested run.
         outer.set_result("outer")
         order.append(loop.run_until_complete(give("inner")))
 
@@ -408,14 +406,14 @@ def test_an_outer_future_that_is_done_before_the_nested_run_ends_only_its_own(
     assert order == ["inner", "outer"]
 
 
-def test_a_stop_and_the_end_of_an_outer_run_in_one_turn_both_count(loop: uringloop.Loop) -> None:
+def test_a_nested_stop_and_an_outer_end_in_one_turn_both_take_effect(loop: uringloop.Loop) -> None:
     outer = loop.create_future()
     order: list[str] = []
 
     def nest() -> None:
         async def both() -> None:
             outer.set_result("outer")
-            # In the turn in which what ends the outer run is called, before it and after it.
+            # stop() is called in the turn that ends the outer run, before and after its callbacks.
             loop.call_soon(loop.stop)
             await asyncio.sleep(60)
 
@@ -430,7 +428,7 @@ def test_a_stop_and_the_end_of_an_outer_run_in_one_turn_both_count(loop: uringlo
     assert order == ["inner stopped", "outer"]
 
 
-def test_a_stop_that_was_asked_for_before_the_nested_run_ends_the_outer_one(
+def test_a_stop_before_a_nested_run_ends_the_outer_run(
     loop: uringloop.Loop,
 ) -> None:
     order: list[str] = []
@@ -444,7 +442,7 @@ def test_a_stop_that_was_asked_for_before_the_nested_run_ends_the_outer_one(
     assert order == ["inner"]
 
 
-def test_runs_that_are_done_in_the_wrong_order_end_from_the_inside(loop: uringloop.Loop) -> None:
+def test_runs_end_from_the_innermost_whatever_future_is_done_first(loop: uringloop.Loop) -> None:
     futures = [loop.create_future() for _ in range(DEPTH)]
     ended: list[int] = []
 
@@ -462,7 +460,7 @@ def test_runs_that_are_done_in_the_wrong_order_end_from_the_inside(loop: uringlo
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_leaves_the_nested_run_and_the_loop_goes_on(
+def test_an_interrupt_of_a_nested_run_can_be_caught_by_the_outer_task(
     loop: uringloop.Loop, exception: type[BaseException]
 ) -> None:
     def interrupt() -> None:
@@ -480,7 +478,7 @@ def test_an_interrupt_leaves_the_nested_run_and_the_loop_goes_on(
     assert loop.run_until_complete(main()) == "pending"
 
 
-def test_an_interrupt_that_nobody_catches_leaves_all_runs(loop: uringloop.Loop) -> None:
+def test_an_uncaught_interrupt_ends_all_runs(loop: uringloop.Loop) -> None:
     async def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -493,7 +491,7 @@ def test_an_interrupt_that_nobody_catches_leaves_all_runs(loop: uringloop.Loop) 
     assert loop.run_until_complete(give("next")) == "next"
 
 
-def test_an_outer_task_that_is_interrupted_in_a_nested_run_ends_its_own(
+def test_an_interrupted_outer_task_ends_its_own_run(
     loop: uringloop.Loop,
 ) -> None:
     async def interrupt() -> None:
@@ -517,7 +515,7 @@ def test_an_outer_task_that_is_interrupted_in_a_nested_run_ends_its_own(
     run_turns(loop, 2)
 
 
-def test_a_failed_nested_run_raises_where_it_was_called(loop: uringloop.Loop) -> None:
+def test_an_exception_of_a_nested_run_is_raised_to_its_caller(loop: uringloop.Loop) -> None:
     async def fail() -> None:
         raise LookupError("inner")
 
@@ -529,7 +527,7 @@ def test_a_failed_nested_run_raises_where_it_was_called(loop: uringloop.Loop) ->
     assert loop.run_until_complete(main()) == "outer"
 
 
-def test_a_loop_that_runs_cannot_be_closed_in_a_nested_run(loop: uringloop.Loop) -> None:
+def test_a_loop_cannot_be_closed_in_a_nested_run(loop: uringloop.Loop) -> None:
     async def close() -> None:
         with pytest.raises(RuntimeError, match="Cannot close a running event loop"):
             loop.close()

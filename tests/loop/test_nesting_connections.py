@@ -1,4 +1,4 @@
-"""Nesting within the methods of protocols: nothing is lost, doubled or out of order."""
+"""Nested runs within protocol methods: no byte is lost, delivered twice or out of order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _no_complaint() -> Iterator[None]:
 
 
 class Nester(asyncio.Protocol):
-    """Calls *nest* within each call that brings bytes, and keeps them in their order."""
+    """A protocol that calls *nest* in each call that delivers bytes, and collects the bytes."""
 
     transport: Any
 
@@ -73,7 +73,7 @@ class Nester(asyncio.Protocol):
 
 
 class BufferedNester(Nester, asyncio.BufferedProtocol):
-    """The same, by a buffer of *size* bytes."""
+    """The same as a BufferedProtocol, with a buffer of *size* bytes."""
 
     data_received = None  # type: ignore[assignment]
 
@@ -91,7 +91,7 @@ class BufferedNester(Nester, asyncio.BufferedProtocol):
 
 
 def send_and_nest(peer: socket.socket) -> Callable[[Nester], None]:
-    """Return what sends one more byte to a Nester and nests until that has come, to DEPTH."""
+    """Return a function that sends a byte to a Nester and nests until it arrives, up to DEPTH."""
 
     def nest(nester: Nester) -> None:
         count = len(nester.data)
@@ -103,7 +103,7 @@ def send_and_nest(peer: socket.socket) -> Callable[[Nester], None]:
 
 
 def nest_for(count: int, calls: int) -> Callable[[Nester], None]:
-    """Return what nests, in the first *calls* calls, until a Nester has *count* bytes."""
+    """Return a function that nests until a Nester has *count* bytes, in its first *calls* calls."""
 
     def nest(nester: Nester) -> None:
         if nester.calls <= calls:
@@ -113,7 +113,7 @@ def nest_for(count: int, calls: int) -> Callable[[Nester], None]:
 
 
 def nest_for_the_next(calls: int) -> Callable[[Nester], None]:
-    """Return what nests, in the first *calls* calls, until the next call has begun."""
+    """Return a function that nests until the next call begins, in the first *calls* calls."""
 
     def nest(nester: Nester) -> None:
         call = nester.calls
@@ -124,7 +124,9 @@ def nest_for_the_next(calls: int) -> Callable[[Nester], None]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096], ids=["data_received", "byte by byte", "buffer"])
-def test_a_connection_is_received_from_within_its_own_call(loop: uringloop.Loop, size: int) -> None:
+def test_a_nested_run_in_data_received_receives_from_the_same_connection(
+    loop: uringloop.Loop, size: int
+) -> None:
     async def main() -> bytes:
         ours, peer = tcp_pair()
         nest = send_and_nest(peer)
@@ -141,7 +143,7 @@ def test_a_connection_is_received_from_within_its_own_call(loop: uringloop.Loop,
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["multishot", "one receive at a time"])
-def test_a_connection_that_was_paused_is_received_from_within_its_own_call(
+def test_a_nested_run_receives_from_a_connection_that_was_paused(
     loop: uringloop.Loop, single: bool
 ) -> None:
     async def main() -> bytes:
@@ -150,7 +152,7 @@ def test_a_connection_that_was_paused_is_received_from_within_its_own_call(
             lambda: Nester(loop, lambda _: None), sock=ours
         )
         if single:
-            # What comes while reading is paused makes the transport receive one at a time.
+            # Data that arrives while reading is paused makes the transport use single receives.
             for count in range(2):
                 transport.pause_reading()
                 peer.send(b"-")
@@ -170,9 +172,7 @@ def test_a_connection_that_was_paused_is_received_from_within_its_own_call(
 
 @pytest.mark.parametrize("size", [0, 7, 1000, 300_000])
 @pytest.mark.parametrize("calls", [1, 20])
-def test_bytes_keep_their_order_however_deep_they_are_received(
-    loop: uringloop.Loop, size: int, calls: int
-) -> None:
+def test_bytes_keep_their_order_at_any_depth(loop: uringloop.Loop, size: int, calls: int) -> None:
     sent = LARGE[:100_000] if size == 7 else LARGE
 
     async def main() -> bytes:
@@ -192,7 +192,7 @@ def test_bytes_keep_their_order_however_deep_they_are_received(
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_all_of_a_message_comes_while_its_first_bytes_are_dealt_with(
+def test_the_rest_of_a_message_arrives_during_its_first_delivery(
     loop: uringloop.Loop, size: int
 ) -> None:
     sent = bytes(range(200))
@@ -213,7 +213,7 @@ def test_all_of_a_message_comes_while_its_first_bytes_are_dealt_with(
     assert loop.run_until_complete(main()) == sent
 
 
-def test_what_came_while_reading_was_paused_keeps_its_order(loop: uringloop.Loop) -> None:
+def test_stashed_data_keeps_its_order(loop: uringloop.Loop) -> None:
     async def main() -> bytes:
         ours, peer = tcp_pair()
         transport, nester = await loop.create_connection(
@@ -233,11 +233,11 @@ def test_what_came_while_reading_was_paused_keeps_its_order(loop: uringloop.Loop
     assert loop.run_until_complete(main()) == bytes(range(DEPTH))
 
 
-def test_resume_writing_nests_while_another_connection_waits_to_be_flushed(
+def test_resume_writing_can_nest_while_another_connection_waits_for_a_flush(
     loop: uringloop.Loop,
 ) -> None:
     class Resumer(asyncio.Protocol):
-        """Exchanges a byte over the other connection when it may write again."""
+        """Exchanges a byte over the other connection in resume_writing()."""
 
         resumed = 0
 
@@ -254,7 +254,7 @@ def test_resume_writing_nests_while_another_connection_waits_to_be_flushed(
         transport, _ = await loop.create_connection(lambda: resumer, sock=ours)
         for round_number in range(1, 6):
             transport.write(LARGE[:500_000])
-            # Both are on the flush list when the queue of the first has room again.
+            # Both transports are on the flush list when the first one's queue has room again.
             other.transport.write(b"")
             received = 0
             while received < 500_000:
@@ -285,7 +285,7 @@ def test_resume_writing_nests_while_another_connection_waits_to_be_flushed(
     loop.run_until_complete(other.close())
 
 
-def test_every_method_of_a_protocol_nests(loop: uringloop.Loop) -> None:
+def test_every_method_of_a_protocol_can_nest(loop: uringloop.Loop) -> None:
     called: list[str] = []
 
     def nest(name: str) -> None:
@@ -325,12 +325,12 @@ def test_every_method_of_a_protocol_nests(loop: uringloop.Loop) -> None:
     assert sorted(called) == sorted([*names, *(f"{name} nested" for name in names)])
 
 
-def test_streams_over_tls_nest(loop: uringloop.Loop) -> None:
+def test_streams_over_tls_can_nest(loop: uringloop.Loop) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         depth = int(line)
         if depth:
-            # A connection to the same server, within the handler of this one.
+            # Connect to the same server within the handler of this connection.
             line = asyncio.run(ask(depth - 1))
         writer.write(b"%d\n" % (int(line) + 1))
         await writer.drain()
@@ -357,7 +357,7 @@ def test_streams_over_tls_nest(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) == 11
 
 
-def test_tls_is_received_from_within_its_own_call(loop: uringloop.Loop) -> None:
+def test_a_nested_run_receives_from_the_same_tls_connection(loop: uringloop.Loop) -> None:
     async def main() -> bytes:
         def nest(nester: Nester) -> None:
             count = len(nester.data)
@@ -390,7 +390,7 @@ def test_tls_is_received_from_within_its_own_call(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) == bytes(range(DEPTH))
 
 
-def test_datagrams_are_received_from_within_their_own_call(loop: uringloop.Loop) -> None:
+def test_a_nested_run_in_datagram_received_receives_datagrams(loop: uringloop.Loop) -> None:
     received: list[bytes] = []
     lost = loop.create_future()
 
@@ -420,7 +420,7 @@ def test_datagrams_are_received_from_within_their_own_call(loop: uringloop.Loop)
     assert received == [b"%d" % number for number in range(DEPTH)]
 
 
-def test_a_pipe_is_read_from_within_its_own_call(loop: uringloop.Loop) -> None:
+def test_a_nested_run_reads_from_the_same_pipe(loop: uringloop.Loop) -> None:
     async def main() -> bytes:
         def nest(nester: Nester) -> None:
             count = len(nester.data)

@@ -1,4 +1,4 @@
-"""Nesting: asyncio.run(), asyncio.Runner, other loops, other threads; which loops are nestable."""
+"""Nested asyncio.run() and asyncio.Runner, other loops and threads, and the option `nestable`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def give(value: str) -> str:
 # ── asyncio.run() and asyncio.Runner ─────────────────────────────────────────────────────────
 
 
-def test_asyncio_run_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_uses_the_running_loop(loop: uringloop.Loop) -> None:
     async def nest(depth: int) -> int:
         assert asyncio.get_running_loop() is loop
         await asyncio.sleep(0)
@@ -50,7 +50,7 @@ def test_asyncio_run_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(nest(DEPTH)) == DEPTH
 
 
-def test_asyncio_run_waits_for_what_can_be_awaited(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_accepts_any_awaitable(loop: uringloop.Loop) -> None:
     class Answer:
         def __await__(self) -> Generator[None, None, int]:
             yield
@@ -68,7 +68,7 @@ def test_asyncio_run_waits_for_what_can_be_awaited(loop: uringloop.Loop) -> None
     assert loop.run_until_complete(main()) == [["1", "2"], "3", 4]
 
 
-def test_asyncio_run_refuses_what_can_not_be_awaited(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_refuses_other_objects(loop: uringloop.Loop) -> None:
     run: Callable[[Any], Any] = asyncio.run
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_asyncio_run_refuses_what_can_not_be_awaited(loop: uringloop.Loop) -> No
         loop.run_until_complete(main())
 
 
-def test_run_of_uringloop_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
+def test_nested_uringloop_run_uses_the_running_loop(loop: uringloop.Loop) -> None:
     async def inner() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
@@ -88,7 +88,7 @@ def test_run_of_uringloop_uses_the_loop_that_runs(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) is loop
 
 
-def test_asyncio_run_leaves_the_other_tasks_alone(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_does_not_cancel_other_tasks(loop: uringloop.Loop) -> None:
     async def main() -> str:
         other = loop.create_task(give("other"))
         asyncio.run(asyncio.sleep(0))
@@ -99,7 +99,7 @@ def test_asyncio_run_leaves_the_other_tasks_alone(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) == "other"
 
 
-def test_asyncio_run_has_its_own_debug_mode(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_restores_debug_mode(loop: uringloop.Loop) -> None:
     async def is_debug() -> bool:
         return loop.get_debug()
 
@@ -109,7 +109,7 @@ def test_asyncio_run_has_its_own_debug_mode(loop: uringloop.Loop) -> None:
     assert loop.run_until_complete(main()) == [True, False]
 
 
-def test_asyncio_run_refuses_what_it_refuses_elsewhere(loop: uringloop.Loop) -> None:
+def test_nested_asyncio_run_raises_the_stock_exception(loop: uringloop.Loop) -> None:
     def refusal() -> tuple[type[BaseException], str]:
         try:
             asyncio.run(42)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_asyncio_run_refuses_what_it_refuses_elsewhere(loop: uringloop.Loop) -> 
     assert loop.run_until_complete(main()) == expected
 
 
-def test_asyncio_run_that_fails_cancels_its_task(loop: uringloop.Loop) -> None:
+def test_failing_nested_asyncio_run_cancels_its_task(loop: uringloop.Loop) -> None:
     cancelled: list[str] = []
 
     async def wait() -> None:
@@ -163,7 +163,7 @@ def test_the_first_interrupt_cancels_the_task_of_a_nested_asyncio_run(loop: urin
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_second_interrupt_leaves_a_nested_asyncio_run_at_once(loop: uringloop.Loop) -> None:
+def test_the_second_interrupt_ends_a_nested_asyncio_run_at_once(loop: uringloop.Loop) -> None:
     async def wait() -> None:
         signal.raise_signal(signal.SIGINT)
         try:
@@ -203,7 +203,7 @@ def test_a_runner_has_a_loop_of_its_own(loop: uringloop.Loop) -> None:
     loop.run_until_complete(main())
 
 
-def test_a_runner_runs_within_its_own_run() -> None:
+def test_a_runner_can_run_within_its_own_run() -> None:
     async def nest(depth: int) -> int:
         await asyncio.sleep(0)
         return runner.run(nest(depth - 1)) + 1 if depth else 0
@@ -215,7 +215,7 @@ def test_a_runner_runs_within_its_own_run() -> None:
 # ── other loops and threads ──────────────────────────────────────────────────────────────────
 
 
-def test_loops_nest_in_one_another_by_turns(loop: uringloop.Loop) -> None:
+def test_two_nestable_loops_nest_alternately(loop: uringloop.Loop) -> None:
     other = uringloop.Loop(nestable=True)
 
     async def nest(depth: int) -> int:
@@ -232,7 +232,7 @@ def test_loops_nest_in_one_another_by_turns(loop: uringloop.Loop) -> None:
     other.close()
 
 
-def test_a_loop_that_is_not_nestable_runs_within_one_that_is(loop: uringloop.Loop) -> None:
+def test_a_non_nestable_loop_runs_within_a_nestable_loop(loop: uringloop.Loop) -> None:
     other = uringloop.Loop(nestable=False)
 
     async def main() -> str:
@@ -243,7 +243,7 @@ def test_a_loop_that_is_not_nestable_runs_within_one_that_is(loop: uringloop.Loo
 
 
 def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
-    """Return what is said in a task of *loop* that runs it, runs another loop, and a Runner."""
+    """Return the messages of RuntimeError when a task of *loop* runs that loop or another one."""
 
     async def nothing() -> None:
         pass
@@ -262,7 +262,7 @@ def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
             with pytest.raises(RuntimeError) as refusal:
                 loop.run_forever()
             said.append(str(refusal.value))
-            # Closing needs a run, too; the loop is closed below.
+            # Runner.close() would run the loop, which is refused too: close the loop directly.
             created = runner.get_loop()
             runner._loop = None  # type: ignore[attr-defined]
             runner._state = type(runner._state).CLOSED  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
     return loop.run_until_complete(main())
 
 
-def test_other_loops_refuse_what_they_refuse_without_nestable_ones(
+def test_other_loops_still_refuse_nested_runs(
     loop: uringloop.Loop, each_loop: asyncio.AbstractEventLoop
 ) -> None:
     assert refusals(each_loop) == [
@@ -283,7 +283,7 @@ def test_other_loops_refuse_what_they_refuse_without_nestable_ones(
     ]
 
 
-def test_another_thread_cannot_run_a_loop_that_runs(loop: uringloop.Loop) -> None:
+def test_another_thread_cannot_run_a_running_loop(loop: uringloop.Loop) -> None:
     def run() -> str:
         try:
             loop.run_forever()
@@ -298,7 +298,7 @@ def test_another_thread_cannot_run_a_loop_that_runs(loop: uringloop.Loop) -> Non
     assert said == "This event loop is already running"
 
 
-def test_other_threads_have_runs_of_their_own(loop: uringloop.Loop) -> None:
+def test_asyncio_run_in_another_thread_has_its_own_loop(loop: uringloop.Loop) -> None:
     async def inner() -> bool:
         return asyncio.get_running_loop() is not loop
 
@@ -324,7 +324,7 @@ def test_a_nestable_loop_nests_in_another_thread() -> None:
     assert results == [DEPTH]
 
 
-# ── who is nestable ──────────────────────────────────────────────────────────────────────────
+# ── nestable loops ───────────────────────────────────────────────────────────────────────────
 
 
 @each_ring
@@ -351,7 +351,7 @@ def test_the_environment_makes_loops_nestable(
         loop.close()
 
 
-def test_asyncio_is_untouched_until_a_nestable_loop_is_made() -> None:
+def test_asyncio_is_unpatched_until_a_nestable_loop_is_created() -> None:
     program = """
 import asyncio, sys
 import uringloop
@@ -373,7 +373,7 @@ print(asyncio.run(asyncio.sleep(0, "done")))
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-def test_a_nestable_loop_bears_the_mark_that_nest_asyncio_looks_for(loop: uringloop.Loop) -> None:
+def test_a_nestable_loop_has_the_attribute_of_nest_asyncio(loop: uringloop.Loop) -> None:
     assert hasattr(loop, "_nest_patched")
     other = uringloop.Loop(nestable=False)
     assert not hasattr(other, "_nest_patched")

@@ -1,4 +1,4 @@
-"""The package's front door: the policy, install, run, new_event_loop and the version."""
+"""The policy, install(), run(), new_event_loop() and the version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ policies = pytest.mark.skipif(not HAS_POLICIES, reason="asyncio has no policies 
 
 @contextlib.contextmanager
 def policies_allowed() -> Iterator[None]:
-    """Let the block use policies, which warn of their removal from Python 3.14 on."""
+    """Ignore DeprecationWarning in the block: policies raise it from Python 3.14 on."""
     with warnings.catch_warnings():
         if sys.version_info >= (3, 14):
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -74,7 +74,7 @@ def test_import_changes_neither_policy_nor_running_loop() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_new_event_loop_makes_a_new_loop_every_time() -> None:
+def test_new_event_loop_returns_a_new_loop_each_time() -> None:
     make: Callable[[], uringloop.Loop] = uringloop.Loop
     with (
         contextlib.closing(uringloop.new_event_loop()) as one,
@@ -91,13 +91,13 @@ def test_new_event_loop_makes_a_new_loop_every_time() -> None:
 # ── run ──────────────────────────────────────────────────────────
 
 
-def test_run_gives_the_result_and_closes_its_loop() -> None:
+def test_run_returns_the_result_and_closes_its_loop() -> None:
     loop = uringloop.run(running_loop())
     assert isinstance(loop, uringloop.Loop)
     assert loop.is_closed()
 
 
-def test_run_raises_what_the_coroutine_raises() -> None:
+def test_run_raises_the_exception_of_the_coroutine() -> None:
     async def fail() -> None:
         raise ZeroDivisionError("from main")
 
@@ -123,13 +123,13 @@ def test_run_takes_debug_and_a_loop_factory() -> None:
     assert all(loop.is_closed() for loop in made)
 
 
-def test_run_refuses_what_is_not_a_coroutine() -> None:
+def test_run_refuses_an_object_that_is_not_a_coroutine() -> None:
     run: Callable[[object], object] = uringloop.run  # type: ignore[assignment]
     with pytest.raises((ValueError, TypeError), match=r"a coroutine was expected|is required"):
         run("not a coroutine")
 
 
-def test_run_refuses_a_thread_whose_loop_runs() -> None:
+def test_run_raises_in_a_thread_with_a_running_loop() -> None:
     async def main() -> None:
         inner = running_loop()
         with pytest.raises(RuntimeError, match=r"cannot be called from a running event loop"):
@@ -139,7 +139,7 @@ def test_run_refuses_a_thread_whose_loop_runs() -> None:
     uringloop.run(main())
 
 
-def test_run_cancels_what_is_left_and_ends_threads() -> None:
+def test_run_cancels_remaining_tasks_and_ends_threads() -> None:
     ended: list[str] = []
     kept: list[asyncio.Task[None]] = []
 
@@ -180,7 +180,7 @@ def test_policy_makes_asyncio_run_use_uringloop(restored_policy: None) -> None:
 
 
 @policies
-def test_loops_of_the_policy_go_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_applies_to_loops_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("URINGLOOP_BACKEND", "soft")
     with (
         policies_allowed(),
@@ -209,15 +209,15 @@ def test_install_within_a_loop_of_another_kind_warns(restored_policy: None) -> N
 
 
 @policies
-def test_install_after_a_loop_has_been_set_warns(restored_policy: None) -> None:
+def test_install_after_set_event_loop_warns(restored_policy: None) -> None:
     def late() -> str:
         with policies_allowed(), contextlib.closing(asyncio.SelectorEventLoop()) as loop:
             asyncio.set_event_loop(loop)
             with pytest.warns(RuntimeWarning, match="too late") as warned:
                 uringloop.install()
-        # Here, where it was called.
+        # The warning names the caller of install().
         assert warned[0].filename == __file__
-        # It has done all the same what it can.
+        # The policy is set in spite of the warning.
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             return type(loop).__name__
 
@@ -272,7 +272,7 @@ def test_policy_has_no_loop_in_other_threads_until_one_is_set() -> None:
 
 
 @policies
-def test_policy_has_no_loop_after_none_was_set() -> None:
+def test_policy_has_no_loop_after_set_event_loop_none() -> None:
     with policies_allowed(), contextlib.closing(uringloop.new_event_loop()) as loop:
         policy = uringloop.EventLoopPolicy()
         policy.set_event_loop(loop)
@@ -283,7 +283,7 @@ def test_policy_has_no_loop_after_none_was_set() -> None:
 
 
 @policies
-def test_policy_refuses_what_is_no_loop() -> None:
+def test_policy_refuses_an_object_that_is_not_a_loop() -> None:
     with policies_allowed():
         policy = uringloop.EventLoopPolicy()
         with pytest.raises(
@@ -293,7 +293,7 @@ def test_policy_refuses_what_is_no_loop() -> None:
 
 
 @policies
-def test_first_loop_of_the_main_thread_comes_as_with_the_default_policy() -> None:
+def test_first_loop_of_the_main_thread_is_created_as_by_the_default_policy() -> None:
     def first_loop(policy: asyncio.AbstractEventLoopPolicy) -> tuple[str, list[str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -334,17 +334,17 @@ def test_get_event_loop_gives_the_loop_that_was_set(restored_policy: None) -> No
 
 @pytest.mark.skipif(HAS_POLICIES, reason="asyncio has policies up to 3.15")
 @pytest.mark.parametrize("name", ["install", "EventLoopPolicy"])
-def test_what_needs_policies_says_what_to_do_instead(name: str) -> None:
+def test_without_policies_the_error_names_the_alternatives(name: str) -> None:
     with pytest.raises(RuntimeError, match=rf"uringloop\.{name}\(\) needs .* use uringloop\.run"):
         getattr(uringloop, name)()
-    # It has changed nothing.
+    # The default loop is unchanged.
     assert not isinstance(asyncio.run(running_loop()), uringloop.Loop)
 
 
 # ── pytest-asyncio ───────────────────────────────────────────────
 
 
-# Newer versions of pytest-asyncio prefer a hook to this fixture; users have the fixture.
+# Newer versions of pytest-asyncio prefer a hook, but users still have this fixture.
 @pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy.")
 @policies
 class TestClassWithThePolicy:
@@ -379,7 +379,7 @@ class TestClassWithThePolicy:
 
 @policies
 class TestClassWithoutThePolicy:
-    """A class whose asynchronous tests run on what is the default."""
+    """A class whose asynchronous tests run on the default loop."""
 
     @pytest.mark.asyncio
     async def test_runs_on_the_default_loop(self) -> None:

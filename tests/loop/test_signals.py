@@ -1,4 +1,4 @@
-"""Signals: handlers that run in the loop, and a KeyboardInterrupt that comes at once."""
+"""Signals: add_signal_handler(), the wake-up descriptor, and prompt KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from support.loops import LoopFactory, run_turns
 
 import uringloop
 
-# No wait of these tests takes a second; a failing one must not take the suite with it.
+# Seconds. No wait in these tests takes a second; a failing test must not block the suite.
 PATIENCE = 20.0
 
 
 @pytest.fixture(autouse=True)
 def dispositions() -> Iterator[None]:
-    """Check that the test leaves the process's signals as it found them."""
+    """Check that the test restores the signal handlers of the process."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
     before = [signal.getsignal(number) for number in watched]
     yield
@@ -50,8 +50,8 @@ def knocking(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[None]:
     def send() -> None:
         assert running.wait(PATIENCE)
         os.kill(os.getpid(), number)
-        # Stock asyncio sleeps through a signal that comes just before its select(), or that
-        # another thread receives: nudge it with a second one. uringloop has to do without.
+        # Stock asyncio keeps sleeping if a signal arrives just before its select(), or if another
+        # thread receives it: send it again. uringloop must wake for the first one.
         while isinstance(loop, asyncio.SelectorEventLoop) and not answered.wait(0.01):
             signal.pthread_kill(main, signal.SIGALRM)
 
@@ -197,7 +197,7 @@ def test_exception_of_a_handler_is_reported(each_loop: AbstractEventLoop) -> Non
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-def test_handler_may_leave_the_run(
+def test_handler_may_end_the_run_by_an_exception(
     each_loop: AbstractEventLoop, leaving: type[BaseException]
 ) -> None:
     def leave() -> None:
@@ -221,7 +221,7 @@ def test_handler_for_sigint_takes_the_place_of_keyboard_interrupt(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_removed_handler_gives_the_default_back(each_loop: AbstractEventLoop) -> None:
+def test_removing_a_handler_restores_the_default_action(each_loop: AbstractEventLoop) -> None:
     each_loop.add_signal_handler(signal.SIGUSR1, nothing)
     each_loop.add_signal_handler(signal.SIGUSR2, nothing)
     assert callable(signal.getsignal(signal.SIGUSR1))
@@ -242,7 +242,7 @@ def test_close_removes_the_handlers(each_loop: AbstractEventLoop) -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_next_loop_takes_over_the_signals_of_a_closed_one(loop_factory: LoopFactory) -> None:
+def test_next_loop_can_handle_the_signals_of_a_closed_loop(loop_factory: LoopFactory) -> None:
     for _ in range(3):
         with contextlib.closing(loop_factory()) as loop:
             loop.add_signal_handler(signal.SIGUSR1, loop.stop)
@@ -250,7 +250,7 @@ def test_next_loop_takes_over_the_signals_of_a_closed_one(loop_factory: LoopFact
                 loop.run_forever()
 
 
-# ── what is refused ──────────────────────────────────────────────
+# ── errors ───────────────────────────────────────────────────────
 
 
 def test_wrong_signal_numbers_are_refused(each_loop: AbstractEventLoop) -> None:
@@ -314,7 +314,7 @@ def test_closed_loop_refuses_handlers(each_loop: AbstractEventLoop) -> None:
     assert each_loop.remove_signal_handler(signal.SIGUSR1) is False
 
 
-# ── the process's own settings ───────────────────────────────────
+# ── the program's own signal settings ────────────────────────────
 
 
 def test_run_without_handlers_leaves_the_wakeup_fd_of_the_user(
@@ -335,9 +335,9 @@ def test_run_without_handlers_leaves_the_wakeup_fd_of_the_user(
 def test_plain_signal_handlers_still_run_while_the_loop_is_idle(
     each_loop: AbstractEventLoop,
 ) -> None:
-    # A handler of the signal module runs in the main thread, between two turns at the latest.
+    # A handler of the signal module runs in the main thread, at the latest between two turns.
     before = signal.signal(signal.SIGALRM, lambda *_: each_loop.stop())
-    # Stock asyncio goes back to sleep after the handler unless something wakes it.
+    # Stock asyncio goes back to sleep after the handler unless another event wakes it.
     each_loop.call_later(0.05, nothing)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.005)
@@ -402,7 +402,7 @@ def test_sigint_interrupts_a_task_that_never_waits(each_loop: AbstractEventLoop)
     task = each_loop.create_task(spin())
     with knocking(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
         each_loop.run_until_complete(task)
-    # It was raised inside the task, which has ended with it, or between two turns.
+    # KeyboardInterrupt was raised inside the task, and ended it, or between two turns.
     task.cancel()
     run_turns(each_loop, 3)
     # Stock asyncio may be interrupted while it schedules the next step, which is lost then.
@@ -411,9 +411,10 @@ def test_sigint_interrupts_a_task_that_never_waits(each_loop: AbstractEventLoop)
         assert isinstance(task.exception(), KeyboardInterrupt)
 
 
-def test_an_interrupt_at_any_moment_leaves_a_loop_that_runs() -> None:
-    # Python raises it where a function begins, and after a call of one in C: a profiler's moments.
-    # asyncio's own loop, interrupted at its end, may be left running.
+def test_a_loop_can_run_again_after_an_interrupt_at_any_point() -> None:
+    # Python raises KeyboardInterrupt at the start of a function and after a call of a C function,
+    # the points at which a profiler is called. An asyncio loop that is interrupted at the end of a
+    # run may be left in the state "running".
     def interrupted(loop: AbstractEventLoop, moment: int) -> bool:
         moments = 0
 
@@ -426,7 +427,7 @@ def test_an_interrupt_at_any_moment_leaves_a_loop_that_runs() -> None:
                     raise KeyboardInterrupt
 
         loop.call_soon(loop.stop)
-        # Finalizers of earlier loops have their moments at another time.
+        # Without finalizers of earlier loops, which would add calls.
         gc.disable()
         sys.setprofile(profile)
         try:
@@ -439,14 +440,14 @@ def test_an_interrupt_at_any_moment_leaves_a_loop_that_runs() -> None:
         return False
 
     for moment in range(1, 1000):
-        # A new one each time: the first run does the most.
+        # A new loop each time, because the first run executes the most code.
         loop = uringloop.new_event_loop()
         with contextlib.closing(loop):
             if not interrupted(loop, moment):
                 break
             assert not loop.is_running()
             assert asyncio._get_running_loop() is None
-            # What has been scheduled may be waiting still.
+            # The scheduled stop() may not have run yet.
             loop.call_soon(loop.stop)
             loop.run_forever()
             assert loop.run_until_complete(asyncio.sleep(0, "again")) == "again"
@@ -479,7 +480,7 @@ def test_sigint_cancels_the_main_task_of_a_runner(loop_factory: LoopFactory) -> 
     assert events == ["cancelled", "cleaned up"]
 
 
-def test_sigint_that_the_main_task_survives_is_no_keyboard_interrupt(
+def test_sigint_whose_cancellation_is_suppressed_raises_nothing(
     loop_factory: LoopFactory,
 ) -> None:
     async def main() -> str:
@@ -510,7 +511,7 @@ def test_second_sigint_ends_a_runner_whose_task_ignores_the_first(
         pytest.raises(KeyboardInterrupt),
     ):
         runner.run(main())
-    # The second one came as KeyboardInterrupt; the runner's close cancelled the task again.
+    # The second SIGINT raised KeyboardInterrupt; the runner's close() cancelled the task again.
     assert events[0] == "cancelled"
 
 
@@ -527,7 +528,7 @@ SERVICE = """
 
     async def main():
         loop = asyncio.get_running_loop()
-        # Stock asyncio needs the ticks: it may sleep through a signal.
+        # Stock asyncio needs the ticks, because it may keep sleeping after a signal.
         ticking = asyncio.create_task(tick())
         stopped = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
@@ -549,7 +550,7 @@ SERVICE = """
     ("number", "output", "status"),
     [(signal.SIGTERM, "stopped\n", 0), (signal.SIGINT, "", -signal.SIGINT)],
 )
-def test_service_ends_on_a_signal(
+def test_service_stops_on_a_signal(
     factory: str, number: signal.Signals, output: str, status: int
 ) -> None:
     script = textwrap.dedent(SERVICE.format(factory=factory))

@@ -1,4 +1,4 @@
-"""Tasks: how a loop creates them, task factories, and what asyncio composes from them."""
+"""create_task(), task factories, and asyncio's functions and classes that use tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import uringloop
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
-# What a factory is: (loop, coroutine, **options) -> a future.
+# The type of a factory: (loop, coroutine, **options) -> a future.
 Factory = Callable[..., Any]
 
 
@@ -83,7 +83,9 @@ def test_task_runs_in_the_context_it_was_given(each_loop: AbstractEventLoop) -> 
     assert context[VAR] == "changed"
 
 
-def test_task_of_no_coroutine_is_refused(each_loop: AbstractEventLoop) -> None:
+def test_create_task_refuses_an_object_that_is_not_a_coroutine(
+    each_loop: AbstractEventLoop,
+) -> None:
     create: Callable[[object], object] = each_loop.create_task  # type: ignore[assignment]
     with pytest.raises(TypeError, match="a coroutine was expected, got 42"):
         create(42)
@@ -188,13 +190,13 @@ def test_ten_thousand_tasks_finish(each_loop: AbstractEventLoop) -> None:
 # ── task factories ───────────────────────────────────────────────
 
 
-def test_there_is_no_task_factory_at_first(each_loop: AbstractEventLoop) -> None:
+def test_task_factory_is_none_by_default(each_loop: AbstractEventLoop) -> None:
     assert each_loop.get_task_factory() is None
 
 
-def test_factory_makes_every_task(each_loop: AbstractEventLoop) -> None:
+def test_factory_creates_every_task(each_loop: AbstractEventLoop) -> None:
     class Special(asyncio.Task[Any]):
-        """A task that tells which factory made it."""
+        """A subclass by which the test recognizes the factory's tasks."""
 
     loops: list[AbstractEventLoop] = []
 
@@ -248,7 +250,7 @@ def test_task_of_a_factory_gets_its_name_and_context(each_loop: AbstractEventLoo
     assert each_loop.run_until_complete(task) == "given"
 
 
-def test_task_of_a_factory_keeps_the_name_it_was_made_with(loop: uringloop.Loop) -> None:
+def test_task_of_a_factory_keeps_its_own_name(loop: uringloop.Loop) -> None:
     # Python 3.13.0 calls set_name(None), and its tasks are named "None".
     loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop, name="own"))
     task = loop.create_task(number(1))
@@ -256,7 +258,7 @@ def test_task_of_a_factory_keeps_the_name_it_was_made_with(loop: uringloop.Loop)
     loop.run_until_complete(task)
 
 
-def test_factory_that_raises_is_heard(each_loop: AbstractEventLoop) -> None:
+def test_exception_of_a_factory_propagates(each_loop: AbstractEventLoop) -> None:
     def refuse(_loop: AbstractEventLoop, _coroutine: object, **_options: object) -> Any:
         raise ZeroDivisionError("no task today")
 
@@ -305,7 +307,7 @@ def test_eager_factory_runs_a_task_up_to_its_first_wait(each_loop: AbstractEvent
     assert events == ["at once", "before the wait", "created", "after the wait"]
 
 
-def test_eager_factory_hears_exceptions_and_contexts(each_loop: AbstractEventLoop) -> None:
+def test_eager_factory_passes_exceptions_and_contexts(each_loop: AbstractEventLoop) -> None:
     if sys.version_info < (3, 12):
         pytest.skip("asyncio.create_eager_task_factory is new in 3.12")
 
@@ -340,10 +342,10 @@ def test_eager_start_is_passed_on_to_the_task(each_loop: AbstractEventLoop) -> N
     each_loop.run_until_complete(main())
 
 
-# ── what asyncio composes from tasks ─────────────────────────────
+# ── gather, groups, queues, locks ────────────────────────────────
 
 
-def test_gather_keeps_the_order_and_hands_exceptions_over(each_loop: AbstractEventLoop) -> None:
+def test_gather_keeps_the_order_and_passes_exceptions(each_loop: AbstractEventLoop) -> None:
     async def main() -> None:
         assert await asyncio.gather(*map(number, (1, 2, 3))) == [1, 2, 3]
         one, error, three = await asyncio.gather(
@@ -357,7 +359,7 @@ def test_gather_keeps_the_order_and_hands_exceptions_over(each_loop: AbstractEve
     each_loop.run_until_complete(main())
 
 
-def test_as_completed_gives_the_first_first(each_loop: AbstractEventLoop) -> None:
+def test_as_completed_yields_in_order_of_completion(each_loop: AbstractEventLoop) -> None:
     gates = [each_loop.create_future() for _ in range(3)]
 
     async def wait(index: int) -> int:
@@ -378,7 +380,7 @@ def test_as_completed_gives_the_first_first(each_loop: AbstractEventLoop) -> Non
     assert each_loop.run_until_complete(main()) == [2, 0, 1]
 
 
-def test_wait_tells_the_done_from_the_pending(each_loop: AbstractEventLoop) -> None:
+def test_wait_separates_done_and_pending(each_loop: AbstractEventLoop) -> None:
     async def main() -> None:
         slow = each_loop.create_task(asyncio.Event().wait())
         quick = each_loop.create_task(number(1))
@@ -463,7 +465,7 @@ def test_shielded_task_survives_the_cancellation_of_its_waiter(
     each_loop.run_until_complete(main())
 
 
-def test_queue_hands_everything_from_producers_to_consumers(each_loop: AbstractEventLoop) -> None:
+def test_queue_passes_all_items_from_producers_to_consumers(each_loop: AbstractEventLoop) -> None:
     async def produce(queue: asyncio.Queue[int], start: int) -> None:
         for value in range(start, start + 100):
             await queue.put(value)

@@ -1,4 +1,4 @@
-"""Threads: waking a loop from outside, handing it from thread to thread, and many at once."""
+"""Threads: waking a loop, moving it between threads, and several loops at once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from support.roles import in_thread
 
 T = TypeVar("T")
 
-# No wait of these tests takes a second; a failing one must not take the suite with it.
+# Seconds. No wait in these tests takes a second; a failing test must not block the suite.
 PATIENCE = 20.0
 
 
 @contextlib.contextmanager
 def running_in_thread(loop: AbstractEventLoop) -> Iterator[threading.Thread]:
-    """Run *loop* for ever in another thread for the length of the block."""
+    """Run *loop* in another thread for the duration of the block."""
     started = threading.Event()
 
     def run() -> None:
@@ -121,14 +121,14 @@ def test_threadsafe_call_from_the_loop_itself_runs_in_the_next_turn(
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="a promise of Python 3.14")
 @pytest.mark.parametrize("question", ["cancel", "cancelled"])
-def test_who_cancels_what_is_being_called_waits_for_its_end(
+def test_cancelling_a_running_threadsafe_call_waits_for_its_end(
     each_loop: AbstractEventLoop, question: str
 ) -> None:
     began, ended = threading.Event(), threading.Event()
 
     def callback() -> None:
         began.set()
-        # The other thread has this long to be wrong.
+        # Time for the other thread to return too early.
         ended.wait(0.1)
         ended.set()
 
@@ -149,7 +149,7 @@ def test_who_cancels_what_is_being_called_waits_for_its_end(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="a promise of Python 3.14")
-def test_what_is_being_called_may_cancel_itself(each_loop: AbstractEventLoop) -> None:
+def test_a_running_threadsafe_call_may_cancel_itself(each_loop: AbstractEventLoop) -> None:
     asked: list[bool] = []
 
     def callback() -> None:
@@ -208,7 +208,7 @@ def test_closing_while_a_thread_posts_refuses_the_late_calls_only(
 # ── run_coroutine_threadsafe ─────────────────────────────────────
 
 
-def test_coroutine_from_another_thread_gives_its_result(each_loop: AbstractEventLoop) -> None:
+def test_coroutine_from_another_thread_returns_its_result(each_loop: AbstractEventLoop) -> None:
     async def main(value: int) -> int:
         assert asyncio.get_running_loop() is each_loop
         await asyncio.sleep(0)
@@ -219,7 +219,7 @@ def test_coroutine_from_another_thread_gives_its_result(each_loop: AbstractEvent
         assert [future.result(PATIENCE) for future in futures] == [n * 2 for n in range(100)]
 
 
-def test_coroutine_from_another_thread_gives_its_exception(each_loop: AbstractEventLoop) -> None:
+def test_coroutine_from_another_thread_raises_its_exception(each_loop: AbstractEventLoop) -> None:
     async def fail() -> None:
         raise ZeroDivisionError("in the loop's thread")
 
@@ -251,7 +251,7 @@ def test_cancelling_from_another_thread_cancels_the_task(each_loop: AbstractEven
 # ── a loop moves between threads ─────────────────────────────────
 
 
-def test_loop_created_here_runs_there(each_loop: AbstractEventLoop) -> None:
+def test_loop_created_in_one_thread_runs_in_another(each_loop: AbstractEventLoop) -> None:
     async def main() -> int:
         await asyncio.sleep(0.001)
         assert asyncio.get_running_loop() is each_loop
@@ -260,7 +260,7 @@ def test_loop_created_here_runs_there(each_loop: AbstractEventLoop) -> None:
     assert in_thread(lambda: each_loop.run_until_complete(main())) != threading.get_ident()
 
 
-def test_loop_created_there_runs_here(loop_factory: LoopFactory) -> None:
+def test_loop_created_in_another_thread_runs_in_the_main_thread(loop_factory: LoopFactory) -> None:
     loop = in_thread(loop_factory)
     with contextlib.closing(loop):
         assert loop.run_until_complete(asyncio.sleep(0.001, "here")) == "here"
@@ -280,7 +280,7 @@ def test_loop_runs_in_one_thread_then_another_and_back(each_loop: AbstractEventL
         with concurrent.futures.ThreadPoolExecutor(1) as second:
             second.submit(run).result(PATIENCE)
             first.submit(run).result(PATIENCE)
-        # The second thread is gone now.
+        # The second thread has ended by now.
         first.submit(run).result(PATIENCE)
     run()
     main, one, two, three, four, five = idents
@@ -289,8 +289,8 @@ def test_loop_runs_in_one_thread_then_another_and_back(each_loop: AbstractEventL
     assert len({main, one, two}) == 3
 
 
-def test_loop_goes_on_after_ten_of_its_threads_have_ended(each_loop: AbstractEventLoop) -> None:
-    # An ended thread's number may be given to the next one, which is another thread all the same.
+def test_loop_runs_after_ten_of_its_threads_have_ended(each_loop: AbstractEventLoop) -> None:
+    # A new thread may get the identifier of an ended one, but is another thread.
     for _ in range(10):
         slept = in_thread(lambda: each_loop.run_until_complete(asyncio.sleep(0.001, "there")))
         assert slept == "there"
@@ -335,7 +335,7 @@ def test_executor_result_reaches_the_loop_in_its_new_thread(each_loop: AbstractE
     assert each_loop.run_until_complete(future) is True
 
 
-def test_running_loop_is_refused_to_a_second_thread(each_loop: AbstractEventLoop) -> None:
+def test_running_loop_cannot_be_run_by_a_second_thread(each_loop: AbstractEventLoop) -> None:
     if isinstance(each_loop, asyncio.SelectorEventLoop) and sys.version_info[:2] == (3, 13):
         pytest.skip("3.13.0 forgets the first run when it refuses the second")
     with running_in_thread(each_loop):
@@ -404,7 +404,7 @@ def shut(loop: AbstractEventLoop, server: asyncio.Server) -> None:
     run_turns(loop, 5)
 
 
-def test_connection_and_listener_go_on_in_the_next_thread(each_loop: AbstractEventLoop) -> None:
+def test_connection_and_listener_continue_in_the_next_thread(each_loop: AbstractEventLoop) -> None:
     server = in_thread(
         lambda: each_loop.run_until_complete(asyncio.start_server(echo_stream, "127.0.0.1", 0))
     )
@@ -416,7 +416,7 @@ def test_connection_and_listener_go_on_in_the_next_thread(each_loop: AbstractEve
                 for client in clients:
                     client.sendall(b"while running %d" % number)
                     assert receive(client, 15) == b"while running %d" % number
-            # Nobody runs the loop now; what comes meanwhile waits for the next thread.
+            # No thread runs the loop now; data that arrives waits for the next run.
             clients.append(stack.enter_context(connect(server)))
             for client in clients:
                 client.sendall(b"in between")
@@ -426,7 +426,7 @@ def test_connection_and_listener_go_on_in_the_next_thread(each_loop: AbstractEve
     shut(each_loop, server)
 
 
-def test_protocol_connections_go_on_in_the_next_thread(each_loop: AbstractEventLoop) -> None:
+def test_protocol_connections_continue_in_the_next_thread(each_loop: AbstractEventLoop) -> None:
     server = each_loop.run_until_complete(each_loop.create_server(Echo, "127.0.0.1", 0))
     with connect(server) as client:
         for number in range(6):
@@ -548,7 +548,7 @@ def test_debug_mode_refuses_plain_scheduling_from_another_thread(
         assert reached.wait(PATIENCE)
 
 
-def test_debug_mode_lets_any_thread_schedule_on_an_idle_loop(
+def test_debug_mode_allows_any_thread_to_schedule_on_a_stopped_loop(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.set_debug(True)
@@ -571,7 +571,7 @@ def test_without_debug_the_thread_is_not_checked(each_loop: AbstractEventLoop) -
     with running_in_thread(each_loop):
         each_loop.call_soon_threadsafe(hold)
         assert entered.wait(PATIENCE)
-        # The loop's thread is inside a callback, so that nothing races with this.
+        # The loop's thread is inside a callback, so there is no race.
         each_loop.call_soon(ran.append, "unchecked")
         release.set()
     assert ran == ["unchecked"]

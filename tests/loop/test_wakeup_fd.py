@@ -1,4 +1,4 @@
-"""The wake-up descriptor of signals, where the program has one of its own."""
+"""signal.set_wakeup_fd() when the program has set a descriptor of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OWN = signal.SIGUSR1
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The program's descriptor, the second of these, in its place; and a handler of its own."""
+    """A socket pair whose second end is the program's wake-up descriptor.
+
+    The program also has a Python-level handler for the signal OWN.
+    """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -36,7 +39,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 Ends = tuple[socket.socket, socket.socket]
 
 
-def test_the_programs_descriptor_gets_its_signals_during_a_run(each_loop: Loop, ends: Ends) -> None:
+def test_the_programs_descriptor_gets_signals_during_a_run(each_loop: Loop, ends: Ends) -> None:
     async def receive() -> bytes:
         os.kill(os.getpid(), OWN)
         return await asyncio.wait_for(each_loop.sock_recv(ends[0], 10), 5)
@@ -51,8 +54,10 @@ def test_a_signal_in_the_last_turn_of_a_run_is_not_lost(each_loop: Loop, ends: E
     assert ends[0].recv(10) == bytes([OWN])
 
 
-def test_what_the_loop_handles_is_not_passed_on(loop: uringloop.Loop, ends: Ends) -> None:
-    # asyncio's handlers take the whole descriptor from the program.
+def test_signals_with_a_handler_of_the_loop_are_not_passed_on(
+    loop: uringloop.Loop, ends: Ends
+) -> None:
+    # With asyncio, the first handler takes the wake-up descriptor away from the program.
     async def receive() -> bytes:
         os.kill(os.getpid(), signal.SIGUSR2)
         await handled.wait()
@@ -66,7 +71,7 @@ def test_what_the_loop_handles_is_not_passed_on(loop: uringloop.Loop, ends: Ends
     assert signal.set_wakeup_fd(-1) == ends[1].fileno()
 
 
-def test_a_descriptor_that_takes_nothing_disturbs_nobody(loop: uringloop.Loop, ends: Ends) -> None:
+def test_a_full_or_broken_descriptor_does_no_harm(loop: uringloop.Loop, ends: Ends) -> None:
     async def signals() -> None:
         os.kill(os.getpid(), OWN)
         await turns(3)
@@ -92,14 +97,14 @@ def test_a_descriptor_set_during_the_run_stays(each_loop: Loop, ends: Ends) -> N
         assert signal.set_wakeup_fd(-1) == other.fileno()
 
 
-def test_a_descriptor_taken_away_during_the_run_stays_away(each_loop: Loop, ends: Ends) -> None:
+def test_a_descriptor_removed_during_the_run_stays_removed(each_loop: Loop, ends: Ends) -> None:
     each_loop.call_soon(signal.set_wakeup_fd, -1)
     each_loop.call_soon(each_loop.stop)
     each_loop.run_forever()
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_a_descriptor_set_between_runs_gets_what_comes_in_the_next(
+def test_a_descriptor_set_between_runs_gets_signals_of_the_next_run(
     loop: uringloop.Loop, ends: Ends
 ) -> None:
     async def receive() -> bytes:
@@ -115,7 +120,7 @@ def test_a_descriptor_set_between_runs_gets_what_comes_in_the_next(
     assert signal.set_wakeup_fd(-1) == ends[1].fileno()
 
 
-def test_a_descriptor_that_has_gone_leaves_none_of_the_loops(
+def test_the_loops_descriptor_is_removed_if_the_previous_one_is_closed(
     loop: uringloop.Loop, ends: Ends
 ) -> None:
     loop.call_soon(ends[1].close)
