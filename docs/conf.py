@@ -1,7 +1,7 @@
-"""The site: Sphinx reads the pages beside this file, and docstrings of the installed package.
+"""Configuration of the site: Sphinx reads the pages in this folder and the installed docstrings.
 
-The pages are read as files of the repository too. So links are written for that; what they name
-outside of `docs` becomes a page of the site where there is one, and else a file to be downloaded.
+The pages are also read as files of the repository, so their links are written for that. A link to a
+file outside of `docs` becomes a link to the page that includes the file, or else a download.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_show_copyright = False
 
-# Classes of images, by which the theme shows one for light and one for dark.
+# Classes of images: the theme shows one in light mode and one in dark mode.
 myst_enable_extensions = ["attrs_inline"]
 # The anchors that Git hosts give to headings.
 myst_heading_anchors = 3
 
-# One argument on a line where they are more than fit.
+# Longer signatures have one argument per line.
 maximum_signature_line_length = 80
 # Names in docstrings stand between single backticks.
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-# `-1` and `os.SEEK_SET` as they are written, not as they are printed.
+# Defaults as they are written, such as `os.SEEK_SET`, not as they are printed.
 autodoc_preserve_defaults = True
 
-# Files of the root that are pages here, by what includes them.
+# Files of the root, and the pages that include them.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -48,9 +48,9 @@ INWARDS = re.compile(r"(?<=\]\()docs/(?=[^)]+)")
 
 
 def link_outwards(_app: object, page: str, source: list[str]) -> None:
-    """Have links to files of the root lead to their pages, and to other Markdown as it is."""
+    """Make links to files of the root lead to their pages, or to the Markdown file itself."""
     if "/" in page:
-        # A folder below: what its links call `..` is this one.
+        # In a folder below, `..` is the folder of this file.
         return
     source[0] = OUTWARDS.sub(lambda link: PAGES.get(link[1], f"path:../{link[1]}"), source[0])
 
@@ -63,12 +63,12 @@ IMAGES = "![{alt}]({light}){{.only-light}}\n![{alt}]({dark}){{.only-dark}}"
 
 
 def show_pictures(_app: object, _page: str, source: list[str]) -> None:
-    """Have pictures for light and for dark pages follow the theme, and be copied to the site."""
+    """Make pictures follow the theme's light or dark mode, and copy them to the site."""
     source[0] = PICTURE.sub(lambda found: IMAGES.format(**found.groupdict()), source[0])
 
 
 def link_inwards(_app: object, _path: object, _page: str, source: list[str]) -> None:
-    """Have links of included files lead to pages: those files are not in this folder."""
+    """Make links of included files, which are outside of this folder, lead to pages."""
     source[0] = INWARDS.sub("", source[0])
 
 
