@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from compare_report import CURVE, JUDGED, Table
+from compare_report import CURVE, SUBJECT, Table
 
 from uringloop.bench.loops import REFERENCES
 from uringloop.bench.settings import BenchError
@@ -134,7 +134,7 @@ def draw_curve(table: Table, axes: Any) -> None:
                 linestyle="--" if base in REFERENCES else "-",
                 marker=MARKERS[pythons.index(column.removeprefix(base)) % len(MARKERS)],
                 color=f"C{names.index(base) % 10}",
-                linewidth=2.2 if base == JUDGED else 1.2,
+                linewidth=2.2 if base == SUBJECT else 1.2,
                 markersize=4,
                 label=column,
             )

@@ -20,7 +20,7 @@ from uringloop.bench.summary import BASELINE, Quantity, median_of
 SCHEMA = 1
 
 # Whose goals the rows have.
-JUDGED = "uringloop"
+SUBJECT = "uringloop"
 
 # The curve's rows are drawn as one.
 CURVE = "curve/"
@@ -90,7 +90,7 @@ class Table:
     @property
     def judged(self) -> list[str]:
         """The columns that the goals are for."""
-        return [column for column in self.columns if column.partition(" ")[0] == JUDGED]
+        return [column for column in self.columns if column.partition(" ")[0] == SUBJECT]
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
@@ -228,7 +228,7 @@ def notes(table: Table) -> Iterator[str]:
     yield "Medians of the rounds, ± half the distance between the lowest and the highest."
     yield f"In bold: {BASELINE}'s median divided by the column's; more is better."
     yield "Every measured process has freed one large block first: large buffers cost all the same."
-    yield f"A goal is the ratio that {JUDGED} is to reach."
+    yield f"A goal is the ratio that {SUBJECT} is to reach."
     goals = [line.met(column) for line in table.lines for column in table.judged]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."

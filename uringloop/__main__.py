@@ -8,7 +8,7 @@ import sys
 
 from uringloop import __version__
 from uringloop._monitor import command_line
-from uringloop.policy import ring_here
+from uringloop.policy import describe_ring
 
 PROGRAM = "python -m uringloop"
 TOOLS = {
@@ -26,7 +26,7 @@ def text() -> str:
     return "\n".join(
         [
             f"uringloop {__version__}, an asyncio event loop for Linux on io_uring",
-            f"Here a loop is on {ring_here()}.",
+            f"Here a loop is on {describe_ring()}.",
             "",
             *(f"python -m uringloop.{name:<{width}}{TOOLS[name]}" for name in there),
         ]

@@ -27,7 +27,7 @@ Run a program whose `import uvloop` gives uringloop, in the program and in its c
 PROGRAM is a Python file, a directory with a __main__.py, or a command: `uvicorn`, `vllm`.
 """
 # Printed once, by this command; child processes print nothing.
-SAID = "{name}: `import uvloop` gives uringloop {version} here and in child processes\n"
+NOTICE = "{name}: `import uvloop` gives uringloop {version} here and in child processes\n"
 
 
 def environment(before: dict[str, str]) -> dict[str, str]:
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         wanted = command(arguments)
     except FileNotFoundError as exc:
         return stop(str(exc))
-    say(SAID.format(name=NAME, version=uringloop.__version__))
+    say(NOTICE.format(name=NAME, version=uringloop.__version__))
     try:
         os.execve(wanted[0], wanted, environment(dict(os.environ)))
     except OSError as exc:

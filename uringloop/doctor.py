@@ -25,7 +25,7 @@ PROGRAM = "python -m uringloop.doctor"
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
-BRINGS = {
+BENEFITS = {
     "shared_accept": "a connection wakes one of the processes that share a listening socket",
     "multishot_recv": "one submission for all receives of a socket",
     "quiet_sends": "no completion for a send that sent everything",
@@ -116,7 +116,7 @@ def text_of(report: Report) -> str:
     for name, value in report.items():
         if isinstance(value, dict):
             lines += ["", "Features"]
-            lines += [f"  {key:<18}{state:<10}{BRINGS[key]}" for key, state in value.items()]
+            lines += [f"  {key:<18}{state:<10}{BENEFITS[key]}" for key, state in value.items()]
         elif isinstance(value, list):
             lines += ["", "Advice", *(f"  {line}" for line in value or ["nothing to do"])]
         else:

@@ -23,7 +23,7 @@ from uringloop._files.base import in_thread
 from uringloop._files.codecs import decoded, encoded, new_decoder
 from uringloop._files.directories import listdir, scandir, walk
 from uringloop._files.open import open
-from uringloop._files.scheduling import Turns, free, joined
+from uringloop._files.scheduling import CallLock, free, joined
 
 if TYPE_CHECKING:
     from _typeshed import (
@@ -96,7 +96,7 @@ async def stat(
 
 async def lstat(path: StrOrBytesPath, *, dir_fd: int | None = None) -> os.stat_result:
     """os.lstat, on the ring."""
-    return await path_operations.stat(path, dir_fd, False, judge=_judge_of_lstat)
+    return await path_operations.stat(path, dir_fd, False, os_function=_judge_of_lstat)
 
 
 def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
@@ -249,7 +249,7 @@ async def replace(
     dst_dir_fd: int | None = None,
 ) -> None:
     """os.replace, on the ring."""
-    await path_operations.rename(src, dst, src_dir_fd, dst_dir_fd, judge=os.replace)
+    await path_operations.rename(src, dst, src_dir_fd, dst_dir_fd, os_function=os.replace)
 
 
 async def renames(old: StrOrBytesPath, new: StrOrBytesPath) -> None:
@@ -264,7 +264,7 @@ async def removedirs(name: StrOrBytesPath) -> None:
 
 async def remove(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
     """os.remove, on the ring."""
-    await path_operations.unlink(path, dir_fd, judge=os.remove)
+    await path_operations.unlink(path, dir_fd, os_function=os.remove)
 
 
 async def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
@@ -317,7 +317,7 @@ async def truncate(path: FileDescriptorOrPath, length: int) -> None:
 
 async def read_bytes(path: StrOrBytesPath) -> bytes:
     """pathlib.Path.read_bytes, on the ring."""
-    data = path_operations.read_now(path)
+    data = path_operations.read_cached(path)
     if data is not None:
         return data
     async with open(path, "rb", buffering=0) as file:
@@ -333,7 +333,7 @@ async def read_text(
     """pathlib.Path.read_text, on the ring."""
     # Raises errors of the arguments before the file is opened.
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
-    turns = Turns()
+    turns = CallLock()
     decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
     held = [await read_bytes(path)]
     text = await joined(turns, await decoded(turns, decoder, held[0], True))
@@ -360,7 +360,7 @@ async def write_text(
         raise TypeError(f"data must be str, not {type(data).__name__}")
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
     encoder = codecs.getincrementalencoder(layer.encoding)(layer.errors or "strict")
-    held = [await encoded(Turns(), layer.encoding, encoder, data, newline or None)]
+    held = [await encoded(CallLock(), layer.encoding, encoder, data, newline or None)]
     await write_bytes(path, held[0])
     free(held)
     return len(data)

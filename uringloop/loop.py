@@ -93,7 +93,7 @@ class Loop(RunningLoop):
         try:
             self._watchers = fd_watch.Watchers(self)
         except OSError as exc:
-            raise backends.explained(exc) from None
+            raise backends.with_cause(exc) from None
         try:
             super().__init__(
                 backend=backend,

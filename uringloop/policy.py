@@ -36,7 +36,7 @@ def new_event_loop() -> Loop:
     return Loop()
 
 
-def ring_here() -> str:
+def describe_ring() -> str:
     """Return which ring a loop gets in this process and why, or why no loop can be created.
 
     Creates and closes a loop; logs no warning.
@@ -56,14 +56,14 @@ class EventLoopPolicy(_Base):
     """
 
     def __init__(self) -> None:
-        _demand_policies("uringloop.EventLoopPolicy()")
+        _require_policies("uringloop.EventLoopPolicy()")
         super().__init__()
 
     def _loop_factory(self) -> Loop:
         return new_event_loop()
 
 
-def _demand_policies(wanted: str) -> None:
+def _require_policies(wanted: str) -> None:
     if not HAS_POLICIES:
         raise RuntimeError(
             f"{wanted} needs event loop policies, which Python 3.16 has removed: use "
@@ -79,7 +79,7 @@ def install() -> None:
     runs in it, or is its current event loop. Raises RuntimeError from Python 3.16 on, where
     asyncio has no policies and no default loop to change.
     """
-    _demand_policies("uringloop.install()")
+    _require_policies("uringloop.install()")
     install_policy(EventLoopPolicy, "uringloop.install()")
 
 

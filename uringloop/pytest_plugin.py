@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import uringloop
-from uringloop.policy import EventLoopPolicy, new_event_loop, ring_here
+from uringloop.policy import EventLoopPolicy, describe_ring, new_event_loop
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -56,7 +56,7 @@ def _register(config: pytest.Config, name: str, fixture: object) -> None:
 
 def pytest_report_header() -> str:
     """Return a line that names the ring of this run's loops, and why they are on it."""
-    return f"uringloop: {uringloop.__version__}, on {ring_here()}"
+    return f"uringloop: {uringloop.__version__}, on {describe_ring()}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

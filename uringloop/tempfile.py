@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from uringloop._files.base import Lines, in_thread, in_turn, limit_of
+from uringloop._files.base import Lines, in_thread, limit_of, one_at_a_time
 from uringloop._files.codecs import PIECE, encoded
 from uringloop._files.memory import bytes_of, room_in
-from uringloop._files.open import Opening, layered, open
+from uringloop._files.open import Opening, make_file, open
 from uringloop._files.positions import POSITION_MASK
-from uringloop._files.scheduling import Turns, free, joined
+from uringloop._files.scheduling import CallLock, free, joined
 from uringloop._files.text import TextFile
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
@@ -126,7 +126,7 @@ class NamedFile:
         self.file = file
         self.name = name
         self.delete = delete
-        self._remains = delete
+        self._to_remove = delete
         self._delete_on_close = delete_on_close
 
     def __getattr__(self, name: str) -> Any:
@@ -161,12 +161,12 @@ class NamedFile:
                 await self._remove()
 
     async def _remove(self) -> None:
-        if self._remains:
-            self._remains = False
+        if self._to_remove:
+            self._to_remove = False
             await in_thread(_unlink, self.name)
 
     def __del__(self) -> None:
-        if self._remains:
+        if self._to_remove:
             # The ResourceWarning is the file's.
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
@@ -189,7 +189,7 @@ def SpooledTemporaryFile(
     def make_now() -> Any:
         fd = _nameless(suffix, prefix, dir)
         try:
-            return layered(fd, fd, mode, buffering, encoding, errors, newline, True)
+            return make_file(fd, fd, mode, buffering, encoding, errors, newline, True)
         except BaseException:
             os.close(fd)
             raise
@@ -233,10 +233,10 @@ class SpooledFile(Lines[Any]):
         self._mode = mode
         # The position of a text file that `fileno()` has moved to disk: the next call seeks there,
         # and that may have to read.
-        self._left_at = 0
+        self._resume_at = 0
         # The file in use: `memory`, or the one on disk.
         self._file = memory
-        self._turns = Turns()
+        self._lock = CallLock()
 
     @property
     def _rolled(self) -> bool:
@@ -265,16 +265,16 @@ class SpooledFile(Lines[Any]):
 
     async def _do(self, method: str, *args: Any) -> Any:
         """Call *method* of the file in use."""
-        if self._left_at:
-            await self._file.seek(self._left_at)
-            self._left_at = 0
+        if self._resume_at:
+            await self._file.seek(self._resume_at)
+            self._resume_at = 0
         result = getattr(self._file, method)(*args)
         return await result if self._rolled else result
 
     async def _rest(self) -> None:
         """Wait for the next turn if this one has no time left for files."""
-        if self._turns.spent():
-            await self._turns.pause()
+        if self._lock.spent():
+            await self._lock.pause()
 
     async def _in_pieces(self, read: Callable[[], Awaitable[T]]) -> T:
         """Await *read*, which reads from memory over several turns.
@@ -290,7 +290,7 @@ class SpooledFile(Lines[Any]):
             await self._do("seek", start)
             raise
 
-    @in_turn
+    @one_at_a_time
     async def read(self, *args: Any) -> Any:
         limit = limit_of(*args or (-1,))
         if self._rolled or 0 <= limit <= PIECE:
@@ -305,13 +305,13 @@ class SpooledFile(Lines[Any]):
             if not limit:
                 break
             await self._rest()
-        return await joined(self._turns, pieces) if pieces else await self._do("read", 0)
+        return await joined(self._lock, pieces) if pieces else await self._do("read", 0)
 
-    @in_turn
+    @one_at_a_time
     async def read1(self, *args: Any) -> Any:
         return await self._do("read1", *args)
 
-    @in_turn
+    @one_at_a_time
     async def readline(self, *args: Any) -> Any:
         limit = limit_of(*args or (-1,))
         if self._rolled or 0 <= limit <= PIECE:
@@ -333,7 +333,7 @@ class SpooledFile(Lines[Any]):
             limit -= len(part) if limit > 0 else 0
             if len(part) < size or not limit:
                 break
-        return await joined(self._turns, parts)
+        return await joined(self._lock, parts)
 
     async def _end_behind(self, part: Any) -> Any:
         """Read the rest of a line end that *part* ends with; return None if no line ends there."""
@@ -347,7 +347,7 @@ class SpooledFile(Lines[Any]):
             return "" if not self._newline else None
         return "" if part.endswith(self._newline or "\n") else None
 
-    @in_turn
+    @one_at_a_time
     async def readlines(self, *args: Any) -> Any:
         if self._rolled:
             return await self._do("readlines", *args)
@@ -385,7 +385,7 @@ class SpooledFile(Lines[Any]):
                 time -= 1 + (size >> 8)
         return lines
 
-    @in_turn
+    @one_at_a_time
     async def readinto(self, buffer: Any) -> Any:
         if self._rolled or not isinstance(self._memory, io.BytesIO):
             return await self._do("readinto", buffer)
@@ -399,31 +399,31 @@ class SpooledFile(Lines[Any]):
             await self._rest()
         return done
 
-    @in_turn
+    @one_at_a_time
     async def readinto1(self, buffer: Any) -> Any:
         return await self._do("readinto1", buffer)
 
-    @in_turn
+    @one_at_a_time
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> Any:
         return await self._do("seek", offset, whence)
 
-    @in_turn
+    @one_at_a_time
     async def tell(self) -> Any:
         return await self._do("tell")
 
-    @in_turn
+    @one_at_a_time
     async def flush(self) -> None:
         await self._do("flush")
 
-    @in_turn
+    @one_at_a_time
     async def close(self) -> None:
-        self._left_at = 0
+        self._resume_at = 0
         if self._rolled or self._memory.closed:
             await self._do("close")
         else:
             self._free_memory([self._content()])
 
-    @in_turn
+    @one_at_a_time
     async def write(self, data: Any) -> Any:
         # Data that is too large for memory goes to disk directly.
         known = self._max_size > 0 and isinstance(data, (str, bytes, bytearray))
@@ -444,13 +444,13 @@ class SpooledFile(Lines[Any]):
             # Text that cannot be encoded must leave the file as it was.
             memory = self._memory
             encoder = codecs.getincrementalencoder(memory.encoding)(memory.errors)
-            await encoded(self._turns, memory.encoding, encoder, data, None)
+            await encoded(self._lock, memory.encoding, encoder, data, None)
         for at in range(0, len(data), PIECE):
             await self._do("write", data[at : at + PIECE])
             await self._rest()
         return len(data)
 
-    @in_turn
+    @one_at_a_time
     async def writelines(self, lines: Iterable[Any]) -> None:
         await self._changed(self._write_lines(lines))
 
@@ -486,7 +486,7 @@ class SpooledFile(Lines[Any]):
                 await self._write(line)
         await self._rest()
 
-    @in_turn
+    @one_at_a_time
     async def truncate(self, size: int | None = None) -> Any:
         if size is None:
             return await self._do("truncate")
@@ -501,7 +501,7 @@ class SpooledFile(Lines[Any]):
             await self._roll_over()
         return result
 
-    @in_turn
+    @one_at_a_time
     async def rollover(self) -> None:
         """Move the file from memory to disk."""
         await self._roll_over()
@@ -554,7 +554,7 @@ class SpooledFile(Lines[Any]):
             with builtins.open(fd, "wb", closefd=False) as plain:
                 plain.write(content)
             if isinstance(file, TextFile):
-                self._left_at = position
+                self._resume_at = position
             os.lseek(fd, position & POSITION_MASK, os.SEEK_SET)
         except BaseException:
             os.close(getattr(file, "buffer", file)._give_up_descriptor())

@@ -50,7 +50,7 @@ WIDTH = 120
 # The exit status when the watched programs have ended.
 ENDED = 3
 
-HELD = "a thread of the process keeps the GIL, or the process is stopped"
+NO_ANSWER_REASON = "a thread of the process keeps the GIL, or the process is stopped"
 
 Show = Callable[[View], None]
 
@@ -98,7 +98,7 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
     """
     told = connection.ask(FIRST_ANSWER_S)
     if told is None:
-        raise CannotWatch(f"no answer in {FIRST_ANSWER_S:.0f} s: {HELD}")
+        raise CannotWatch(f"no answer in {FIRST_ANSWER_S:.0f} s: {NO_ANSWER_REASON}")
     look = Look(told)
     # The first look has no rates: --once and --json skip it.
     follows = not (options.once or options.json)
@@ -110,7 +110,7 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
         while (told := connection.ask(options.interval)) is None:
             silent_s += options.interval
             if follows:
-                show(look, [f"no answer for {duration(silent_s)}: {HELD}"])
+                show(look, [f"no answer for {duration(silent_s)}: {NO_ANSWER_REASON}"])
         look = Look(told, look)
         show(look, [])
         if options.once:
@@ -148,7 +148,7 @@ def _fleet_view(members: list[Member], heading: str) -> View:
         f"{heading}: processes {len(members)}, loops {len(loops)}, blocked {blocked}",
     ]
     notes = [
-        f"{member.connection.pid}: no answer for {duration(member.silent_s)}: {HELD}"
+        f"{member.connection.pid}: no answer for {duration(member.silent_s)}: {NO_ANSWER_REASON}"
         for member in members
         if member.silent_s
     ]

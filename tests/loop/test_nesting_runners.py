@@ -330,7 +330,7 @@ def test_a_nestable_loop_nests_in_another_thread() -> None:
 @each_ring
 def test_nesting_is_off_by_default(backend: Literal["io_uring", "soft"]) -> None:
     loop = uringloop.Loop(backend=backend)
-    assert not nesting.gives_way(loop)
+    assert not nesting.allows_nested_runs(loop)
     assert loop._runs is None
     loop.close()
 
@@ -347,7 +347,7 @@ def test_the_environment_makes_loops_nestable(
         monkeypatch.setenv(nesting.VARIABLE, value)
     for option, nestable in ((None, expected), (True, True), (False, False)):
         loop = uringloop.Loop(nestable=option)
-        assert nesting.gives_way(loop) is nestable
+        assert nesting.allows_nested_runs(loop) is nestable
         loop.close()
 
 

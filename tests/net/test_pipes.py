@@ -37,7 +37,7 @@ import uringloop
 from uringloop._net.pipe import READ_MAX
 
 
-def tells_to_read(reader: Reader, *, otherwise: bool) -> bool:
+def is_reading(reader: Reader, *, otherwise: bool) -> bool:
     """Return is_reading() of the pipe, or *otherwise* if asyncio's transport has none (3.11.2)."""
     theirs = asyncio.unix_events._UnixReadPipeTransport  # type: ignore[attr-defined]
     if isinstance(reader.pipe, theirs) and "is_reading" not in vars(theirs):
@@ -158,13 +158,13 @@ async def test_a_paused_reader_gets_nothing_until_it_resumes(each_loop: Loop) ->
     source, sink = a_pipe()
     async with reading(each_loop, source) as reader:
         reader.pipe.pause_reading()
-        assert not tells_to_read(reader, otherwise=False)
+        assert not is_reading(reader, otherwise=False)
         sink.write(b"wait")
         sink.close()
         await turns(10)
         assert reader.calls == ["connection_made"]
         reader.pipe.resume_reading()
-        assert tells_to_read(reader, otherwise=True)
+        assert is_reading(reader, otherwise=True)
         await reader.lost
         assert reader.data == b"wait"
 
@@ -204,7 +204,7 @@ async def test_close_ends_a_reader_without_eof_received(each_loop: Loop) -> None
         reader.pipe.close()
         reader.pipe.close()
         assert reader.pipe.is_closing()
-        assert not tells_to_read(reader, otherwise=False)
+        assert not is_reading(reader, otherwise=False)
         assert await reader.lost is None
         assert reader.calls == ["connection_made", "connection_lost"]
     with pytest.raises(BrokenPipeError):

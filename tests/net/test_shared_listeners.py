@@ -121,7 +121,7 @@ def ask(address: tuple[str, int]) -> int:
         return client.recv(1)[0]
 
 
-def asked_by_threads(address: tuple[str, int], count: int) -> collections.Counter[int]:
+def counted_answers(address: tuple[str, int], count: int) -> collections.Counter[int]:
     """Return how many of *count* connections, eight at a time, each worker has answered."""
     answers: list[int] = []
 
@@ -253,7 +253,7 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
     with contextlib.closing(Workers(listener, 4, habit)) as workers:
         # One round is enough unless other programs use the processors.
         for _ in range(10):
-            shares += asked_by_threads(workers.address, count)
+            shares += counted_answers(workers.address, count)
             if min(shares[number] for number in range(4)) >= shares.total() / 8:
                 break
         else:
@@ -266,7 +266,7 @@ def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
     shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, "spins")) as workers:
         for _ in range(10):
-            shares += asked_by_threads(workers.address, 480)
+            shares += counted_answers(workers.address, 480)
             if min(shares[number] for number in range(4)) >= shares.total() / 40:
                 break
         else:
@@ -578,11 +578,11 @@ def test_a_program_started_with_the_socket_of_a_server_shares_its_connections() 
     with process:
         address = (LOCALHOST, int(process.stdout.readline()))
         # Busy before and after: the server has no idle moment to look for other processes.
-        assert asked_by_threads(address, 480) == {9: 480}
+        assert counted_answers(address, 480) == {9: 480}
         print(file=process.stdin, flush=True)
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
-            loaded = asked_by_threads(address, 480)
+            loaded = counted_answers(address, 480)
             # 20 each unless other programs run. A poll beside the other process's epoll would leave
             # it to chance.
             rested = [turns_taken(address) for _ in range(4)]

@@ -369,7 +369,7 @@ def metadata_text(summary: str, name: str = "uringloop") -> str:
     return f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.9\nSummary: {summary}\n"
 
 
-def name_told(python: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_setup_name(python: Path, source: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `setup.py --name` with *python* and the build tools of this Python."""
     tools = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     return run(python, "setup.py", "--name", *options, cwd=source, PYTHONPATH=tools)
@@ -401,7 +401,7 @@ def test_a_build_beside_a_distribution_called_uringloop_stops(
     tmp_path: Path, files: dict[str, str], which: str
 ) -> None:
     python = environment_with(tmp_path / "venv", {"uringloop/__init__.py": "", **files})
-    done = name_told(python, copied_source(tmp_path / "source"))
+    done = run_setup_name(python, copied_source(tmp_path / "source"))
     assert (done.returncode, done.stdout) == (1, "")
     assert which in done.stderr
     assert str(python.parents[1]) in done.stderr
@@ -417,7 +417,7 @@ def test_a_build_beside_an_older_version_goes_on(tmp_path: Path) -> None:
         "uringloop/_core/__init__.py": "",
     }
     python = environment_with(tmp_path / "venv", ours)
-    done = name_told(python, copied_source(tmp_path / "source"))
+    done = run_setup_name(python, copied_source(tmp_path / "source"))
     assert done.returncode == 0, done.stderr
     # Cython may have had something to compile first.
     assert done.stdout.split()[-1] == "asyncio-uringloop"
@@ -427,7 +427,7 @@ def test_a_build_beside_an_older_version_goes_on(tmp_path: Path) -> None:
 def test_compiling_in_place_beside_the_other_project_goes_on(tmp_path: Path) -> None:
     other = {"uringloop-0.0.9.dist-info/METADATA": metadata_text("Another loop")}
     python = environment_with(tmp_path / "venv", other)
-    done = name_told(python, copied_source(tmp_path / "source"), "build_ext", "--inplace")
+    done = run_setup_name(python, copied_source(tmp_path / "source"), "build_ext", "--inplace")
     assert done.returncode == 0, done.stderr
 
 

@@ -86,7 +86,7 @@ def test_sysctl_is_the_cause_only_where_it_forbids_io_uring(
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO])
 def test_every_failure_has_a_remedy(number: int) -> None:
-    told = backends.explained(OSError(number, os.strerror(number)))
+    told = backends.with_cause(OSError(number, os.strerror(number)))
     assert (type(told), told.errno) == (type(OSError(number, "")), number)
     remedy = backends.remedy_in(str(told))
     assert remedy is not None

@@ -65,7 +65,7 @@ class Reporter(unittest.TestResult):
         self.say(test, "failed", "unexpected success")
 
 
-def put_uringloop_in_place() -> None:
+def replace_selector_loops() -> None:
     """Replace every name under which asyncio makes its selector loop by a uringloop loop."""
     import uringloop
 
@@ -111,7 +111,7 @@ def chosen(module: str, classes: list[str]) -> unittest.TestSuite:
 def main() -> None:
     module, loop, *classes = sys.argv[1:]
     if loop == "uringloop":
-        put_uringloop_in_place()
+        replace_selector_loops()
     # As CPython's own runner does: some tests expect warnings that a filter would hide.
     warnings.simplefilter("default")
     skipped = set(os.environ.get("CONFORMANCE_SKIPS", "").split())

@@ -134,7 +134,7 @@ async def large(
 
 
 @contextlib.contextmanager
-def beside(peer: socket.socket, work: Callable[[], object]) -> Iterator[None]:
+def in_thread_during(peer: socket.socket, work: Callable[[], object]) -> Iterator[None]:
     """Do *work* in a thread during the block, with the peer's socket made blocking."""
 
     def run() -> None:

@@ -18,7 +18,7 @@ class Contexts:
     client: ssl.SSLContext
 
 
-def telling_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
+def requiring_close_notify(context: ssl.SSLContext) -> ssl.SSLContext:
     """Make EOF without close_notify an error, as it is by default since 3.11.4 (gh-95494)."""
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
@@ -28,7 +28,7 @@ def server_context() -> ssl.SSLContext:
     """Return a context with the server's certificate, which requires none of clients."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "server.pem")
-    return telling_cuts(context)
+    return requiring_close_notify(context)
 
 
 def strict_server_context() -> ssl.SSLContext:
@@ -41,7 +41,7 @@ def strict_server_context() -> ssl.SSLContext:
 
 def client_context() -> ssl.SSLContext:
     """Return a client's context that trusts the test authority and checks names."""
-    return telling_cuts(ssl.create_default_context(cafile=AUTHORITY))
+    return requiring_close_notify(ssl.create_default_context(cafile=AUTHORITY))
 
 
 def known_client_context() -> ssl.SSLContext:

@@ -240,10 +240,10 @@ async def tls_serving(
         yield address
     finally:
         server.close()
-        await everybody_gone(server)
+        await no_connections_left(server)
 
 
-async def everybody_gone(server: asyncio.Server) -> None:
+async def no_connections_left(server: asyncio.Server) -> None:
     """Wait until a closed server has no connection left; before 3.12 wait_closed() does not."""
     await server.wait_closed()
     clients = getattr(server, "_clients", None)

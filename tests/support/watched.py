@@ -19,7 +19,7 @@ import pytest
 
 from support.roles import PATIENCE
 from uringloop import monitor
-from uringloop._monitor.server import Told
+from uringloop._monitor.server import Snapshot
 
 # ready() prints a line, by which a test waits for the program; go() waits for a line of the test.
 PRELUDE = """
@@ -138,11 +138,11 @@ def reply_of(sock: socket.socket) -> bytes:
     return received
 
 
-def told_by(path: Path | str) -> Told:
+def snapshot_of(path: Path | str) -> Snapshot:
     """Return one snapshot of the monitor at *path*."""
     with connected(path) as sock:
         sock.sendall(b"\n")
-        told: Told = json.loads(reply_of(sock))
+        told: Snapshot = json.loads(reply_of(sock))
     assert "loops" in told, told
     return told
 

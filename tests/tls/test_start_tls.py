@@ -24,7 +24,7 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, stranger_context
-from support.tls_peers import Peer, ending, everybody_gone, tls_link, tls_stream
+from support.tls_peers import Peer, ending, no_connections_left, tls_link, tls_stream
 
 LOCALHOST = "127.0.0.1"
 
@@ -284,7 +284,7 @@ async def test_a_stream_writer_turns_to_tls(each_loop: Loop, contexts: Contexts)
     await writer.wait_closed()
     await served
     server.close()
-    await everybody_gone(server)
+    await no_connections_left(server)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ from support.tls_peers import (
     Peer,
     accepting,
     ending,
-    everybody_gone,
+    no_connections_left,
     tls_client,
     tls_link,
     tls_serving,
@@ -78,7 +78,7 @@ def test_the_host_is_the_name_to_check(each_loop: Loop, contexts: Contexts, host
         assert transport.get_extra_info("ssl_object").server_hostname == host
         await check_echo(transport, collector)
         server.close()
-        await everybody_gone(server)
+        await no_connections_left(server)
 
     check(each_loop=each_loop)
 
@@ -115,7 +115,7 @@ async def test_unix_sockets_speak_tls(each_loop: Loop, contexts: Contexts) -> No
         )
         await check_echo(transport, collector)
         server.close()
-        await everybody_gone(server)
+        await no_connections_left(server)
 
 
 @on_loop
@@ -141,7 +141,7 @@ async def test_streams_speak_tls(each_loop: Loop, contexts: Contexts) -> None:
     await writer.wait_closed()
     await served
     server.close()
-    await everybody_gone(server)
+    await no_connections_left(server)
 
 
 @on_loop

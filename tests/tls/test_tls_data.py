@@ -17,7 +17,7 @@ from support.tls_peers import (
     Filler,
     Peer,
     ending,
-    everybody_gone,
+    no_connections_left,
     tls_client,
     tls_link,
     tls_serving,
@@ -527,7 +527,7 @@ async def test_a_server_can_be_started_again(each_loop: Loop, contexts: Contexts
             transport.close()
             assert await collector.lost is None
         server.close()
-        await everybody_gone(server)
+        await no_connections_left(server)
 
 
 @pytest.mark.parametrize("method", ["close_clients", "abort_clients"])
@@ -546,7 +546,7 @@ def test_a_server_ends_its_clients(loop: uringloop.Loop, contexts: Contexts, met
             await collector.lost
             assert guests.seen[0].calls == ["connection_made", "connection_lost"]
         server.close()
-        await everybody_gone(server)
+        await no_connections_left(server)
 
     check(loop=loop)
 
@@ -564,5 +564,5 @@ async def test_a_server_ends_a_client_in_its_handshake(
         server.close_clients()
         assert await read_to_end(loop, sock) == b""
     server.close()
-    await everybody_gone(server)
+    await no_connections_left(server)
     assert guests.seen[0].calls == []

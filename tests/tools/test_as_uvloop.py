@@ -22,7 +22,7 @@ import uringloop
 from uringloop import _as_uvloop
 
 FOLDER = os.fspath(Path(next(iter(_as_uvloop.__path__))))
-SAID = (
+NOTICE = (
     f"uringloop.as_uvloop: `import uvloop` gives uringloop {uringloop.__version__} here and in "
     "child processes\n"
 )
@@ -66,7 +66,7 @@ def as_uvloop(
 def uvloop_program(script: str) -> str:
     """Run *script*, which must succeed, and return what it prints."""
     ended = as_uvloop("-c", textwrap.dedent(script), options=("-W", "error"))
-    assert (ended.returncode, ended.stderr) == (0, SAID), ended.stderr
+    assert (ended.returncode, ended.stderr) == (0, NOTICE), ended.stderr
     return ended.stdout
 
 
@@ -110,7 +110,7 @@ def test_a_program_is_started_as_by_python_alone(
     plain = run(sys.executable, *options, *arguments, cwd=folder, PYTHONPATH=paths)
     ended = as_uvloop(*arguments, options=options, cwd=folder, PYTHONPATH="elsewhere")
     assert (ended.returncode, ended.stdout) == (plain.returncode, plain.stdout)
-    assert ended.stderr == SAID + plain.stderr
+    assert ended.stderr == NOTICE + plain.stderr
     # -P removes the current directory from sys.path: then `-m` finds no module.
     assert plain.returncode == (arguments[0] == "-m" and "-P" in options)
 
@@ -136,7 +136,7 @@ def test_a_command_is_found_on_the_path(folder: Path) -> None:
     # A directory with the name of the command, which Python cannot run.
     (folder / "run-it").mkdir()
     ended = as_uvloop("run-it", "-x", cwd=folder, PATH=f"{program.parent}:{os.environ['PATH']}")
-    assert (ended.returncode, ended.stderr) == (0, SAID)
+    assert (ended.returncode, ended.stderr) == (0, NOTICE)
     assert f"['{program}', '-x']" in ended.stdout
     assert os.path.join(FOLDER, "uvloop", "__init__.py") in ended.stdout
 
@@ -144,7 +144,7 @@ def test_a_command_is_found_on_the_path(folder: Path) -> None:
 def test_the_command_can_run_itself() -> None:
     code = "import os; print(os.environ['PYTHONPATH'])"
     ended = as_uvloop("-m", "uringloop.as_uvloop", "-c", code, PYTHONPATH=FOLDER)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{FOLDER}\n", SAID * 2)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{FOLDER}\n", NOTICE * 2)
 
 
 # ── exit status and signals ──────────────────────────────────────────────────────────────────
@@ -168,7 +168,7 @@ def test_a_program_ends_as_under_python_alone(code: str, tmp_path: Path) -> None
     plain = run(sys.executable, script)
     ended = as_uvloop(script)
     assert ended.returncode == plain.returncode
-    assert (ended.stdout, ended.stderr) == (plain.stdout, SAID + plain.stderr)
+    assert (ended.stdout, ended.stderr) == (plain.stdout, NOTICE + plain.stderr)
 
 
 def test_the_program_keeps_the_process_id_and_gets_signals() -> None:
@@ -226,7 +226,7 @@ def test_a_failed_execve_is_an_error_message_and_status_2(tmp_path: Path) -> Non
     program.chmod(0o700)
     ended = run(sys.executable, "-m", "uringloop.as_uvloop", "program", PATH=os.fspath(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"{SAID}uringloop.as_uvloop: {program}: No such file or directory\n"
+    assert ended.stderr == f"{NOTICE}uringloop.as_uvloop: {program}: No such file or directory\n"
 
 
 def test_help_shows_the_usage() -> None:
@@ -269,7 +269,7 @@ def test_child_processes_import_uringloop_as_uvloop(how: str, tmp_path: Path) ->
     script.write_text(CHILD)
     ended = as_uvloop(script, how)
     # Only the first process prints the line.
-    assert (ended.returncode, ended.stderr) == (0, SAID)
+    assert (ended.returncode, ended.stderr) == (0, NOTICE)
     told = ("_as_uvloop/uvloop/__init__.py", "uringloop")
     assert all(word in ended.stdout.splitlines()[-1] for word in told)
 
@@ -430,4 +430,4 @@ def test_transports_are_instances_of_uvloops_class_names() -> None:
         uvloop.run(main())
     """
     ended = as_uvloop("-c", textwrap.dedent(script))
-    assert (ended.returncode, ended.stderr) == (0, SAID)
+    assert (ended.returncode, ended.stderr) == (0, NOTICE)

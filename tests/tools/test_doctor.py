@@ -104,10 +104,10 @@ def test_text_and_json_have_the_same_facts(under: str | None, variables: dict[st
 
 def test_every_feature_is_listed_with_its_benefit() -> None:
     text, facts, _ = examined()
-    assert set(facts["features"]) == set(features.FEATURES) == set(doctor.BRINGS)
+    assert set(facts["features"]) == set(features.FEATURES) == set(doctor.BENEFITS)
     assert set(facts["features"].values()) <= {"used", "absent", "disabled"}
     lines = text.splitlines()
-    for name, brings in doctor.BRINGS.items():
+    for name, brings in doctor.BENEFITS.items():
         (line,) = [line for line in lines if line.strip().startswith(f"{name} ")]
         assert line.endswith(brings)
 

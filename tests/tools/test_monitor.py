@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.loops import backend
 from support.roles import wait_until
-from support.watched import BLOCKED, connected, monitored, place, program, reply_of, told_by
+from support.watched import BLOCKED, connected, monitored, place, program, reply_of, snapshot_of
 
 import uringloop
 from uringloop import monitor
@@ -49,7 +49,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
     with program(place, BLOCKED) as watched:
-        told = told_by(watched.socket)
+        told = snapshot_of(watched.socket)
         (loop,) = told["loops"]
         assert (loop["thread"], loop["running"], loop["sleeping"]) == ("MainThread", True, False)
         assert loop["place"] is not None
@@ -57,8 +57,8 @@ def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
         assert loop["task"] is None
         assert (loop["stats"]["turns"], loop["stats"]["timers_pending"]) == (1, 1)
         # The loop stays blocked: answering does not run it.
-        wait_until(lambda: told_by(watched.socket)["loops"][0]["blocked"] > loop["blocked"])
-        later = told_by(watched.socket)
+        wait_until(lambda: snapshot_of(watched.socket)["loops"][0]["blocked"] > loop["blocked"])
+        later = snapshot_of(watched.socket)
         (still,) = later["loops"]
         # The lag is the time for which the current turn has lasted.
         lags = ("lag", "lag_max")
@@ -76,7 +76,7 @@ def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
 
 def test_answer_names_the_program_and_its_versions(place: Path) -> None:
     with program(place, BLOCKED) as watched:
-        told = told_by(watched.socket)
+        told = snapshot_of(watched.socket)
         assert told["pid"] == watched.pid
         assert "-c" in told["command"]
         assert told["python"] == platform.python_version()
@@ -100,15 +100,15 @@ def test_answer_names_the_task_that_blocks(place: Path) -> None:
     uringloop.run(main())
     """
     with program(place, script) as watched:
-        (loop,) = told_by(watched.socket)["loops"]
+        (loop,) = snapshot_of(watched.socket)["loops"]
         assert loop["task"] == {"name": "the culprit", "coroutine": "stuck"}
         watched.end()
 
 
 def test_sleeping_loop_has_no_place_and_no_task(place: Path) -> None:
     with program(place, ASLEEP) as watched:
-        wait_until(lambda: told_by(watched.socket)["loops"][0]["sleeping"])
-        (loop,) = told_by(watched.socket)["loops"]
+        wait_until(lambda: snapshot_of(watched.socket)["loops"][0]["sleeping"])
+        (loop,) = snapshot_of(watched.socket)["loops"]
         assert (loop["place"], loop["task"], loop["running"]) == (None, None, True)
         watched.end()
 
@@ -142,14 +142,14 @@ def test_answer_has_the_loops_of_all_threads(place: Path) -> None:
     go()
     """
     with program(place, script) as watched:
-        loops = told_by(watched.socket)["loops"]
+        loops = snapshot_of(watched.socket)["loops"]
         seen = [(loop["thread"], loop["running"], loop["debug"]) for loop in loops]
         assert seen == [(None, False, False), ("worker 1", True, True), ("worker 2", True, True)]
         assert len({loop["id"] for loop in loops}) == 3
         assert [loop["thread_id"] is None for loop in loops] == [True, False, False]
         watched.go()
         assert watched.line() == "ready"
-        assert told_by(watched.socket)["loops"] == []
+        assert snapshot_of(watched.socket)["loops"] == []
         watched.end()
 
 
@@ -220,7 +220,7 @@ def test_socket_file_exists_from_the_first_loop_until_exit(place: Path) -> None:
 def test_variable_can_name_the_path(place: Path) -> None:
     own = place / "mine"
     with program(place, BLOCKED, URINGLOOP_MONITOR=str(own)) as watched:
-        assert told_by(own)["pid"] == watched.pid
+        assert snapshot_of(own)["pid"] == watched.pid
         watched.end()
         assert not own.exists()
 
@@ -233,7 +233,7 @@ def test_variable_can_name_a_directory_for_several_processes(place: Path) -> Non
         program(place, BLOCKED, URINGLOOP_MONITOR=f"{folder}/") as second,
     ):
         for watched in (first, second):
-            assert told_by(folder / watched.socket.name)["pid"] == watched.pid
+            assert snapshot_of(folder / watched.socket.name)["pid"] == watched.pid
 
 
 def test_relative_path_is_removed_after_chdir(place: Path) -> None:
@@ -253,10 +253,10 @@ def test_start_and_stop_create_move_and_remove_the_socket(place: Path) -> None:
     assert uringloop.monitor is monitor
     assert monitor.start(first) == str(first)
     assert monitor.start(first) == str(first)
-    assert told_by(first)["pid"] == os.getpid()
+    assert snapshot_of(first)["pid"] == os.getpid()
     assert monitor.start(second) == str(second)
     assert not first.exists()
-    assert told_by(second)["pid"] == os.getpid()
+    assert snapshot_of(second)["pid"] == os.getpid()
     monitor.stop()
     monitor.stop()
     assert list(place.iterdir()) == []
@@ -319,12 +319,12 @@ def test_forked_child_keeps_the_parents_socket_and_makes_its_own(place: Path) ->
         watched.go()
         assert watched.line() == "made"
         own = place / f"uringloop-{child}.sock"
-        assert told_by(own)["pid"] == child
-        assert told_by(watched.socket)["pid"] == watched.pid
+        assert snapshot_of(own)["pid"] == child
+        assert snapshot_of(watched.socket)["pid"] == watched.pid
         watched.go()
         assert watched.line() == "reaped"
         assert list(place.iterdir()) == [watched.socket]
-        assert told_by(watched.socket)["pid"] == watched.pid
+        assert snapshot_of(watched.socket)["pid"] == watched.pid
         watched.end()
 
 
@@ -370,7 +370,7 @@ def test_stale_socket_at_the_path_is_replaced(place: Path) -> None:
         sock.bind(str(path))
     try:
         assert monitor.start(path) == str(path)
-        assert told_by(path)["pid"] == os.getpid()
+        assert snapshot_of(path)["pid"] == os.getpid()
     finally:
         monitor.stop()
 
@@ -441,7 +441,7 @@ def test_runtime_directory_writable_by_others_is_not_used(place: Path, mode: int
     with program(place, BLOCKED, **variables) as watched:
         folder = place / f"uringloop-{os.geteuid()}"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert told_by(folder / watched.socket.name)["pid"] == watched.pid
+        assert snapshot_of(folder / watched.socket.name)["pid"] == watched.pid
         assert list(shared.iterdir()) == []
 
 
@@ -473,7 +473,7 @@ def test_thread_blocks_signals_and_sleeps_without_requests(place: Path) -> None:
     print(field("SigBlk"), any(sleeps() for _ in range(50)), flush=True)
     """
     with program(place, script) as watched:
-        told_by(watched.socket)
+        snapshot_of(watched.socket)
         watched.go()
         blocked, sleeps = watched.line().split()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)

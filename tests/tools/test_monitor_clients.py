@@ -21,7 +21,7 @@ from support.watched import (
     place,
     program,
     reply_of,
-    told_by,
+    snapshot_of,
 )
 
 from uringloop._monitor import server
@@ -64,35 +64,35 @@ def test_invalid_request_gets_an_error_and_eof(monitored: Path, request_: bytes)
         except ConnectionResetError:
             # Closing a socket with unread data resets the connection, which loses the answer.
             assert len(request_) > 2
-    assert told_by(monitored)["pid"] == os.getpid()
+    assert snapshot_of(monitored)["pid"] == os.getpid()
 
 
 def test_request_without_newline_is_disconnected(monitored: Path) -> None:
     with connected(monitored) as sock:
         flood(sock, b"x" * 1000)
-    assert told_by(monitored)["pid"] == os.getpid()
+    assert snapshot_of(monitored)["pid"] == os.getpid()
 
 
 def test_client_that_reads_nothing_is_disconnected(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.3)
     with connected(monitored) as sock:
         # Fill the kernel's buffer: these are more requests than are ever answered.
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while sock.send(b"\n" * 65536):
                 pass
-        assert told_by(monitored)["pid"] == os.getpid()
+        assert snapshot_of(monitored)["pid"] == os.getpid()
         sock.settimeout(2 * PATIENCE)
         flood(sock, b"\n")
-    assert told_by(monitored)["pid"] == os.getpid()
+    assert snapshot_of(monitored)["pid"] == os.getpid()
 
 
 def test_client_that_sends_nothing_is_disconnected(
     monitored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
     with connected(monitored) as sock:
         assert sock.recv(1) == b""
 
@@ -119,7 +119,7 @@ def test_client_that_resets_the_connection_does_no_harm(monitored: Path) -> None
         with connected(monitored) as sock:
             sock.sendall(b"\n")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert in_thread(lambda: told_by(monitored)["pid"]) == os.getpid()
+    assert in_thread(lambda: snapshot_of(monitored)["pid"]) == os.getpid()
 
 
 @as_root
@@ -160,4 +160,4 @@ def test_root_may_watch_a_program_of_another_user(place: Path) -> None:
     script += BLOCKED
     with program(place, script) as watched:
         assert watched.socket.stat().st_uid == NOBODY
-        assert told_by(watched.socket)["pid"] == watched.pid
+        assert snapshot_of(watched.socket)["pid"] == watched.pid

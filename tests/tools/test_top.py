@@ -33,7 +33,7 @@ import uringloop
 from uringloop import top
 from uringloop._monitor import client, render, server
 from uringloop._monitor.client import Look
-from uringloop._monitor.server import LoopTold, Told
+from uringloop._monitor.server import LoopSnapshot, Snapshot
 
 # The fixture is found by its name here.
 __all__ = ["place"]
@@ -141,10 +141,10 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
     assert set(working["stats"]) >= {"turns", "batches", "lag"}
 
 
-def told(seconds: float, **stats: int) -> Told:
+def told(seconds: float, **stats: int) -> Snapshot:
     """Return the answer of a program with one loop, *seconds* after its start."""
     counts: Any = {**dict.fromkeys((*client.RATED, *client.SHOWN), 0), **stats}
-    loop: LoopTold = {
+    loop: LoopSnapshot = {
         "id": 1,
         "class": "Loop",
         "name": "MainThread",

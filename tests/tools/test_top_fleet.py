@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.roles import PATIENCE
-from support.watched import environment, following, place, program, run_top, there, told_by
+from support.watched import environment, following, place, program, run_top, snapshot_of, there
 
 from uringloop._monitor import client, render, server
 from uringloop._monitor.client import Look
@@ -152,7 +152,7 @@ def test_silent_process_does_not_delay_the_others(place: Path) -> None:
         with peer:
             assert peer.recv(10) == b"\n"
             fleet.look(0.05)
-            peer.sendall(server.line_of(told_by(watched.socket)))
+            peer.sendall(server.line_of(snapshot_of(watched.socket)))
             members = {member.connection.pid: member for member in fleet.look(PATIENCE)}
             assert members[os.getpid()].silent_s == 0
             assert members[os.getpid()].look is not None
@@ -224,7 +224,7 @@ def test_loop_has_the_name_of_its_thread_or_its_server(
 ) -> None:
     script = NAMED.format(server=server, name=name)
     with program(place, script) as watched:
-        (loop,) = told_by(watched.socket)["loops"]
+        (loop,) = snapshot_of(watched.socket)["loops"]
         assert loop["name"].startswith(shown)
         watched.end()
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, AnyStr
 
 from uringloop._files import path_operations
 from uringloop._files.binary import RawFile
-from uringloop._files.permissions import PRIVATE, resemble
+from uringloop._files.permissions import PRIVATE, copy_permissions
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, StrOrBytesPath
@@ -57,7 +57,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
     mode = NEW_MODE if before is None else modes.S_IMODE(before.st_mode) & PRIVATE
     if not await _write_nameless(name, folder, data, mode):
         await _write_named(name, data, mode)
-    await _sync_folder(folder)
+    await _sync_directory(folder)
 
 
 async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: int) -> bool:
@@ -73,14 +73,14 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
             # Without /proc the file cannot be linked to a name.
             return False
         await file.write(data)
-        exists = await _resemble(file, name)
+        exists = await _copy_permissions(file, name)
         await file.fsync()
         if not exists:
             try:
                 await path_operations.link(source, name)
             except FileExistsError:
                 # *name* is a symbolic link, or was created meanwhile.
-                if await _resemble(file, name):
+                if await _copy_permissions(file, name):
                     await file.fsync()
             except OSError as exc:
                 raise OSError(exc.errno, exc.strerror, name) from None
@@ -118,9 +118,9 @@ async def _write_named(name: Any, data: ReadableBuffer, mode: int) -> None:
     try:
         async with RawFile(fd, temporary, mode="wb") as file:
             await file.write(data)
-            await _resemble(file, name)
+            await _copy_permissions(file, name)
             await file.fsync()
-        await path_operations.rename(temporary, name, judge=os.replace)
+        await path_operations.rename(temporary, name, os_function=os.replace)
     except BaseException:
         await _discard(temporary)
         raise
@@ -166,15 +166,15 @@ async def _facts(name: Any) -> os.stat_result | None:
     return facts if modes.S_ISREG(facts.st_mode) else None
 
 
-async def _resemble(file: RawFile, name: Any) -> bool:
+async def _copy_permissions(file: RawFile, name: Any) -> bool:
     """Give *file* the permissions of the regular file *name*; return whether that exists."""
     facts = await _facts(name)
     if facts is None:
         return False
     # Not cancelled: the descriptor must stay open while the thread uses it.
     loop = asyncio.get_running_loop()
-    await path_operations.to_its_end(
-        loop.run_in_executor(None, resemble, file.fileno(), name, facts)
+    await path_operations.wait_uncancelled(
+        loop.run_in_executor(None, copy_permissions, file.fileno(), name, facts)
     )
     return True
 
@@ -184,7 +184,7 @@ async def _discard(path: StrOrBytesPath) -> None:
         await asyncio.shield(path_operations.unlink(path))
 
 
-async def _sync_folder(folder: StrOrBytesPath) -> None:
+async def _sync_directory(folder: StrOrBytesPath) -> None:
     fd = await path_operations.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         await path_operations.sync(fd, folder)

@@ -11,7 +11,7 @@ from operator import index
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
-from uringloop._files.scheduling import Turns
+from uringloop._files.scheduling import CallLock
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def limit_of(size: SupportsIndex | None) -> int:
     return index(size)
 
 
-def in_turn(method: M) -> M:
+def one_at_a_time(method: M) -> M:
     """Run the calls of one file one after another, in the order in which they were started.
 
     A call also waits for the next turn of the loop if this one has no time left for files.
@@ -40,7 +40,7 @@ def in_turn(method: M) -> M:
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
-        turns = self._turns
+        turns = self._lock
         if not turns.start():
             await turns.take()
         try:
@@ -51,21 +51,21 @@ def in_turn(method: M) -> M:
     return call  # type: ignore[return-value]
 
 
-def in_order(method: M) -> M:
-    """Like `in_turn`, but never wait for another turn, as a cancel there would prevent a close."""
+def one_at_a_time_now(method: M) -> M:
+    """Like `one_at_a_time`, without a wait for the next turn: a cancel would prevent a close."""
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
-        await self._turns.wait()
+        await self._lock.wait()
         try:
             return await method(self, *args, **kwargs)
         finally:
-            self._turns.give()
+            self._lock.give()
 
     return call  # type: ignore[return-value]
 
 
-class Fact(int):
+class AwaitableBool(int):
     """A bool that may also be awaited, as `readable()` and others are coroutines in aiofiles."""
 
     __slots__ = ()
@@ -118,7 +118,7 @@ class Lines(Closing, Generic[Line]):
 class AsyncFile(Lines[Line]):
     """Methods that are the same for all files, in terms of the file's other methods."""
 
-    _turns: Turns
+    _lock: CallLock
     _detached = False
     # True during a readlines() without a limit, which may read ahead any amount.
     _reads_all = False
@@ -162,7 +162,7 @@ class AsyncFile(Lines[Line]):
         """Unread the *lines* that a cancelled call has read since *mark*."""
         raise NotImplementedError
 
-    @in_turn
+    @one_at_a_time
     async def readlines(self, hint: int | None = -1) -> list[Line]:
         """Read to the end, or until the lines have more than *hint* characters."""
         limit = limit_of(hint)
@@ -176,8 +176,8 @@ class AsyncFile(Lines[Line]):
                 length = self._cut_lines(lines, length + len(line), limit)
                 if 0 < limit < length:
                     break
-                if self._turns.spent():
-                    await self._turns.pause()
+                if self._lock.spent():
+                    await self._lock.pause()
         except UnicodeError:
             # Built-in files lose the lines, too.
             raise

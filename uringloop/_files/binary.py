@@ -11,12 +11,19 @@ import os
 from operator import index
 from typing import IO, TYPE_CHECKING
 
-from uringloop._files.base import AsyncFile, Fact, in_order, in_turn, limit_of, warn_unclosed
+from uringloop._files.base import (
+    AsyncFile,
+    AwaitableBool,
+    limit_of,
+    one_at_a_time,
+    one_at_a_time_now,
+    warn_unclosed,
+)
 from uringloop._files.lines import LineFile
 from uringloop._files.memory import bytes_of, room_in
 from uringloop._files.open_file import OpenFile
 from uringloop._files.requests import REQUEST_MAX
-from uringloop._files.scheduling import Turns, joined
+from uringloop._files.scheduling import CallLock, joined
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,7 +50,7 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
             appending=mode[0] == "a",
         )
         self.mode = mode
-        self._turns = Turns()
+        self._lock = CallLock()
 
     def __repr__(self) -> str:
         return f"<uringloop.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
@@ -51,25 +58,25 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
     def __del__(self) -> None:
         if not self.closed and self.closefd:
             warn_unclosed(self)
-            self._abandon()
+            self._finalize()
 
-    def _abandon(self) -> None:
+    def _finalize(self) -> None:
         self._close_now()
 
-    def readable(self) -> Fact:
+    def readable(self) -> AwaitableBool:
         self._check_open()
-        return Fact(self._readable)
+        return AwaitableBool(self._readable)
 
-    def writable(self) -> Fact:
+    def writable(self) -> AwaitableBool:
         self._check_open()
-        return Fact(self._writable)
+        return AwaitableBool(self._writable)
 
-    def seekable(self) -> Fact:
+    def seekable(self) -> AwaitableBool:
         self._check_open()
-        return Fact(self._seekable)
+        return AwaitableBool(self._seekable)
 
-    def isatty(self) -> Fact:
-        return Fact(os.isatty(self.fileno()))
+    def isatty(self) -> AwaitableBool:
+        return AwaitableBool(os.isatty(self.fileno()))
 
     def _check_readable(self) -> None:
         self._check_open()
@@ -88,42 +95,42 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
             ahead = b"".join(parts)
             # One byte more than the size says, to see the end of the file.
             wanted = min(max(self._size() - self._tell(), 0) + 1, REQUEST_MAX)
-            parts[:] = [await self._fill_behind(ahead, wanted)]
+            parts[:] = [await self._read_after(ahead, wanted)]
             if len(parts[0]) == len(ahead):
                 return ahead
         # A short read is not always the end of the file: those in /proc have no size.
-        while chunk := await self._fill(size):
+        while chunk := await self._read_some(size):
             parts.append(chunk)
             size = min(2 * size, CHUNK_BYTES) if len(chunk) == size else io.DEFAULT_BUFFER_SIZE
-        return await joined(self._turns, parts) if parts else b""
+        return await joined(self._lock, parts) if parts else b""
 
 
 class RawFile(BinaryFile):
     """A binary file without a buffer: every call goes to the kernel."""
 
-    @in_turn
+    @one_at_a_time
     async def read(self, size: int | None = -1) -> bytes:
         self._check_readable()
         limit = limit_of(size)
         if limit >= 0:
-            return await self._fill(limit)
+            return await self._read_some(limit)
         parts: list[bytes] = []
         try:
             return await self._read_to_end(parts)
         except BaseException:
-            self._give_back(parts)
+            self._unread(parts)
             raise
 
     async def readall(self) -> bytes:
         return await self.read()
 
-    @in_turn
+    @one_at_a_time
     async def readinto(self, buffer: Buffer) -> int:
         self._check_readable()
         view = room_in(buffer)
-        return await self._fill(len(view), view)
+        return await self._read_some(len(view), view)
 
-    @in_turn
+    @one_at_a_time
     async def readline(self, size: int | None = -1) -> bytes:
         self._check_readable()
         return await self._line(limit_of(size))
@@ -135,41 +142,41 @@ class RawFile(BinaryFile):
         try:
             while limit and not end:
                 wanted = LINE_BYTES if self._seekable else 1
-                chunk = await self._fill(min(wanted, limit) if limit > 0 else wanted)
+                chunk = await self._read_some(min(wanted, limit) if limit > 0 else wanted)
                 if not chunk:
                     break
                 end = chunk.find(b"\n") + 1
                 if 0 < end < len(chunk):
-                    self._give_back([chunk[end:]])
+                    self._unread([chunk[end:]])
                     chunk = chunk[:end]
                 parts.append(chunk)
                 limit -= len(chunk) if limit > 0 else 0
-            return await joined(self._turns, parts) if parts else b""
+            return await joined(self._lock, parts) if parts else b""
         except BaseException:
-            self._give_back(parts)
+            self._unread(parts)
             raise
 
     async def _return(self, lines: list[bytes], mark: object) -> None:
-        self._give_back(lines)
+        self._unread(lines)
 
-    @in_turn
+    @one_at_a_time
     async def write(self, data: Buffer) -> int:
         """Write all of *data*. An OSError has the bytes written as `characters_written`."""
         view = bytes_of(data)
         self._check_writable()
-        await self._drain(view)
+        await self._write_all(view)
         return len(view)
 
-    @in_turn
+    @one_at_a_time
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
         return await self._seek(index(offset), index(whence))
 
-    @in_turn
+    @one_at_a_time
     async def tell(self) -> int:
         return self._tell()
 
-    @in_turn
+    @one_at_a_time
     async def truncate(self, size: int | None = None) -> int:
         self._check_writable()
         size = self._tell() if size is None else index(size)
@@ -185,7 +192,7 @@ class RawFile(BinaryFile):
         if not self.closed:
             await self._close()
 
-    @in_order
+    @one_at_a_time_now
     async def _close(self) -> None:
         await self._close_descriptor()
 
@@ -210,13 +217,13 @@ class BufferedFile(LineFile, BinaryFile):
             buffer_size = max(io.DEFAULT_BUFFER_SIZE, self._block_size)
         self._buffer_size = buffer_size
 
-    def _abandon(self) -> None:
+    def _finalize(self) -> None:
         """Write the buffered bytes, as the finalizer of built-in files does."""
         try:
             while self._pending:
                 del self._pending[: os.write(self.fileno(), self._pending)]
         finally:
-            super()._abandon()
+            super()._finalize()
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -232,15 +239,15 @@ class BufferedFile(LineFile, BinaryFile):
 
     async def _fetch(self) -> bool:
         """Read ahead, once the bytes read ahead are used up; False means the end of the file."""
-        self._ahead, self._start = await self._fill(self._buffer_size), 0
+        self._ahead, self._start = await self._read_some(self._buffer_size), 0
         return bool(self._ahead)
 
-    def _put_back(self, parts: list[bytes]) -> None:
+    def _unread_buffered(self, parts: list[bytes]) -> None:
         """Unread *parts*, which a cancelled read has taken."""
         self._ahead = b"".join(parts) + self._ahead[self._start :]
         self._start = 0
 
-    @in_turn
+    @one_at_a_time
     async def read(self, size: int | None = -1) -> bytes:
         limit = limit_of(size)
         if limit < -1:
@@ -258,10 +265,10 @@ class BufferedFile(LineFile, BinaryFile):
                 return await self._read_to_end(parts)
             missing = size - have
             if missing >= self._buffer_size and self._regular:
-                return await self._fill_behind(b"".join(parts), missing)
+                return await self._read_after(b"".join(parts), missing)
             while missing:
                 if missing >= self._buffer_size:
-                    chunk = await self._fill(missing)
+                    chunk = await self._read_some(missing)
                 else:
                     await self._fetch()
                     chunk = self._take(min(missing, len(self._ahead)))
@@ -269,12 +276,12 @@ class BufferedFile(LineFile, BinaryFile):
                     break
                 parts.append(chunk)
                 missing -= len(chunk)
-            return await joined(self._turns, parts) if parts else b""
+            return await joined(self._lock, parts) if parts else b""
         except BaseException:
-            self._put_back(parts)
+            self._unread_buffered(parts)
             raise
 
-    @in_turn
+    @one_at_a_time
     async def read1(self, size: int = -1) -> bytes:
         return await self._read1(index(size))
 
@@ -285,13 +292,13 @@ class BufferedFile(LineFile, BinaryFile):
         have = len(self._ahead) - self._start
         if have or not size:
             return self._take(min(size, have))
-        return await self._fill(size)
+        return await self._read_some(size)
 
-    @in_turn
+    @one_at_a_time
     async def readinto(self, buffer: Buffer) -> int:
         return await self._read_into(buffer, to_the_end=True)
 
-    @in_turn
+    @one_at_a_time
     async def readinto1(self, buffer: Buffer) -> int:
         return await self._read_into(buffer, to_the_end=False)
 
@@ -304,7 +311,7 @@ class BufferedFile(LineFile, BinaryFile):
             while done < len(view) and (to_the_end or not done):
                 missing = len(view) - done
                 if missing >= self._buffer_size:
-                    count = await self._fill(missing, view[done:])
+                    count = await self._read_some(missing, view[done:])
                 else:
                     await self._fetch()
                     count = min(missing, len(self._ahead))
@@ -313,11 +320,11 @@ class BufferedFile(LineFile, BinaryFile):
                     break
                 done += count
         except BaseException:
-            self._put_back([bytes(view[:done])])
+            self._unread_buffered([bytes(view[:done])])
             raise
         return done
 
-    @in_turn
+    @one_at_a_time
     async def peek(self, size: int = 0) -> bytes:
         """Return bytes without moving the position, after at most one read from the file."""
         index(size)
@@ -326,7 +333,7 @@ class BufferedFile(LineFile, BinaryFile):
             await self._fetch()
         return self._ahead[self._start :]
 
-    @in_turn
+    @one_at_a_time
     async def _readline(self, size: int | None) -> bytes:
         await self._prepare_to_read()
         return await self._line(limit_of(size))
@@ -351,17 +358,17 @@ class BufferedFile(LineFile, BinaryFile):
                     limit -= len(part) if limit > 0 else 0
                 if end or not limit or not await self._fetch():
                     break
-            return await joined(self._turns, parts) if parts else b""
+            return await joined(self._lock, parts) if parts else b""
         except BaseException:
-            self._put_back(parts)
+            self._unread_buffered(parts)
             raise
 
     async def _return(self, lines: list[bytes], mark: object) -> None:
-        self._put_back(lines)
+        self._unread_buffered(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
-    @in_turn
+    @one_at_a_time
     async def _write_now(self, data: Buffer) -> int:
         return await self._write(data)
 
@@ -369,11 +376,11 @@ class BufferedFile(LineFile, BinaryFile):
         self._check_writable()
         view = bytes_of(data)
         if self._ahead:
-            await self._forget_ahead()
+            await self._drop_read_ahead()
         if len(self._pending) + len(view) > self._buffer_size:
             await self._write_out()
         if len(view) > self._buffer_size:
-            await self._drain(view)
+            await self._write_all(view)
         else:
             self._pending += view
         return len(view)
@@ -382,11 +389,11 @@ class BufferedFile(LineFile, BinaryFile):
         """Write the buffered bytes; those that an error or a cancel leaves stay buffered."""
         if self._pending:
             try:
-                await self._drain(bytes(self._pending))
+                await self._write_all(bytes(self._pending))
             finally:
                 del self._pending[: self._moved]
 
-    async def _forget_ahead(self) -> None:
+    async def _drop_read_ahead(self) -> None:
         """Drop the bytes read ahead and seek back to the first unread one, if the file can seek."""
         unread = len(self._ahead) - self._start
         if unread and self._seekable:
@@ -394,7 +401,7 @@ class BufferedFile(LineFile, BinaryFile):
         if self._seekable:
             self._ahead, self._start = b"", 0
 
-    @in_turn
+    @one_at_a_time
     async def flush(self) -> None:
         await self._flush()
 
@@ -402,15 +409,15 @@ class BufferedFile(LineFile, BinaryFile):
         self._check_open()
         await self._write_out()
         if self._writable and self._ahead:
-            await self._forget_ahead()
+            await self._drop_read_ahead()
 
-    @in_turn
+    @one_at_a_time
     async def _write_and_sync(self, flags: int) -> None:
         self._check_open()
         synced = False
         if self._pending:
             try:
-                synced = await self._drain_and_sync(bytes(self._pending), flags)
+                synced = await self._write_all_and_sync(bytes(self._pending), flags)
             finally:
                 del self._pending[: self._moved]
         await self._flush()
@@ -419,11 +426,11 @@ class BufferedFile(LineFile, BinaryFile):
 
     # ── position, end ────────────────────────────────────────────────────────────────────────
 
-    @in_turn
+    @one_at_a_time
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return await self._go(offset, whence)
+        return await self._seek_buffered(offset, whence)
 
-    async def _go(self, offset: int, whence: int) -> int:
+    async def _seek_buffered(self, offset: int, whence: int) -> int:
         self._check_open()
         offset, whence = index(offset), index(whence)
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE):
@@ -447,19 +454,19 @@ class BufferedFile(LineFile, BinaryFile):
         if not self._seekable:
             raise io.UnsupportedOperation("File or stream is not seekable.")
 
-    @in_turn
+    @one_at_a_time
     async def tell(self) -> int:
-        return self._where()
+        return self._position_now()
 
-    def _where(self) -> int:
+    def _position_now(self) -> int:
         self._check_open()
         return self._tell() - (len(self._ahead) - self._start) + len(self._pending)
 
-    @in_turn
+    @one_at_a_time
     async def truncate(self, size: int | None = None) -> int:
-        return await self._cut(size)
+        return await self._truncate(size)
 
-    async def _cut(self, size: int | None) -> int:
+    async def _truncate(self, size: int | None) -> int:
         self._check_open()
         if not self._writable:
             raise io.UnsupportedOperation("truncate")
@@ -487,7 +494,7 @@ class BufferedFile(LineFile, BinaryFile):
         if not self.closed:
             await self._close()
 
-    @in_order
+    @one_at_a_time_now
     async def _close(self) -> None:
         if self.closed:
             return

@@ -6,7 +6,7 @@ import codecs
 import io
 from typing import Any
 
-from uringloop._files.scheduling import Turns, joined
+from uringloop._files.scheduling import CallLock, joined
 
 # Characters or bytes that are decoded, encoded or copied without a look at the clock: 30 to 300 us,
 # depending on the codec.
@@ -24,7 +24,7 @@ def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
     return decoder
 
 
-async def decoded(turns: Turns, decoder: Any, data: bytes, final: bool) -> list[str]:
+async def decoded(turns: CallLock, decoder: Any, data: bytes, final: bool) -> list[str]:
     """Decode *data*, over several turns if it is long. A failure restores the decoder's state."""
     if len(data) <= PIECE:
         return [decoder.decode(data, final)]
@@ -58,7 +58,7 @@ def with_line_ends(text: str, newline: str | None) -> str:
 
 
 async def encoded(
-    turns: Turns, encoding: str, encoder: Any, text: str, newline: str | None
+    turns: CallLock, encoding: str, encoder: Any, text: str, newline: str | None
 ) -> bytes:
     """Encode *text* with *newline* for its line ends, over several turns if it is long.
 

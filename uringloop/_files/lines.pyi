@@ -6,7 +6,7 @@ from typing import Self, final
 from typing_extensions import Buffer, disjoint_base
 
 from uringloop._files.open_file import OpenFile
-from uringloop._files.scheduling import Turns
+from uringloop._files.scheduling import CallLock
 
 LINES_MAX: int
 LINE_BYTES_MAX: int
@@ -23,7 +23,7 @@ class LineFile(OpenFile):
     _start: int
     _pending: bytearray
     _buffer_size: int
-    _turns: Turns
+    _lock: CallLock
 
     def __anext__(self) -> Awaitable[bytes]: ...
     async def readline(self, size: int | None = -1) -> bytes: ...
@@ -39,7 +39,7 @@ class LineText:
     buffer: LineFile
     _chars: str
     _used: int
-    _turns: Turns
+    _lock: CallLock
 
     def __init__(self, buffer: LineFile, newline: str | None) -> None: ...
     def __anext__(self) -> Awaitable[str]: ...

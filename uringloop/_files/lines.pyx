@@ -22,7 +22,7 @@ from uringloop._cpython.pyapi cimport (
     stop_with,
 )
 from uringloop._files.open_file cimport OpenFile
-from uringloop._files.scheduling cimport Turns
+from uringloop._files.scheduling cimport CallLock
 
 
 # Lines or bytes, whichever comes first, that are cut between two looks at the clock.
@@ -78,7 +78,7 @@ cdef class LineFile(OpenFile):
     def __cinit__(self, *args, **options):
         self._ahead = b""
         self._pending = bytearray()
-        self._turns = Turns()
+        self._lock = CallLock()
 
     cdef Py_ssize_t end_of_line(self) noexcept:
         """Return the index after the next line end that was read ahead, 0 if there is none."""
@@ -94,10 +94,10 @@ cdef class LineFile(OpenFile):
         """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._start
         cdef Py_ssize_t end
-        if self.fd < 0 or not self._readable or self._pending or self._turns.taken:
+        if self.fd < 0 or not self._readable or self._pending or self._lock.taken:
             return None
         end = self.end_of_line()
-        if end == 0 or self._turns.is_spent():
+        if end == 0 or self._lock.is_spent():
             return None
         self._start = end
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self._ahead) + start, end - start)
@@ -132,7 +132,7 @@ cdef class LineFile(OpenFile):
 
     async def write(self, data):
         """Buffer *data* or write it; it must not change before this returns."""
-        if not self._turns.taken and type(data) is bytes and not self._turns.is_spent():
+        if not self._lock.taken and type(data) is bytes and not self._lock.is_spent():
             if self._keep(data):
                 return PyBytes_GET_SIZE(data)
         return await self._write_now(data)
@@ -171,7 +171,7 @@ cdef class LineFile(OpenFile):
             self._start = end
             if count >= LINES or size >= LINE_BYTES:
                 count = size = 0
-                if self._turns.is_spent():
+                if self._lock.is_spent():
                     break
         return length
 
@@ -181,7 +181,7 @@ cdef class LineText:
     def __init__(self, LineFile buffer, newline):
         self.buffer = buffer
         self.newline = newline
-        self._turns = buffer._turns
+        self._lock = buffer._lock
         self._chars = ""
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1:
@@ -208,10 +208,10 @@ cdef class LineText:
         """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._used
         cdef Py_ssize_t end
-        if self.buffer.fd < 0 or self._turns.taken:
+        if self.buffer.fd < 0 or self._lock.taken:
             return None
         end = self.end_of_line(start)
-        if end == 0 or self._turns.is_spent():
+        if end == 0 or self._lock.is_spent():
             return None
         self._used = end
         return PyUnicode_Substring(self._chars, start, end)
@@ -263,6 +263,6 @@ cdef class LineText:
             self._used = end
             if count >= LINES or size >= LINE_BYTES:
                 count = size = 0
-                if self._turns.is_spent():
+                if self._lock.is_spent():
                     break
         return length

@@ -117,21 +117,21 @@ def open(
     return Opening(_open(file, mode, buffering, encoding, errors, newline, closefd, opener))
 
 
-class _Checked(BaseException):
-    """Carries path and flags from the opener out of the built-in open(), to `_checked`."""
+class _OpenerCalled(BaseException):
+    """Carries path and flags from the opener out of the built-in open(), to `_check_arguments`."""
 
     def __init__(self, path: str, flags: int) -> None:
         self.path = path
         self.flags = flags
 
 
-def _checked(
+def _check_arguments(
     file: FileDescriptorOrPath, mode: str, buffering: int, closefd: bool, texts: tuple[Any, ...]
 ) -> tuple[int | str | bytes, int]:
     """Have the built-in check the arguments; return path and flags, or a descriptor and 0."""
 
     def stop(path: str, flags: int) -> int:
-        raise _Checked(path, flags)
+        raise _OpenerCalled(path, flags)
 
     check: Callable[..., object] = builtins.open
     if isinstance(file, int):
@@ -140,7 +140,7 @@ def _checked(
         return file, 0
     try:
         check(file, mode, buffering, *texts, closefd=closefd, opener=stop)
-    except _Checked as checked:
+    except _OpenerCalled as checked:
         return checked.path, checked.flags
     raise AssertionError("the built-in open() has not called its opener")
 
@@ -155,22 +155,22 @@ async def _open(
     closefd: bool,
     opener: Opener | None,
 ) -> RawFile | BufferedFile | TextFile:
-    path, flags = _checked(file, mode, buffering, closefd, (encoding, errors, newline))
+    path, flags = _check_arguments(file, mode, buffering, closefd, (encoding, errors, newline))
     if isinstance(path, int):
         fd = path
     elif opener is None:
         fd = await open_descriptor(path, flags)
     else:
-        fd = await _open_by(opener, path, flags)
+        fd = await _call_opener(opener, path, flags)
     try:
-        return layered(fd, path, mode, buffering, encoding, errors, newline, closefd)
+        return make_file(fd, path, mode, buffering, encoding, errors, newline, closefd)
     except BaseException:
         if not isinstance(path, int):
             os.close(fd)
         raise
 
 
-async def _open_by(opener: Opener, path: Any, flags: int) -> int:
+async def _call_opener(opener: Opener, path: Any, flags: int) -> int:
     """Call *opener* in a thread, as it may block, and return its descriptor."""
     lock = threading.Lock()
     opened: list[Any] = []
@@ -206,7 +206,7 @@ def _close_unwanted(fd: Any) -> None:
         os.close(fd)
 
 
-def layered(
+def make_file(
     fd: int,
     name: object,
     mode: str,

@@ -33,8 +33,8 @@ from uringloop._kernel.files cimport (
     io_uring_prep_writev,
     lseek,
     statx,
-    uring_file_facts,
-    uring_find_facts,
+    uring_file_status,
+    uring_get_status,
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
@@ -58,8 +58,8 @@ cdef class OpenFile(FileRequests):
     def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
                  appending=False):
         """Take over the descriptor *fd*; without *closefd* only borrow it."""
-        cdef uring_file_facts facts
-        cdef int res = uring_find_facts(fd, uses(CACHED_PATHS), &facts)
+        cdef uring_file_status facts
+        cdef int res = uring_get_status(fd, uses(CACHED_PATHS), &facts)
         if res < 0:
             raise OSError(-res, strerror(-res).decode())
         if S_ISDIR(facts.mode):
@@ -121,7 +121,7 @@ cdef class OpenFile(FileRequests):
         operation = self.reading(None, 0, n, start)
         operation.detachable = self._regular
         if not operation.has_ended:
-            await self._ask(operation)
+            await self._complete_read(operation)
         return self.result_of(operation)
 
     async def pread_into(self, buffer, offset):
@@ -137,7 +137,7 @@ cdef class OpenFile(FileRequests):
         view = room_in(buffer)
         operation = self.reading(view, 0, len(view), start)
         if not operation.has_ended:
-            await self._ask(operation)
+            await self._complete_read(operation)
         return self.count_of(operation)
 
     async def pwrite(self, data, offset):
@@ -172,7 +172,7 @@ cdef class OpenFile(FileRequests):
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
         operation.op.policy |= RUN_WAITS
-        operation.repeatable = True
+        operation.idempotent = True
         io_uring_prep_readv(
             &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
         await operation.run()
@@ -191,7 +191,7 @@ cdef class OpenFile(FileRequests):
             vectors = vectors_of(views, written)
             operation = new_operation(self, (views, vectors))
             operation.op.policy |= RUN_WAITS
-            operation.repeatable = not self._appending
+            operation.idempotent = not self._appending
             self.writes += 1
             io_uring_prep_writev(
                 &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
@@ -211,16 +211,16 @@ cdef class OpenFile(FileRequests):
 
     # ── at the descriptor's position ─────────────────────────────────────────────────────────
 
-    async def _fill(self, Py_ssize_t n, buffer=None):
+    async def _read_some(self, Py_ssize_t n, buffer=None):
         """Read up to *n* bytes and return them; with *buffer* read into it and return their number.
 
         A regular file returns fewer only at its end; a pipe or terminal returns what it has.
         """
         cdef FileOperation operation
         self.check_open()
-        if self.stray is not None:
-            data = self.stray[:n]
-            self.stray = self.stray[n:] if len(self.stray) > n else None
+        if self.unread_bytes is not None:
+            data = self.unread_bytes[:n]
+            self.unread_bytes = self.unread_bytes[n:] if len(self.unread_bytes) > n else None
             if buffer is None:
                 return bytes(data)
             buffer[:len(data)] = data
@@ -229,13 +229,13 @@ cdef class OpenFile(FileRequests):
         operation.detachable = self._regular and buffer is None
         if not operation.has_ended:
             try:
-                await self._ask(operation)
+                await self._complete_read(operation)
             except BaseException:
                 if operation.filled and self.fd >= 0:
                     lseek(self.fd, -operation.filled, SEEK_CUR)
                 if not self.reads_at and operation.has_ended and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
-                    self.stray = memoryview(taken)[:operation.res]
+                    self.unread_bytes = memoryview(taken)[:operation.res]
                 raise
         if buffer is None:
             data = self.result_of(operation)
@@ -247,7 +247,7 @@ cdef class OpenFile(FileRequests):
             self.move_to(operation.request.off + operation.res)
         return data
 
-    async def _fill_behind(self, bytes ahead, Py_ssize_t n):
+    async def _read_after(self, bytes ahead, Py_ssize_t n):
         """Return *ahead* plus the next *n* bytes of a regular file, fewer only at its end."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(ahead)
         cdef Py_ssize_t before = size
@@ -263,7 +263,7 @@ cdef class OpenFile(FileRequests):
                 operation = self.reading(held, size, n - size, -1)
                 operation.detachable = True
                 if not operation.has_ended:
-                    await self._ask(operation)
+                    await self._complete_read(operation)
                 count = self.count_of(operation)
                 if self.reads_at and operation.res > 0:
                     # Bytes from the page cache have moved the position already.
@@ -283,18 +283,18 @@ cdef class OpenFile(FileRequests):
         held = None
         return shortened(data, size)
 
-    def _give_back(self, list parts):
+    def _unread(self, list parts):
         """Unread the bytes in *parts*, which were read last."""
         cdef Py_ssize_t size = sum(map(len, parts))
         if size == 0 or self.fd < 0:
             return
-        if self.stray is not None:
-            parts = [*parts, self.stray]
+        if self.unread_bytes is not None:
+            parts = [*parts, self.unread_bytes]
         elif self._seekable and lseek(self.fd, -size, SEEK_CUR) >= 0:
             return
-        self.stray = memoryview(b"".join(parts))
+        self.unread_bytes = memoryview(b"".join(parts))
 
-    async def _drain(self, view):
+    async def _write_all(self, view):
         """Write all of *view*, bytes or a memoryview; `_moved` is exact also after errors."""
         cdef FileOperation operation
         cdef int64_t position = -1
@@ -316,7 +316,7 @@ cdef class OpenFile(FileRequests):
                     raise
             self.note_written(self.written_of(operation, self._moved), size, position)
 
-    async def _drain_and_sync(self, data, unsigned int flags):
+    async def _write_all_and_sync(self, data, unsigned int flags):
         """Write *data* and sync the file, in one submission; return whether both were done.
 
         If not, the caller writes what is left after `_moved` bytes, and syncs. `_moved` is exact
@@ -333,7 +333,7 @@ cdef class OpenFile(FileRequests):
             position = self.position()
         writing = self.request_to_write(data, 0, position)
         done = self.writes_done()
-        writing.repeatable = False
+        writing.idempotent = False
         syncing = new_operation(self, None)
         io_uring_prep_fsync(&syncing.request, self.fd, flags)
         begin_linked(writing, syncing)
@@ -373,7 +373,7 @@ cdef class OpenFile(FileRequests):
             operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
             uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
             operation.op.policy |= RUN_WAITS
-            operation.repeatable = True
+            operation.idempotent = True
             await operation.run()
             self.count_of(operation)
             offset += uring_size_in(PyBytes_AS_STRING(operation.held))
@@ -389,8 +389,8 @@ cdef class OpenFile(FileRequests):
 
     def _size(self):
         """Return the size of the file as known without asking a server, 0 if that fails."""
-        cdef uring_file_facts facts
-        return facts.size if uring_find_facts(self.fd, False, &facts) == 0 else 0
+        cdef uring_file_status facts
+        return facts.size if uring_get_status(self.fd, False, &facts) == 0 else 0
 
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 
@@ -413,7 +413,7 @@ cdef class OpenFile(FileRequests):
             # No disk backs the file.
             return
         operation = new_operation(self, None)
-        operation.repeatable = True
+        operation.idempotent = True
         io_uring_prep_fsync(&operation.request, self.fd, flags)
         await operation.run()
         self.count_of(operation)
@@ -428,7 +428,7 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         self.check(self._writable, "not writable")
         operation = new_operation(self, None)
-        operation.repeatable = True
+        operation.idempotent = True
         io_uring_prep_fallocate(
             &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
             PyNumber_Index(size))
@@ -442,7 +442,7 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         self.writes += 1
         operation = new_operation(self, None)
-        operation.repeatable = True
+        operation.idempotent = True
         operation.in_thread = loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL)
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()

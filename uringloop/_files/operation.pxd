@@ -13,9 +13,9 @@ cdef enum:
     # The same on the software ring, which does not know whether other work waits.
     SOFT_TURN_NS = 35 * 1000
     # The same under other loops, whose turns are not known and cost more.
-    OTHERS_TURN_NS = 50 * 1000
+    OTHER_LOOP_TURN_NS = 50 * 1000
     # The interval of the checks for other work once that time is over, in ns.
-    LOOK_NS = 2 * 1000
+    RECHECK_NS = 2 * 1000
     # Bytes that are copied without a look at the clock: 15 to 60 us into fresh memory.
     SLICE_BYTES = 128 * 1024
 
@@ -42,9 +42,9 @@ cdef class FileOperation:
     cdef bint has_ended
     cdef bint cancelled             # by the task that awaits it
     cdef bint follows               # linked: an ECANCELED means that the first one was not done
-    cdef bint repeatable            # idempotent: may be submitted again
+    cdef bint idempotent            # may be submitted again: doing it twice is doing it once
     cdef bint detachable            # a cancelled caller need not wait for the end
-    cdef bint postponed             # the turn had no time for the rest, which may be cached
+    cdef bint out_of_time           # the turn had no time for the rest, which may be cached
     cdef Py_ssize_t filled          # bytes that were read from the page cache
 
     cdef object run(self)

@@ -155,7 +155,7 @@ cdef class FileOperation:
                 res = uring_perform_here(&self.request)
         # close(2) has closed the descriptor even if it fails with EINTR.
         if ((res == -EINTR and not self.op.policy & NEVER_CANCELLED)
-                or (res == -ECANCELED and self.repeatable)):
+                or (res == -ECANCELED and self.idempotent)):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res
@@ -201,7 +201,7 @@ async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
     """Read *size* bytes at *offset* into the page cache, ignoring errors."""
     cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
     operation.op.policy |= RUN_WAITS
-    operation.repeatable = operation.detachable = True
+    operation.idempotent = operation.detachable = True
     io_uring_prep_read(
         &operation.request, fd, PyBytes_AS_STRING(operation.held), <unsigned int>size, offset)
     uring_leave_to_worker(&operation.request)
@@ -211,7 +211,7 @@ async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
 cdef int begin_linked(FileOperation first, FileOperation second) except -1:
     """Submit both to the ring; *second* starts only after *first* has been done in full.
 
-    Otherwise *second* ends with ECANCELED, so it must not be `repeatable`.
+    Otherwise *second* ends with ECANCELED, so it must not be `idempotent`.
     """
     ring_loop().ring.make_room(2)
     uring_link(&first.request)
@@ -234,18 +234,18 @@ cdef bint is_spent(LoopCore loop) except -1:
     callback as slow.
     """
     cdef int64_t now = uring_clock_ns()
-    if now < loop.files_until:
+    if now < loop.file_deadline_ns:
         return False
-    if loop.files_until == 0:
-        loop.files_until = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
+    if loop.file_deadline_ns == 0:
+        loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
         return False
-    if loop.debug or not nobody_waits(loop):
+    if loop.debug or not turn_would_be_idle(loop):
         return True
-    loop.files_until = now + LOOK_NS
+    loop.file_deadline_ns = now + RECHECK_NS
     return False
 
 
-cdef bint nobody_waits(LoopCore loop) except -1:
+cdef bint turn_would_be_idle(LoopCore loop) except -1:
     """Whether a turn would find no work now, as far as is known without a system call."""
     cdef int64_t deadline
     # The software ring would need a system call.

@@ -28,8 +28,8 @@ from uringloop._files.operation cimport (
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED
 from uringloop._kernel.files cimport (
     io_uring_prep_fsync,
-    uring_file_facts,
-    uring_find_facts,
+    uring_file_status,
+    uring_get_status,
     uring_leave_to_worker,
     uring_read_cached,
 )
@@ -62,7 +62,7 @@ from uringloop._ring.ring cimport HOLDS_DESCRIPTOR
 from uringloop._turn.turn cimport LoopCore
 
 # Unsuitable arguments: the function of `os` is then called, to raise its own error.
-cdef tuple UNFIT = (TypeError, ValueError, OverflowError)
+cdef tuple BAD_ARGUMENT = (TypeError, ValueError, OverflowError)
 
 
 async def open_descriptor(path, int flags, int mode=0o666):
@@ -74,7 +74,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
     cdef FileOperation operation
     cdef LoopCore loop = ring_loop()
     cdef int fd
-    if may_look(loop):
+    if may_use_caches(loop):
         fd = uring_open_cached(name, flags)
         if fd != -EAGAIN:
             return taken(fd, path)
@@ -85,7 +85,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
     operation.op.policy |= HOLDS_DESCRIPTOR
     operation.res = -1
     # With O_EXCL a second open would find the file that the first one has created.
-    operation.repeatable = not flags & O_EXCL
+    operation.idempotent = not flags & O_EXCL
     await operation.run()
     fd = taken(operation.res, path)
     operation.op.policy &= ~HOLDS_DESCRIPTOR
@@ -104,14 +104,14 @@ async def open_nameless(folder, int mode):
         return -1
 
 
-async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
-    """os.stat, on the ring or from the kernel's caches; *judge* raises errors of the arguments."""
+async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.stat):
+    """os.stat, on the ring or from the kernel's caches; *os_function* checks the arguments."""
     cdef int folder, flags
     cdef bytes name
     cdef FileOperation operation
     if isinstance(path, int) and (path < 0 or dir_fd is not None or not follow_symlinks):
         # To the kernel -100 is AT_FDCWD, the current directory.
-        return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        return os_function(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     try:
         if isinstance(path, int):
             name = b""
@@ -119,12 +119,12 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
             flags = AT_EMPTY_PATH
         else:
             name = name_of(path)
-            folder = folder_of(dir_fd)
+            folder = dir_fd_of(dir_fd)
             flags = 0 if follow_symlinks else AT_SYMLINK_NOFOLLOW
-    except UNFIT:
-        return judge(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    except BAD_ARGUMENT:
+        return os_function(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     if name:
-        result = stat_now(folder, name, follow_symlinks)
+        result = stat_cached(folder, name, follow_symlinks)
         if result is not None:
             return result
     facts = take_bytes(PyBytes_New(NULL, sizeof(statx)))
@@ -132,28 +132,28 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, judge=os.stat):
     io_uring_prep_statx(
         &operation.request, folder, name, flags, STATX_BASIC_STATS,
         <statx*>PyBytes_AS_STRING(facts))
-    operation.repeatable = True
+    operation.idempotent = True
     await operation.run()
     taken(operation.res, path)
     return stat_result(<statx*>PyBytes_AS_STRING(facts))
 
 
-def read_now(path):
+def read_cached(path):
     """Return the contents of a small regular file if all is in the page cache, else None."""
     cdef LoopCore loop = ring_loop()
-    cdef uring_file_facts facts
+    cdef uring_file_status facts
     cdef Py_ssize_t count
     cdef int rest = 0
     cdef int fd
     cdef PyObject *data
     cdef bytes name = name_of(path)
-    if not uses(CACHED_FILES) or not may_look(loop):
+    if not uses(CACHED_FILES) or not may_use_caches(loop):
         return None
     fd = uring_open_cached(name, O_RDONLY | O_CLOEXEC)
     if fd < 0:
         return None
     try:
-        if uring_find_facts(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
+        if uring_get_status(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
             return None
         # One byte more than the size says, to see the end of the file.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
@@ -175,22 +175,22 @@ async def mkdir(path, mode=0o777, dir_fd=None):
     try:
         operation = new_operation(None, name_of(path))
         io_uring_prep_mkdirat(
-            &operation.request, folder_of(dir_fd), operation.held, PyNumber_Index(mode))
-    except UNFIT:
+            &operation.request, dir_fd_of(dir_fd), operation.held, PyNumber_Index(mode))
+    except BAD_ARGUMENT:
         return os.mkdir(path, mode, dir_fd=dir_fd)
     sys.audit("os.mkdir", path, mode, audited(dir_fd))
     await operation.run()
     taken(operation.res, path)
 
 
-async def unlink(path, dir_fd=None, *, judge=os.unlink):
-    """os.unlink or os.remove, on the ring; *judge* is the one that raises argument errors."""
+async def unlink(path, dir_fd=None, *, os_function=os.unlink):
+    """os.unlink or os.remove, on the ring; *os_function* is the one that raises argument errors."""
     cdef FileOperation operation
     try:
         operation = new_operation(None, name_of(path))
-        io_uring_prep_unlinkat(&operation.request, folder_of(dir_fd), operation.held, 0)
-    except UNFIT:
-        return judge(path, dir_fd=dir_fd)
+        io_uring_prep_unlinkat(&operation.request, dir_fd_of(dir_fd), operation.held, 0)
+    except BAD_ARGUMENT:
+        return os_function(path, dir_fd=dir_fd)
     sys.audit("os.remove", path, audited(dir_fd))
     await operation.run()
     taken(operation.res, path)
@@ -202,16 +202,16 @@ async def rmdir(path, dir_fd=None):
     try:
         operation = new_operation(None, name_of(path))
         io_uring_prep_unlinkat(
-            &operation.request, folder_of(dir_fd), operation.held, AT_REMOVEDIR)
-    except UNFIT:
+            &operation.request, dir_fd_of(dir_fd), operation.held, AT_REMOVEDIR)
+    except BAD_ARGUMENT:
         return os.rmdir(path, dir_fd=dir_fd)
     sys.audit("os.rmdir", path, audited(dir_fd))
     await operation.run()
     taken(operation.res, path)
 
 
-async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename):
-    """os.rename or os.replace, on the ring; *judge* is the one that raises argument errors."""
+async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, os_function=os.rename):
+    """os.rename or os.replace, on the ring; *os_function* checks the arguments."""
     cdef FileOperation operation
     cdef bytes old, new
     try:
@@ -219,9 +219,9 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, judge=os.rename)
         new = name_of(dst)
         operation = new_operation(None, (old, new))
         io_uring_prep_renameat(
-            &operation.request, folder_of(src_dir_fd), old, folder_of(dst_dir_fd), new, 0)
-    except UNFIT:
-        return judge(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            &operation.request, dir_fd_of(src_dir_fd), old, dir_fd_of(dst_dir_fd), new, 0)
+    except BAD_ARGUMENT:
+        return os_function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     sys.audit("os.rename", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
     await operation.run()
     taken(operation.res, src, dst)
@@ -236,9 +236,9 @@ async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=
         new = name_of(dst)
         operation = new_operation(None, (old, new))
         io_uring_prep_linkat(
-            &operation.request, folder_of(src_dir_fd), old, folder_of(dst_dir_fd), new,
+            &operation.request, dir_fd_of(src_dir_fd), old, dir_fd_of(dst_dir_fd), new,
             AT_SYMLINK_FOLLOW if follow_symlinks else 0)
-    except UNFIT:
+    except BAD_ARGUMENT:
         return os.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     sys.audit("os.link", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
     await operation.run()
@@ -262,7 +262,7 @@ async def link_and_rename(src, temporary, dst):
     renaming = new_operation(None, (between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
     if ring_loop() is None:
-        await to_its_end(
+        await wait_uncancelled(
             get_running_loop().run_in_executor(None, perform_both, linking, renaming))
     else:
         begin_linked(linking, renaming)
@@ -270,7 +270,7 @@ async def link_and_rename(src, temporary, dst):
     taken(linking.res, src, temporary)
     if renaming.res == -ECANCELED:
         # The ring was lost between link and rename.
-        return await rename(temporary, dst, judge=os.replace)
+        return await rename(temporary, dst, os_function=os.replace)
     taken(renaming.res, temporary, dst)
 
 
@@ -280,7 +280,7 @@ def perform_both(FileOperation first, FileOperation second):
         second._perform()
 
 
-async def to_its_end(future):
+async def wait_uncancelled(future):
     """Wait for *future* without cancelling it; raise CancelledError only after it is done."""
     cancelled = None
     while not future.done():
@@ -301,8 +301,8 @@ async def symlink(src, dst, dir_fd=None):
         target = name_of(src)
         name = name_of(dst)
         operation = new_operation(None, (target, name))
-        io_uring_prep_symlinkat(&operation.request, target, folder_of(dir_fd), name)
-    except UNFIT:
+        io_uring_prep_symlinkat(&operation.request, target, dir_fd_of(dir_fd), name)
+    except BAD_ARGUMENT:
         return os.symlink(src, dst, dir_fd=dir_fd)
     sys.audit("os.symlink", src, dst, audited(dir_fd))
     await operation.run()
@@ -312,7 +312,7 @@ async def symlink(src, dst, dir_fd=None):
 async def sync(int fd, path):
     """fsync the descriptor *fd*, on the ring; an OSError has *path* as its filename."""
     cdef FileOperation operation = new_operation(None, None)
-    operation.repeatable = True
+    operation.idempotent = True
     io_uring_prep_fsync(&operation.request, fd, 0)
     await operation.run()
     taken(operation.res, path)
@@ -328,7 +328,7 @@ cdef bytes name_of(object path):
     return name
 
 
-cdef int folder_of(object dir_fd) except? -1:
+cdef int dir_fd_of(object dir_fd) except? -1:
     return AT_FDCWD if dir_fd is None else PyNumber_Index(dir_fd)
 
 
@@ -337,7 +337,7 @@ cdef object audited(object dir_fd):
     return -1 if dir_fd is None else dir_fd
 
 
-cdef bint may_look(LoopCore loop) except -1:
+cdef bint may_use_caches(LoopCore loop) except -1:
     """Whether this turn may still look into the kernel's caches."""
     return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
 
@@ -354,10 +354,10 @@ cdef int taken(int res, object path, object second=None) except -1:
     raise OSError(-res, reason, path, None, os.fspath(second))
 
 
-cdef object stat_now(int folder, bytes name, bint follow):
+cdef object stat_cached(int folder, bytes name, bint follow):
     """Return the result if the kernel's caches have it, else None."""
     cdef statx facts
-    if not may_look(ring_loop()) or uring_stat_cached(folder, name, follow, &facts) < 0:
+    if not may_use_caches(ring_loop()) or uring_stat_cached(folder, name, follow, &facts) < 0:
         return None
     return stat_result(&facts)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 ACL = "system.posix_acl_access"
 # Errors of fchown: the caller may not set this owner, or the user namespace does not map it.
-FOREIGN = (errno.EPERM, errno.EINVAL)
+OWNER_ERRORS = (errno.EPERM, errno.EINVAL)
 # The mode of a file that only its owner may open.
 PRIVATE = 0o600
 # Errors of getxattr for a file without an ACL, and on a file system without ACLs.
@@ -29,7 +29,7 @@ ACL_ENTRY = struct.Struct("<HHI")
 USER, GROUP_OWNER, GROUP, MASK, OTHERS = 0x02, 0x04, 0x08, 0x10, 0x20
 
 
-def resemble(fd: int, name: Any, facts: os.stat_result) -> None:
+def copy_permissions(fd: int, name: Any, facts: os.stat_result) -> None:
     """Copy the permissions of *name*, whose stat result is *facts*, to *fd* as far as allowed."""
     acl = _acl_of(name, follow_symlinks=False)
     mode = modes.S_IMODE(facts.st_mode)
@@ -60,7 +60,7 @@ def _give(fd: int, facts: os.stat_result) -> None:
         try:
             os.fchown(fd, owner, facts.st_gid)
         except OSError as exc:
-            if exc.errno not in FOREIGN:
+            if exc.errno not in OWNER_ERRORS:
                 raise
         else:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from uringloop._files.codecs import decoded
-from uringloop._files.scheduling import Turns
+from uringloop._files.scheduling import CallLock
 
 # The parts of a position begin at these bits, as in those of built-in files.
 SHIFTS = (0, 64, 96, 128, 160)
@@ -68,7 +68,7 @@ class Chunk:
         self.chars = chars
 
 
-async def found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     """Return the position after the first *chars* characters of *chunk*, over several turns.
 
     It is relative to the chunk, and of all equivalent positions the one that built-in files choose.
@@ -81,7 +81,7 @@ async def found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int
         decoder.setstate(before)
 
 
-async def _found(turns: Turns, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def _found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     flags, data = chunk.flags, chunk.data
     # Decode up to the guess, or less until it is not beyond the position.
     low, back = min(guess, len(data)), 1

@@ -79,7 +79,7 @@ cdef class FileRequests(InFlight):
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS
-        operation.repeatable = True
+        operation.idempotent = True
         self.take_cached(operation)
         return operation
 
@@ -89,7 +89,7 @@ cdef class FileRequests(InFlight):
         cdef Py_ssize_t share
         cdef ssize_t count
         cdef int rest = 0
-        operation.postponed = False
+        operation.out_of_time = False
         loop = ring_loop() if self.reads_cached else None
         if loop is None:
             return 0
@@ -100,20 +100,20 @@ cdef class FileRequests(InFlight):
             if rest == 0 and (count < share or operation.request.len == 0):
                 operation.has_ended = True
             self.reads_cached = rest in (0, -EAGAIN)
-        operation.postponed = rest == 0 and operation.request.len >= WORKER
+        operation.out_of_time = rest == 0 and operation.request.len >= WORKER
         return 0
 
-    async def _ask(self, FileOperation operation):
+    async def _complete_read(self, FileOperation operation):
         """Do the rest of a read: in later turns while it is cached, then on the ring."""
         cdef Py_ssize_t before = -1
-        while operation.postponed and operation.filled != before:
+        while operation.out_of_time and operation.filled != before:
             before = operation.filled
             await self._next_turn()
             self.take_cached(operation)
         if not operation.has_ended:
             if self.reads_at and operation.request.off == <uint64_t>-1:
                 operation.request.off = self.position()
-            if operation.postponed:
+            if operation.out_of_time:
                 uring_leave_to_worker(&operation.request)
             await operation.run()
 
@@ -165,7 +165,7 @@ cdef class FileRequests(InFlight):
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS
-        operation.repeatable = self._regular and not self._appending and offset >= 0
+        operation.idempotent = self._regular and not self._appending and offset >= 0
         return operation
 
     # ── the descriptor's position ─────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 
-cdef class Turns:
+cdef class CallLock:
     cdef readonly bint taken        # a call is using the file
     cdef object waiting             # a deque of the futures of later calls, or None
     cdef int64_t until              # under other loops: when calls must wait for the next turn

@@ -6,7 +6,7 @@ from typing import AnyStr, Final
 from typing_extensions import disjoint_base
 
 @disjoint_base
-class Turns:
+class CallLock:
     taken: Final[bool]
 
     def start(self) -> bool: ...
@@ -18,6 +18,6 @@ class Turns:
 
 FREED_BYTES: int
 
-async def joined(turns: Turns, parts: list[AnyStr]) -> AnyStr: ...
+async def joined(turns: CallLock, parts: list[AnyStr]) -> AnyStr: ...
 def free(held: list[bytes]) -> None: ...
 def free_some(loop: asyncio.AbstractEventLoop, held: list[bytes]) -> None: ...

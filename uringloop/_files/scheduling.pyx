@@ -27,7 +27,7 @@ from uringloop._cpython.pyapi cimport (
     take_text,
 )
 from uringloop._files.memory cimport shortened
-from uringloop._files.operation cimport OTHERS_TURN_NS, SLICE_BYTES, ring_loop
+from uringloop._files.operation cimport OTHER_LOOP_TURN_NS, SLICE_BYTES, ring_loop
 from uringloop._files.operation cimport is_spent as is_turn_spent
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.turn cimport LoopCore
@@ -39,7 +39,7 @@ FREED_BYTES = 1024 * 1024
 cdef Py_ssize_t FREED = FREED_BYTES
 
 
-cdef class Turns:
+cdef class CallLock:
     """A fair lock for the calls of a file; it belongs to no loop."""
 
     def start(self):
@@ -93,7 +93,7 @@ cdef class Turns:
             return is_turn_spent(loop)
         now = uring_clock_ns()
         if self.until == 0:
-            self.until = now + OTHERS_TURN_NS
+            self.until = now + OTHER_LOOP_TURN_NS
         return now >= self.until
 
     def spent(self):
@@ -105,7 +105,7 @@ cdef class Turns:
         self.until = 0
 
 
-async def joined(Turns turns, list parts):
+async def joined(CallLock turns, list parts):
     """Join *parts*, all bytes or all text, over several turns if they are long.
 
     The parts are removed from the list, the last ones first, so that their memory is not freed all

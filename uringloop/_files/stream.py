@@ -127,7 +127,7 @@ class FileReadTransport(asyncio.ReadTransport):
     async def _read(self) -> None:
         try:
             while self.is_reading():
-                data = self._held or await self._source._fill(BLOCK_BYTES)
+                data = self._held or await self._source._read_some(BLOCK_BYTES)
                 self._held = b""
                 if not self.is_reading():
                     self._held = data

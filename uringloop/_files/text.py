@@ -12,7 +12,7 @@ import os
 from operator import index
 from typing import IO, TYPE_CHECKING, Any
 
-from uringloop._files.base import AsyncFile, Fact, in_turn, limit_of
+from uringloop._files.base import AsyncFile, AwaitableBool, limit_of, one_at_a_time
 from uringloop._files.binary import BufferedFile
 from uringloop._files.codecs import PIECE, decoded, encoded, new_decoder
 from uringloop._files.lines import LineText
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The bytes that built-in text files decode at once: programs that read and write one see it.
 CHUNK_BYTES = 8192
-# A line or read that has more unread characters than this sets them aside as a part (see Aside).
+# A line or read with more unread characters than this keeps them as a part (see PartialText).
 LONG = 256 * 1024
 
 
@@ -38,7 +38,7 @@ class Mark:
         self._state = file._decoder and file._decoder.getstate()
         self._ahead = file._chars, file._used, file._bytes_per_char
         self._chunks = file._chunks[:]
-        self._position = file.buffer._where() if file.buffer._seekable else 0
+        self._position = file.buffer._position_now() if file.buffer._seekable else 0
 
     async def go_back(self, parts: list[str]) -> None:
         """Go back to the mark; *parts* is all the text that was taken since then."""
@@ -49,9 +49,9 @@ class Mark:
             file._chars = "".join(parts) + file._chars[file._used :]
             file._used = 0
             return
-        if file.buffer._where() != self._position:
+        if file.buffer._position_now() != self._position:
             # This does not wait: as bytes were read since, none are waiting to be written.
-            await file.buffer._go(self._position, os.SEEK_SET)
+            await file.buffer._seek_buffered(self._position, os.SEEK_SET)
         if self._state:
             file._decoder.setstate(self._state)
         elif file._decoder:
@@ -60,7 +60,7 @@ class Mark:
         file._chunks[:] = self._chunks
 
 
-class Aside:
+class PartialText:
     """The text that an unfinished long line or large read has taken so far."""
 
     def __init__(self, file: TextFile) -> None:
@@ -108,7 +108,7 @@ class TextFile(LineText, AsyncFile[str]):
         self._chunks: list[Chunk] = []
         self._bytes_per_char = 0.0
         # A byte order mark is written at the beginning of a file only.
-        self._past_start = bool(buffer._writable and buffer._seekable and buffer._where())
+        self._past_start = bool(buffer._writable and buffer._seekable and buffer._position_now())
 
     def __repr__(self) -> str:
         return (
@@ -133,16 +133,16 @@ class TextFile(LineText, AsyncFile[str]):
     def fileno(self) -> int:
         return self.buffer.fileno()
 
-    def isatty(self) -> Fact:
+    def isatty(self) -> AwaitableBool:
         return self.buffer.isatty()
 
-    def readable(self) -> Fact:
+    def readable(self) -> AwaitableBool:
         return self.buffer.readable()
 
-    def writable(self) -> Fact:
+    def writable(self) -> AwaitableBool:
         return self.buffer.writable()
 
-    def seekable(self) -> Fact:
+    def seekable(self) -> AwaitableBool:
         return self.buffer.seekable()
 
     async def flush(self) -> None:
@@ -207,8 +207,8 @@ class TextFile(LineText, AsyncFile[str]):
 
         As built-in files do, it reads as many bytes as *chars* may need.
         """
-        if self._turns.spent():
-            await self._turns.pause()
+        if self._lock.spent():
+            await self._lock.pause()
         decoder = self._get_decoder()
         # More if much is unread already, so that a long line is not copied over and over.
         unread = len(self._chars) - self._used
@@ -217,11 +217,11 @@ class TextFile(LineText, AsyncFile[str]):
         held, flags = decoder.getstate()
         data = await self.buffer._read1(min(wanted, LONG))
         try:
-            text = "".join(await decoded(self._turns, decoder, data, not data))
+            text = "".join(await decoded(self._lock, decoder, data, not data))
         except UnicodeError:
             raise
         except BaseException:
-            self.buffer._put_back([data])
+            self.buffer._unread_buffered([data])
             raise
         while self._chunks and self._used >= self._chunks[0].chars:
             self._drop(self._chunks.pop(0).chars)
@@ -242,7 +242,7 @@ class TextFile(LineText, AsyncFile[str]):
         self._used += len(text)
         return text
 
-    @in_turn
+    @one_at_a_time
     async def read(self, size: int | None = -1) -> str:
         self._check_readable()
         limit = limit_of(size)
@@ -253,13 +253,13 @@ class TextFile(LineText, AsyncFile[str]):
         state = decoder.getstate()
         data = await self.buffer._read(-1)
         try:
-            texts = await decoded(self._turns, decoder, data, True)
-            text = await joined(self._turns, [self._chars[self._used :], *texts])
+            texts = await decoded(self._lock, decoder, data, True)
+            text = await joined(self._lock, [self._chars[self._used :], *texts])
         except UnicodeError:
             raise
         except BaseException:
             decoder.setstate(state)
-            self.buffer._put_back([data])
+            self.buffer._unread_buffered([data])
             raise
         self._forget_chars()
         held = [data]
@@ -269,7 +269,7 @@ class TextFile(LineText, AsyncFile[str]):
 
     async def _read(self, missing: int) -> str:
         more = True
-        aside = Aside(self)
+        aside = PartialText(self)
         try:
             while more and missing > (unread := len(self._chars) - self._used):
                 if unread >= LONG:
@@ -278,7 +278,7 @@ class TextFile(LineText, AsyncFile[str]):
                     unread = 0
                 more = await self._fetch(missing - unread)
             aside.parts.append(self._take(self._used + missing))
-            return await joined(self._turns, aside.parts)
+            return await joined(self._lock, aside.parts)
         except UnicodeError:
             # As in built-in files, the text that could be decoded counts as read.
             self._used = len(self._chars)
@@ -287,7 +287,7 @@ class TextFile(LineText, AsyncFile[str]):
             await aside.put_back()
             raise
 
-    @in_turn
+    @one_at_a_time
     async def _readline(self, size: int | None) -> str:
         self._check_readable()
         return await self._line(-1 if size is None else max(index(size), -1))
@@ -296,7 +296,7 @@ class TextFile(LineText, AsyncFile[str]):
         self._check_readable()
         searched = 0
         more = True
-        aside = Aside(self)
+        aside = PartialText(self)
         try:
             while True:
                 unread = len(self._chars) - self._used
@@ -318,7 +318,7 @@ class TextFile(LineText, AsyncFile[str]):
                     unread = 1
                 more = await self._fetch()
                 searched = max(unread - 1, 0)
-            return await joined(self._turns, aside.parts)
+            return await joined(self._lock, aside.parts)
         except UnicodeError:
             # Built-in files drop the line, and go back to where they last began to decode.
             last = self._chunks[-1:]
@@ -339,8 +339,8 @@ class TextFile(LineText, AsyncFile[str]):
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     async def write(self, data: str) -> int:
-        # `in_turn` without its coroutine: programs call write() for each piece of a line.
-        turns = self._turns
+        # `one_at_a_time` without its coroutine: programs call write() for each piece of a line.
+        turns = self._lock
         if not turns.start():
             await turns.take()
         try:
@@ -365,7 +365,7 @@ class TextFile(LineText, AsyncFile[str]):
             if not self.buffer._keep(raw):
                 await self.buffer._write(raw)
         else:
-            held = [await encoded(self._turns, self.encoding, encoder, data, newline)]
+            held = [await encoded(self._lock, self.encoding, encoder, data, newline)]
             await self.buffer._write(held[0])
             free(held)
         if self.line_buffering and ("\n" in data or "\r" in data):
@@ -386,15 +386,15 @@ class TextFile(LineText, AsyncFile[str]):
             else:
                 self._encoder.reset()
 
-    @in_turn
+    @one_at_a_time
     async def truncate(self, size: int | None = None) -> int:
         self._check_open()
         await self.buffer._flush()
-        return await self.buffer._cut(size)
+        return await self.buffer._truncate(size)
 
     # ── positions ────────────────────────────────────────────────────────────────────────────
 
-    @in_turn
+    @one_at_a_time
     async def tell(self) -> int:
         return await self._position()
 
@@ -403,7 +403,7 @@ class TextFile(LineText, AsyncFile[str]):
         if not self.buffer._seekable:
             raise io.UnsupportedOperation("underlying stream is not seekable")
         await self.buffer._flush()
-        position = self.buffer._where()
+        position = self.buffer._position_now()
         if not self._chunks:
             return position
         used = self._used
@@ -417,11 +417,11 @@ class TextFile(LineText, AsyncFile[str]):
         if not used:
             return Place(position, chunk.flags).cookie()
         guess = int(self._bytes_per_char * used)
-        place = await found(self._turns, self._decoder, chunk, used, guess)
+        place = await found(self._lock, self._decoder, chunk, used, guess)
         place.position += position
         return place.cookie()
 
-    @in_turn
+    @one_at_a_time
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
         if not self.buffer._seekable:
@@ -434,7 +434,7 @@ class TextFile(LineText, AsyncFile[str]):
         elif whence == os.SEEK_END:
             if offset:
                 raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
-            position = await self.buffer._go(0, os.SEEK_END)
+            position = await self.buffer._seek_buffered(0, os.SEEK_END)
             self._forget_chars()
             if self._decoder is not None:
                 self._decoder.reset()
@@ -450,7 +450,7 @@ class TextFile(LineText, AsyncFile[str]):
 
     async def _restore(self, cookie: int) -> None:
         place = Place.of(cookie)
-        await self.buffer._go(place.position, os.SEEK_SET)
+        await self.buffer._seek_buffered(place.position, os.SEEK_SET)
         self._forget_chars()
         if not cookie:
             if self._decoder is not None:
@@ -460,7 +460,7 @@ class TextFile(LineText, AsyncFile[str]):
             self._chunks.append(Chunk(place.flags, b"", 0, 0))
         if place.skip:
             data = await self.buffer._read(place.feed)
-            texts = await decoded(self._turns, self._decoder, data, place.at_end)
+            texts = await decoded(self._lock, self._decoder, data, place.at_end)
             self._chars = "".join(texts)
             self._chunks[:] = [Chunk(place.flags, data, len(data), len(self._chars))]
             if len(self._chars) < place.skip:

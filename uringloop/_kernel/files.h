@@ -3,8 +3,8 @@
  *
  * A function that can fail returns a count or 0, or -errno.
  */
-#ifndef URINGLOOP_FILECALLS_H
-#define URINGLOOP_FILECALLS_H
+#ifndef URINGLOOP_KERNEL_FILES_H
+#define URINGLOOP_KERNEL_FILES_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -22,20 +22,20 @@
 #define URING_SAMPLE_BYTES (64 * 1024)
 
 /* Facts about an open file that are known without asking a server. */
-typedef struct uring_file_facts {
+typedef struct uring_file_status {
     int64_t size;
     unsigned mode;
     unsigned block_size;
     bool local;     /* neither a network server nor a FUSE process serves it */
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
-} uring_file_facts;
+} uring_file_status;
 
 /* Fills *facts*; `local` and `in_memory` only with *mounts*, which needs the GIL, see mounts.h. */
-static inline int uring_find_facts(int fd, bool mounts, uring_file_facts *facts) {
+static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts) {
     struct statx found;
     uring_mount_kinds kind;
 
-    *facts = (uring_file_facts){0};
+    *facts = (uring_file_status){0};
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
               STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0), &found) < 0)
         return -errno;

@@ -29,14 +29,14 @@ cdef extern from "_kernel/files.h" nogil:
     void uring_unlink(io_uring_sqe *sqe)
     void uring_leave_to_worker(io_uring_sqe *sqe)
 
-    struct uring_file_facts:
+    struct uring_file_status:
         int64_t size
         unsigned int mode
         unsigned int block_size
         bint local
         bint in_memory
 
-    int uring_find_facts(int fd, bint mounts, uring_file_facts *facts)
+    int uring_get_status(int fd, bint mounts, uring_file_status *facts)
     bint uring_reads_at(int fd)
     bint uring_writes_at(int fd)
     ssize_t uring_read_cached(

@@ -3,8 +3,8 @@
  * Every function returns 0, a descriptor or -errno; -EAGAIN means that the ring must be used. All
  * need the GIL, see mounts.h.
  */
-#ifndef URINGLOOP_PATHCALLS_H
-#define URINGLOOP_PATHCALLS_H
+#ifndef URINGLOOP_KERNEL_PATHS_H
+#define URINGLOOP_KERNEL_PATHS_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -90,7 +90,7 @@ static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
 
 /* Makes each receive report how much it leaves in the socket; returns false if that is
  * impossible. */
-static inline bool uring_tell_left(int fd) {
+static inline bool uring_enable_inq(int fd) {
     int on = 1;
 
     return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
@@ -98,14 +98,14 @@ static inline bool uring_tell_left(int fd) {
 
 /* Receives without waiting. Returns the number of bytes, 0 at EOF, or -errno. *left* is what the
  * socket still has, a FIN counted as one byte; -1 if the socket does not report it (TCP does,
- * 4.18+). Without *tells_left* there is no room for control messages: the kernel would open a
+ * 4.18+). Without *reports_inq* there is no room for control messages: the kernel would open a
  * descriptor that a UNIX peer has sent, and nothing would close it. */
-static inline ssize_t uring_receive(int fd, void *data, size_t size, bool tells_left, int *left) {
+static inline ssize_t uring_receive(int fd, void *data, size_t size, bool reports_inq, int *left) {
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec part = {.iov_base = data, .iov_len = size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-        .msg_controllen = tells_left ? sizeof(control) : 0};
+        .msg_controllen = reports_inq ? sizeof(control) : 0};
     ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
     struct cmsghdr *head;
 
@@ -132,7 +132,7 @@ static inline bool uring_was_reset(int fd) {
     char byte;
     int left = -1;
 
-    return uring_tell_left(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
+    return uring_enable_inq(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
 }
 
 /* Returns whether a connection, or an error, waits at a listening socket. That takes 0.2 us; an

@@ -9,8 +9,8 @@ from uringloop._kernel.libc cimport msghdr
 cdef extern from "_kernel/sockets.h" nogil:
     void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    bint uring_tell_left(int fd)
-    ssize_t uring_receive(int fd, void *data, size_t size, bint tells_left, int *left)
+    bint uring_enable_inq(int fd)
+    ssize_t uring_receive(int fd, void *data, size_t size, bint reports_inq, int *left)
     bint uring_has_unread(int fd)
     bint uring_was_reset(int fd)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)

@@ -26,7 +26,7 @@ from uringloop._loop import exception_handling, executors, nested_run, nesting, 
 from uringloop._net import argument_checks
 from uringloop._ring import backends
 from uringloop._turn import introspection, tracing
-from uringloop._turn.stats import fall_of, register, stats_of, tell_fall_to
+from uringloop._turn.stats import fallback_of, register, set_fallback_callback, stats_of
 from uringloop._turn.turn import LoopCore
 
 T = TypeVar("T")
@@ -117,12 +117,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
         told = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
         self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
-        tell_fall_to(
+        set_fallback_callback(
             self,
-            backends.fallen_over if warn_fallback else backends.fallen_over_quietly,
+            backends.warn_fallback_while_running if warn_fallback else backends.ignore_fallback,
         )
         tracing.trace(self, told)
-        self._closes_itself = type(self).__del__ is RunningLoop.__del__
+        self._del_closes = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
         self._task_factory: TaskFactory | None = None
@@ -135,7 +135,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         register(self)
         wanted = os.environ.get(MONITOR_VARIABLE)
         if wanted:
-            _let_watch(wanted)
+            _start_monitor(wanted)
         slow = os.environ.get(STALL_VARIABLE) if stall_ms is None else stall_ms
         if slow:
             _watch_stalls(self, slow)
@@ -158,7 +158,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
                 super().__init__(busy_poll_us, batch_wait_us, sqpoll, cpu)
             except OSError as exc:
                 if wanted == backends.IO_URING or not backends.is_refusal(exc):
-                    raise backends.explained(exc) from None
+                    raise backends.with_cause(exc) from None
                 refusal = backends.refuse(exc, lasting=not sqpoll)
             else:
                 self._backend = backends.IO_URING
@@ -170,19 +170,19 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         try:
             super().__init__(busy_poll_us, batch_wait_us, soft=True)
         except OSError as exc:
-            raise backends.explained(exc) if exc.errno in backends.LACKS else exc from None
+            raise backends.with_cause(exc) if exc.errno in backends.LACKS else exc from None
         if refusal is not None and warn_fallback:
-            backends.fallen_back(refusal)
+            backends.warn_fallback_at_start(refusal)
 
     @property
     def backend(self) -> backends.Backend:
         """The ring in use: "io_uring", or "soft" for the software ring."""
-        return self._backend if fall_of(self) is None else backends.SOFT
+        return self._backend if fallback_of(self) is None else backends.SOFT
 
     @property
     def backend_reason(self) -> str:
         """Why the loop uses that ring, as a sentence without a full stop."""
-        fall = fall_of(self)
+        fall = fallback_of(self)
         return self._backend_reason if fall is None else backends.fall(*fall)
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._check_running()
         if events._get_running_loop() is not None:
             # A nestable loop runs in this thread, possibly this loop: suspend it for this run.
-            with nesting.Interlude():
+            with nesting.SuspendedLoop():
                 return self.run_forever()
         runs = self._runs if self.is_running() else None
         hooks = sys.get_asyncgen_hooks()
@@ -309,7 +309,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if self.is_running() and (self._runs is None or self._thread_id != threading.get_ident()):
             raise RuntimeError("This event loop is already running")
         running = events._get_running_loop()
-        if running is not None and not nesting.gives_way(running):
+        if running is not None and not nesting.allows_nested_runs(running):
             raise RuntimeError("Cannot run the event loop while another loop is running")
 
     # ── debug mode ───────────────────────────────────────────────────────────────────────────
@@ -494,7 +494,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         return types.MappingProxyType(self._signals.handlers)
 
 
-def _let_watch(wanted: str) -> None:
+def _start_monitor(wanted: str) -> None:
     """Start the monitor of this process unless that was tried before; log failures."""
     try:
         from uringloop._monitor import server
@@ -502,7 +502,7 @@ def _let_watch(wanted: str) -> None:
         # For example in a daemon that has changed its root directory.
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
     else:
-        server.start_as_asked(wanted)
+        server.start_from_variable(wanted)
 
 
 def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:

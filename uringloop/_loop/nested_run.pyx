@@ -78,9 +78,9 @@ cdef int resume_transports(LoopCore loop) except -1:
     cdef Transport transport
     cdef set listed = set(loop.flush_list)
     cdef int fd
-    for fd in range(loop.owners.size):
-        if loop.owners.table[fd] != NULL:
-            transport = <Transport>loop.owners.table[fd]
+    for fd in range(loop.fd_table.size):
+        if loop.fd_table.table[fd] != NULL:
+            transport = <Transport>loop.fd_table.table[fd]
             if transport.flush_queued and transport not in listed:
                 loop.flush_list.append(transport)
             if transport.life == OPEN and isinstance(transport, ReadTransport):

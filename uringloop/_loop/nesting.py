@@ -48,7 +48,7 @@ def is_wanted() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() not in OFF
 
 
-def gives_way(loop: object) -> bool:
+def allows_nested_runs(loop: object) -> bool:
     """Return whether *loop*, which runs in this thread, allows nested runs."""
     return isinstance(loop, LoopCore) and hasattr(loop, NEST_ASYNCIO)
 
@@ -125,7 +125,7 @@ class RunEnd:
             self._loop.stop()
 
 
-class Interlude:
+class SuspendedLoop:
     """Suspends the running loop and its current task while another run uses this thread.
 
     In between, asyncio sees no running loop in this thread.
@@ -267,9 +267,9 @@ def _nestable_run(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _nestable_method(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def call_anywhere(self: asyncio.Runner, *args: Any, **options: Any) -> Any:
-        if not gives_way(events._get_running_loop()):
+        if not allows_nested_runs(events._get_running_loop()):
             return stock(self, *args, **options)
-        with Interlude():
+        with SuspendedLoop():
             return stock(self, *args, **options)
 
     return call_anywhere

@@ -47,7 +47,7 @@ class SignalState:
 
     # ── the wake-up descriptor ───────────────────────────────────────────────────────────────
 
-    def claim(self) -> None:
+    def install_wakeup_fd(self) -> None:
         """Set the loop's pipe as Python's wake-up descriptor.
 
         Raises ValueError in a thread other than the main thread.
@@ -56,7 +56,7 @@ class SignalState:
             self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._previous_fd is None:
             # KeyboardInterrupt may discard the result of set_wakeup_fd(). The previous descriptor
-            # is lost then, but yield_back() still removes the loop's.
+            # is lost then, but restore_wakeup_fd() still removes the loop's.
             self._previous_fd = -1
         previous = signal.set_wakeup_fd(self._pair[1], warn_on_full_buffer=False)
         if previous != self._pair[1]:
@@ -67,7 +67,7 @@ class SignalState:
         if self._pair is not None:
             loop._watch_signals(self._pair[0], self._read)
 
-    def yield_back(self) -> None:
+    def restore_wakeup_fd(self) -> None:
         """Restore the previous wake-up descriptor, unless handlers still need the loop's."""
         if self._previous_fd is None or self.handlers:
             return
@@ -143,7 +143,7 @@ class SignalState:
 def begin_run(loop: RunningLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         try:
-            loop._signals.claim()
+            loop._signals.install_wakeup_fd()
         except ValueError:
             # This is the main thread of a subinterpreter, which cannot handle signals.
             return
@@ -152,7 +152,7 @@ def begin_run(loop: RunningLoop) -> None:
 
 def end_run(loop: RunningLoop) -> None:
     if threading.current_thread() is threading.main_thread():
-        loop._signals.yield_back()
+        loop._signals.restore_wakeup_fd()
 
 
 def add_handler(
@@ -163,7 +163,7 @@ def add_handler(
     _check_signal(sig)
     loop._check_closed()
     try:
-        loop._signals.claim()
+        loop._signals.install_wakeup_fd()
     except (ValueError, OSError) as exc:
         raise RuntimeError(str(exc)) from exc
     loop._signals.handlers[sig] = loop._make_handle(callback, args)
@@ -174,7 +174,7 @@ def add_handler(
         signal.siginterrupt(sig, False)
     except OSError as exc:
         del loop._signals.handlers[sig]
-        _yield_if_idle(loop)
+        _restore_if_stopped(loop)
         if exc.errno == errno.EINVAL:
             raise RuntimeError(f"sig {sig} cannot be caught") from exc
         raise
@@ -192,7 +192,7 @@ def remove_handler(loop: RunningLoop, sig: int) -> bool:
         if exc.errno == errno.EINVAL:
             raise RuntimeError(f"sig {sig} cannot be caught") from exc
         raise
-    _yield_if_idle(loop)
+    _restore_if_stopped(loop)
     return True
 
 
@@ -214,14 +214,14 @@ def close(loop: RunningLoop) -> None:
     try:
         for sig in list(state.handlers):
             remove_handler(loop, sig)
-        state.yield_back()
+        state.restore_wakeup_fd()
     finally:
         state.close()
 
 
-def _yield_if_idle(loop: RunningLoop) -> None:
+def _restore_if_stopped(loop: RunningLoop) -> None:
     if not loop.is_running():
-        loop._signals.yield_back()
+        loop._signals.restore_wakeup_fd()
 
 
 def _ignore(sig: int, frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
 from uringloop._monitor import server
-from uringloop._monitor.server import LoopTold, Told
+from uringloop._monitor.server import LoopSnapshot, Snapshot
 
 # More than the answer of a program with hundreds of loops.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -165,13 +165,13 @@ def _default_paths() -> Iterator[str]:
         yield from sorted(glob.glob(os.path.join(glob.escape(folder), "uringloop-*.sock")))
 
 
-def listed() -> Iterator[tuple[str, Told]]:
+def listed() -> Iterator[tuple[str, Snapshot]]:
     """Yield path and answer of each program that this user may watch and that answers."""
     for path in all_paths():
-        yield from _answered(path)
+        yield from _try_ask(path)
 
 
-def _answered(path: str) -> Iterator[tuple[str, Told]]:
+def _try_ask(path: str) -> Iterator[tuple[str, Snapshot]]:
     """Yield *path* and the answer from there; yield nothing if there is no answer."""
     try:
         with Connection(path) as connection:
@@ -187,7 +187,7 @@ def _answered(path: str) -> Iterator[tuple[str, Told]]:
 
 # The keys of an answer, and of each loop in it, that the display needs, with their types.
 NUMBER = int | float
-TOLD_KINDS: Kinds = {
+SNAPSHOT_KEYS: Kinds = {
     "protocol": int,
     "pid": int,
     "command": str,
@@ -223,10 +223,10 @@ def _has(value: object, kinds: Kinds) -> bool:
     )
 
 
-def _is_told(answer: object) -> TypeGuard[Told]:
+def _is_snapshot(answer: object) -> TypeGuard[Snapshot]:
     if not isinstance(answer, dict) or answer.get("protocol") != server.PROTOCOL:
         return False
-    return _has(answer, TOLD_KINDS) and all(
+    return _has(answer, SNAPSHOT_KEYS) and all(
         _has(loop, LOOP_KINDS)
         and _has(loop["stats"], STATS_KINDS)
         and (loop["place"] is None or _has(loop["place"], PLACE_KINDS))
@@ -276,7 +276,7 @@ class Connection:
         if self.process >= 0:
             os.close(self.process)
 
-    def ask(self, patience: float) -> Told | None:
+    def ask(self, patience: float) -> Snapshot | None:
         """Return the program's answer, or None if it does not arrive within *patience* seconds.
 
         After None, the next call waits for the same answer. Raises Ended if the connection was
@@ -300,7 +300,7 @@ class Connection:
                 raise Ended(self._end()) from None
         line, _, self.received = self.received.partition(b"\n")
         self.waiting = False
-        return self._understood(line)
+        return self._parse(line)
 
     def rest(self, seconds: float) -> None:
         """Wait for so many *seconds*. Raises Ended as soon as the program ends."""
@@ -319,12 +319,12 @@ class Connection:
             return b""
         return self.received
 
-    def _understood(self, line: bytes) -> Told:
+    def _parse(self, line: bytes) -> Snapshot:
         try:
             answer = json.loads(line)
         except ValueError:
             answer = None
-        if _is_told(answer):
+        if _is_snapshot(answer):
             return answer
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
             raise CannotWatch(answer["error"])
@@ -364,31 +364,31 @@ class Rates(TypedDict):
 class Watched(TypedDict):
     """One loop in one answer, with its rates."""
 
-    told: LoopTold
+    told: LoopSnapshot
     rates: Rates | None
 
 
 class Look:
     """One answer, with rates relative to the answer before."""
 
-    def __init__(self, told: Told, before: Look | None = None) -> None:
+    def __init__(self, told: Snapshot, before: Look | None = None) -> None:
         self.told = told
         self.seconds = told["time"] - before.told["time"] if before is not None else 0.0
         self.cpu: float | None = None
-        earlier: dict[int, LoopTold] = {}
+        earlier: dict[int, LoopSnapshot] = {}
         if before is not None and self.seconds > 0:
             self.cpu = (told["cpu"] - before.told["cpu"]) / self.seconds
             earlier = {loop["id"]: loop for loop in before.told["loops"]}
         self.loops = [self._watched(loop, earlier.get(loop["id"])) for loop in told["loops"]]
 
-    def _watched(self, loop: LoopTold, earlier: LoopTold | None) -> Watched:
+    def _watched(self, loop: LoopSnapshot, earlier: LoopSnapshot | None) -> Watched:
         if earlier is not None and earlier["stats"]["turns"] > loop["stats"]["turns"]:
             # A new loop, at the same address as a loop that was freed.
             earlier = None
         rates = self._rates(loop, earlier) if self.seconds > 0 else None
         return {"told": loop, "rates": rates}
 
-    def _rates(self, loop: LoopTold, earlier: LoopTold | None) -> Rates:
+    def _rates(self, loop: LoopSnapshot, earlier: LoopSnapshot | None) -> Rates:
         """Return the rates of *loop*; the counters of a new loop started at zero."""
         now = loop["stats"]
 

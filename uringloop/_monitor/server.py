@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from uringloop._turn.stats import open_loops, place_of, stats_of, time_turns
+from uringloop._turn.stats import open_loops, stats_of, thread_state_of, time_turns
 
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop, Stats
@@ -43,7 +43,7 @@ CLIENTS_MAX = 8
 # A request is an empty line: a client that sends more than this without one is closed.
 REQUEST_BYTES_MAX = 64
 # Time for the next request, and for reading an answer. Longer than top's longest interval.
-PATIENCE_S = 60.0
+CLIENT_TIMEOUT_S = 60.0
 # Pause after each round of answers: a client that asks without pause costs 3 % of a core.
 PAUSE_S = 0.005
 # Characters of the command line in an answer; some programs take all settings there.
@@ -65,14 +65,14 @@ RUNNING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "bas
 logger = logging.getLogger("uringloop")
 
 
-class TaskTold(TypedDict):
+class TaskInfo(TypedDict):
     """The name of the running task, and of its coroutine function."""
 
     name: str
     coroutine: str
 
 
-class PlaceTold(TypedDict):
+class Place(TypedDict):
     """The place that a thread executes; *line* is 0 if it is unknown."""
 
     function: str
@@ -81,8 +81,8 @@ class PlaceTold(TypedDict):
 
 
 # In functional form because the key "class" is a keyword.
-LoopTold = TypedDict(
-    "LoopTold",
+LoopSnapshot = TypedDict(
+    "LoopSnapshot",
     {
         "id": int,
         "class": str,
@@ -93,8 +93,8 @@ LoopTold = TypedDict(
         "running": bool,
         "sleeping": bool,
         "blocked": float,
-        "place": PlaceTold | None,
-        "task": TaskTold | None,
+        "place": Place | None,
+        "task": TaskInfo | None,
         "debug": bool,
         "backend": str,
         "backend_reason": str,
@@ -103,7 +103,7 @@ LoopTold = TypedDict(
 )
 
 
-class Told(TypedDict):
+class Snapshot(TypedDict):
     """One answer; times are in seconds."""
 
     protocol: int
@@ -113,7 +113,7 @@ class Told(TypedDict):
     uringloop: str
     time: float
     cpu: float
-    loops: list[LoopTold]
+    loops: list[LoopSnapshot]
 
 
 # ── paths of sockets ─────────────────────────────────────────────────────────────────────────
@@ -162,7 +162,7 @@ def default_path() -> str:
     return os.path.join(folder, name_for(os.getpid()))
 
 
-def is_answered(path: str) -> bool:
+def has_listener(path: str) -> bool:
     """Return whether a process listens at the socket *path*."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
@@ -176,7 +176,7 @@ def remove_stale(folder: str) -> None:
         path = os.path.join(folder, name)
         number = name.removeprefix("uringloop-").removesuffix(".sock")
         # A live process listens before its socket gets this name: see listen().
-        if number.isdigit() and name == name_for(int(number)) and not is_answered(path):
+        if number.isdigit() and name == name_for(int(number)) and not has_listener(path):
             # Another starting process may have removed it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -190,7 +190,7 @@ def listen(path: str) -> socket.socket:
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(f"{path} exists and is not a socket")
-        if is_answered(path):
+        if has_listener(path):
             raise FileExistsError(f"another process listens at {path}")
     made = f"{path}.{os.getpid()}"
     sock = socket.socket(socket.AF_UNIX)
@@ -217,7 +217,7 @@ def listen(path: str) -> socket.socket:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
 
-def task_of(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
+def task_of(loop: asyncio.AbstractEventLoop) -> TaskInfo | None:
     """Return the task that *loop* runs now, or None."""
     task = asyncio.current_task(loop)
     if task is None:
@@ -227,7 +227,7 @@ def task_of(loop: asyncio.AbstractEventLoop) -> TaskTold | None:
     return {"name": task.get_name(), "coroutine": name}
 
 
-def _place(frame: FrameType | None) -> PlaceTold | None:
+def _place(frame: FrameType | None) -> Place | None:
     """Return the place that *frame* executes; None if it is the loop's own code."""
     if frame is None:
         return None
@@ -263,8 +263,8 @@ def name_of(loop: RunningLoop, thread: str | None) -> str:
 
 def _loop(
     loop: RunningLoop, frames: dict[int, FrameType], names: dict[int | None, str]
-) -> LoopTold:
-    thread, cpu, sleeping, blocked = place_of(loop)
+) -> LoopSnapshot:
+    thread, cpu, sleeping, blocked = thread_state_of(loop)
     working = thread != 0 and not sleeping
     return {
         "id": id(loop),
@@ -285,7 +285,7 @@ def _loop(
     }
 
 
-def snapshot() -> Told:
+def snapshot() -> Snapshot:
     """Return the state of this process and its loops."""
     # Taken first and cleared below: frames that are kept would keep their variables alive.
     frames = sys._current_frames()
@@ -330,9 +330,9 @@ class Client:
         self.sock = sock
         self.asked = b""
         self.unread = b""
-        self.deadline = time.monotonic() + PATIENCE_S
+        self.deadline = time.monotonic() + CLIENT_TIMEOUT_S
 
-    def attend(self) -> bool:
+    def serve(self) -> bool:
         """Read or write without blocking. Return whether the connection stays open."""
         try:
             if self.unread:
@@ -357,7 +357,7 @@ class Client:
             return len(request) < REQUEST_BYTES_MAX
         self.asked = rest
         self.unread = answer(request)
-        self.deadline = time.monotonic() + PATIENCE_S
+        self.deadline = time.monotonic() + CLIENT_TIMEOUT_S
         self.unread = self.unread[self.sock.send(self.unread) :]
         return not request.strip()
 
@@ -417,7 +417,7 @@ class Monitor:
         first = min((client.deadline for client in self.clients.values()), default=None)
         ready = poll.poll(None if first is None else max(0.0, first - now) * 1000)
         for fd, _ in ready:
-            if fd in self.clients and not self.clients[fd].attend():
+            if fd in self.clients and not self.clients[fd].serve():
                 self.clients.pop(fd).sock.close()
         now = time.monotonic()
         for fd, client in list(self.clients.items()):
@@ -456,7 +456,7 @@ class _State:
 
     monitor: Monitor | None = None
     # The variable was obeyed, or start() or stop() was called: ignore the variable from now on.
-    settled = False
+    variable_handled = False
     # stop() was called; children do not start a monitor either.
     stopped = False
     lock = threading.Lock()
@@ -472,7 +472,7 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
     Returns None if the monitor cannot start; the logger `uringloop` has a warning with the reason.
     """
     with _State.lock:
-        _State.settled = True
+        _State.variable_handled = True
         _State.stopped = False
         return _start(path)
 
@@ -483,18 +483,18 @@ def stop() -> None:
     Closes the socket and removes its file. Later loops and forked children do not start it again.
     """
     with _State.lock:
-        _State.settled = _State.stopped = True
+        _State.variable_handled = _State.stopped = True
         _stop()
 
 
-def start_as_asked(wanted: str) -> None:
+def start_from_variable(wanted: str) -> None:
     """Start the monitor as *wanted*, the value of the variable, says; once in a process."""
     # Checked without the lock first, for all loops but the first.
-    if _State.settled:
+    if _State.variable_handled:
         return
     with _State.lock:
-        if not _State.settled:
-            _State.settled = True
+        if not _State.variable_handled:
+            _State.variable_handled = True
             if wanted != OFF:
                 _start(None if wanted == DEFAULT else wanted)
 
@@ -535,7 +535,7 @@ def _after_fork() -> None:
     """Drop the parent's monitor in a child; a child that creates a loop starts its own."""
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
-    _State.settled = _State.stopped
+    _State.variable_handled = _State.stopped
     time_turns(False)
     if monitor is not None:
         monitor.forget()

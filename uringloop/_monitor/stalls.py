@@ -38,7 +38,7 @@ FRAMES_MAX = 50
 END_S = 5.0
 
 # A process that was stopped, or got no processor, cannot be told from one whose GIL was kept.
-KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
+GIL_KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
 
 logger = logging.getLogger("uringloop")
 
@@ -66,26 +66,26 @@ class Watched:
             return None
         thread, began, lasts, stalls, ended, took = turn_of(loop)
         if self.told is not None and (began != self.told or not lasts):
-            self._tell_end(took if ended == self.told else None)
+            self._log_end(took if ended == self.told else None)
         elif stalls != self.stalls:
-            self._tell_missed(took, late_s)
+            self._log_missed(took, late_s)
         self.stalls = stalls
         if not lasts or self.told is not None:
             return self.limit_s
         if lasts < self.limit_s:
             return self.limit_s - lasts
         self.told = began
-        self._tell(loop, thread, lasts, late_s)
+        self._log_begin(loop, thread, lasts, late_s)
         return self.limit_s
 
-    def _tell(self, loop: RunningLoop, thread: int, lasts: float, late_s: float) -> None:
+    def _log_begin(self, loop: RunningLoop, thread: int, lasts: float, late_s: float) -> None:
         names = {one.ident: one.name for one in threading.enumerate()}
         self.name = names.get(thread, f"thread {thread}")
         stack = stack_of(thread)
         task = task_of(loop)
         where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
-        if self._kept(late_s):
-            where += f"; {KEPT.format(late_s)}, and this stack was taken after that"
+        if self._gil_was_kept(late_s):
+            where += f"; {GIL_KEPT.format(late_s)}, and this stack was taken after that"
         lines = (
             "".join(traceback.format_list(stack)) or "  no Python code: the callback is compiled\n"
         )
@@ -97,21 +97,21 @@ class Watched:
             lines.rstrip("\n"),
         )
 
-    def _tell_end(self, took_s: float | None) -> None:
+    def _log_end(self, took_s: float | None) -> None:
         self.told = None
         if took_s is None:
             logger.warning("the loop of %s is no longer blocked", self.name)
         else:
             logger.warning("the loop of %s was blocked for %.2f s in all", self.name, took_s)
 
-    def _tell_missed(self, took_s: float, late_s: float) -> None:
+    def _log_missed(self, took_s: float, late_s: float) -> None:
         """Log a stall that ended before this thread could take its stack."""
         reason = "it ended before its stack could be taken"
-        if self._kept(late_s):
-            reason = f"{KEPT.format(late_s)}, so its stack was not taken"
+        if self._gil_was_kept(late_s):
+            reason = f"{GIL_KEPT.format(late_s)}, so its stack was not taken"
         logger.warning("a loop was blocked for %.2f s: %s", took_s, reason)
 
-    def _kept(self, late_s: float) -> bool:
+    def _gil_was_kept(self, late_s: float) -> bool:
         return late_s > self.limit_s / 2
 
 

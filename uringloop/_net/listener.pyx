@@ -47,7 +47,7 @@ from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wa
 from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
 from uringloop._ring.shared_sockets cimport (
     uring_reserve,
-    uring_step_back,
+    uring_requeue,
     uring_use_reserve,
 )
 from uringloop._ring.uring cimport uring_accept
@@ -130,7 +130,7 @@ cdef class Listener(ListeningSocket):
     cdef int on_poll(self, int res, unsigned int flags) except -1:
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
-            (<SharedListeners>self.loop.shared_listeners).come_back()
+            (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
         elif not self.shared and self.state != CLOSED and self.is_shared_by_now():
             alone = not self.share()
             if not alone:
@@ -147,15 +147,15 @@ cdef class Listener(ListeningSocket):
 
     cdef bint is_alone(self) except -1:
         """Whether this process sleeps in its ring because no other accepts from the socket."""
-        return (self.loop.ring.u.away
-                and not (<SharedListeners>self.loop.shared_listeners).has_company())
+        return (self.loop.ring.u.sleeps_in_ring
+                and not (<SharedListeners>self.loop.shared_listeners).others_accept())
 
     cdef int poll_ended(self, int res) except -1:
         if self.state == CLOSED:
             self.sock.close()
             return 0
         if self.shared:
-            (<SharedListeners>self.loop.shared_listeners).come_back()
+            (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
         # ECONNABORTED: the ring was replaced, and the poll's result is unknown.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
@@ -189,9 +189,9 @@ cdef class Listener(ListeningSocket):
                 else:
                     more = self.accept_failed(res)
         finally:
-            if self.accepts() and self.shared and not u.away:
+            if self.accepts() and self.shared and not u.sleeps_in_ring:
                 if most < before:
-                    uring_step_back(u, self.fd)
+                    uring_requeue(u, self.fd)
                 res = uring_reserve(u)
                 if res < 0:
                     # Before this process is woken for a connection that it cannot accept.
@@ -212,7 +212,7 @@ cdef class Listener(ListeningSocket):
             return False
         if res in CONNECTION_ERRORS:
             return True
-        if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.away
+        if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.sleeps_in_ring
                 and uring_use_reserve(&self.loop.ring.u)):
             return True
         if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:

@@ -27,19 +27,19 @@ cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # ListeningSocket by descriptor
     cdef int full               # looks in a row that found as many connections as they may accept
-    cdef bint company           # others accept from one of the sockets: as of `checked_ns`
+    cdef bint seen_others       # others accept from one of the sockets: as of `checked_ns`
     cdef int64_t checked_ns
     cdef int64_t yielded_ns     # when this process last gave up the processor
     cdef int64_t looked_ns      # when the newest look without an event of the epoll instance was
     cdef int64_t searched_ns    # when the newest search for other processes' lost wake-ups was
 
     cdef int add(self, ListeningSocket listener) except -2
-    cdef int open_doors(self) except -2
+    cdef int open_epoll(self) except -2
     cdef int remove(self, ListeningSocket listener) except -1
     cdef int close_if_empty(self) except -1
     cdef int search(self) except -1
-    cdef int accept_knocked(self) except -1
-    cdef bint has_company(self) except -1
-    cdef int go_away(self) except -1
-    cdef int come_back(self) except -1
+    cdef int accept_ready(self) except -1
+    cdef bint others_accept(self) except -1
+    cdef int sleep_in_ring(self) except -1
+    cdef int sleep_at_epoll(self) except -1
     cdef int dissolve(self) except -1

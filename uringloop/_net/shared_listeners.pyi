@@ -7,10 +7,10 @@ from typing_extensions import disjoint_base
 from uringloop._turn.turn import Flushable, LoopCore
 
 ACCEPTS_MAX: int
-COMPANY_EVERY_NS: int
+OTHERS_EVERY_NS: int
 LOOK_EVERY_NS: int
 SEARCH_EVERY_NS: int
-NAPS_MAX: int
+SHORT_SLEEPS_MAX: int
 SINGLES_MAX: int
 YIELD_EVERY_NS: int
 

@@ -21,18 +21,18 @@ from uringloop._ring.features cimport SHARED_ACCEPT, uses
 from uringloop._ring.shared_sockets cimport (
     URING_SEARCH_NS,
     sched_yield,
-    uring_add_door,
+    uring_add_listener,
     uring_add_waker,
-    uring_close_doors,
-    uring_has_company,
+    uring_close_accept_epoll,
+    uring_is_shared,
     uring_is_crowded,
-    uring_leave_doors,
-    uring_listen_at_doors,
-    uring_open_doors,
-    uring_remove_door,
+    uring_sleep_in_ring,
+    uring_poll_accept_epoll,
+    uring_open_accept_epoll,
+    uring_remove_listener,
     uring_reserve,
-    uring_search,
-    uring_sign,
+    uring_recover_wakeups,
+    uring_mark_shared,
 )
 from uringloop._ring.uring cimport uring
 from uringloop._turn.fd_watch cimport Watchers
@@ -58,20 +58,20 @@ YIELD_EVERY_NS = 300_000
 
 # After so many short sleeps in a row that no new connection has ended, a process counts as busy
 # with the connections that it has.
-NAPS_MAX = 16
+SHORT_SLEEPS_MAX = 16
 
 # How often a process looks for connections that another process was woken for and has not accepted.
 SEARCH_EVERY_NS = URING_SEARCH_NS
 
 # How often a process looks whether others accept from its sockets. A look takes 0.6 us.
-COMPANY_EVERY_NS = 1_000_000
+OTHERS_EVERY_NS = 1_000_000
 
 cdef int ACCEPTS = ACCEPTS_MAX
 cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
 cdef int64_t SEARCH_EVERY = SEARCH_EVERY_NS
-cdef int64_t COMPANY_EVERY = COMPANY_EVERY_NS
+cdef int64_t OTHERS_EVERY = OTHERS_EVERY_NS
 cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
-cdef unsigned int NAPS = NAPS_MAX
+cdef unsigned int SHORT_SLEEPS = SHORT_SLEEPS_MAX
 cdef int SINGLES = SINGLES_MAX
 # After so many full turns one turn accepts ACCEPTS_MAX.
 cdef int FULL = SINGLES_MAX + 5
@@ -102,10 +102,10 @@ cdef class ListeningSocket(Flushable):
             self.forks = self.loop.ring.forks()
             return True
         now = uring_clock_ns()
-        if now - self.checked_ns < COMPANY_EVERY:
+        if now - self.checked_ns < OTHERS_EVERY:
             return False
         self.checked_ns = now
-        return self.inode in LOOPS or uring_has_company(self.fd)
+        return self.inode in LOOPS or uring_is_shared(self.fd)
 
 
 cdef class SharedListeners(Flushable):
@@ -121,23 +121,23 @@ cdef class SharedListeners(Flushable):
         if listener.fd in self.listeners:
             return 0
         # While the process sleeps in its ring, the other listeners poll; this one would not.
-        self.come_back()
+        self.sleep_at_epoll()
         if not uses(SHARED_ACCEPT, u.soft != NULL):
             return -1
-        if u.doors_fd < 0 and self.open_doors() < 0:
+        if u.accept_epoll_fd < 0 and self.open_epoll() < 0:
             return -1
         self.listeners[listener.fd] = listener
         LOOPS[listener.inode] = LOOPS.get(listener.inode, 0) + 1
-        uring_sign(listener.fd)
-        if uring_add_door(u, listener.fd) < 0:
+        uring_mark_shared(listener.fd)
+        if uring_add_listener(u, listener.fd) < 0:
             self.remove(listener)
             return -1
         return 0
 
-    cdef int open_doors(self) except -2:
+    cdef int open_epoll(self) except -2:
         cdef uring *u = &self.loop.ring.u
         cdef Watchers watchers = self.loop._watchers
-        cdef int res = uring_open_doors(u)
+        cdef int res = uring_open_accept_epoll(u)
         if res >= 0:
             res = uring_add_waker(u, self.loop.waker.fd)
         if res >= 0:
@@ -145,65 +145,65 @@ cdef class SharedListeners(Flushable):
         if res >= 0:
             res = uring_reserve(u)
         if res < 0:
-            uring_close_doors(u)
+            uring_close_accept_epoll(u)
         return res
 
     cdef int remove(self, ListeningSocket listener) except -1:
         if self.listeners.pop(listener.fd, None) is not None:
-            sign_off(listener)
-            uring_remove_door(&self.loop.ring.u, listener.fd)
+            discount(listener)
+            uring_remove_listener(&self.loop.ring.u, listener.fd)
         return 0
 
     cdef int close_if_empty(self) except -1:
         """Sleep in the ring again when the last shared listening socket is closed."""
         if not self.listeners:
-            uring_close_doors(&self.loop.ring.u)
+            uring_close_accept_epoll(&self.loop.ring.u)
         return 0
 
     cdef int flush(self) except -1:
         """Accept if a connection ended the sleep; without a sleep, look for connections."""
         cdef uring *u = &self.loop.ring.u
         cdef int64_t now
-        if u.doors_fd < 0:
+        if u.accept_epoll_fd < 0:
             return self.dissolve()
-        if u.away:
+        if u.sleeps_in_ring:
             return 0
-        if u.naps >= NAPS:
-            return self.go_away()
-        if u.knocked_fd < 0:
+        if u.short_sleeps >= SHORT_SLEEPS:
+            return self.sleep_in_ring()
+        if u.ready_fd < 0:
             now = uring_clock_ns()
             if now - self.looked_ns < LOOK_EVERY:
                 return 0
             self.looked_ns = now
-            uring_listen_at_doors(u, 0)
-            if u.knocked_fd < 0 and now - self.searched_ns >= SEARCH_EVERY:
+            uring_poll_accept_epoll(u, 0)
+            if u.ready_fd < 0 and now - self.searched_ns >= SEARCH_EVERY:
                 self.searched_ns = now
                 self.search()
-        return self.accept_knocked()
+        return self.accept_ready()
 
     cdef int search(self) except -1:
         """Look for connections whose wake-up went to a process that has not accepted them."""
         cdef uring *u = &self.loop.ring.u
-        if not self.has_company():
-            return self.go_away()
-        uring_search(u)
-        uring_listen_at_doors(u, 0)
+        if not self.others_accept():
+            return self.sleep_in_ring()
+        uring_recover_wakeups(u)
+        uring_poll_accept_epoll(u, 0)
         return 0
 
-    cdef int accept_knocked(self) except -1:
+    cdef int accept_ready(self) except -1:
         """Accept one connection, and more if no other process accepts those that wait."""
         cdef uring *u = &self.loop.ring.u
-        cdef ListeningSocket listener = self.listeners.get(u.knocked_fd)
+        cdef ListeningSocket listener = self.listeners.get(u.ready_fd)
         cdef int most
         cdef int64_t now
-        u.knocked_fd = -1
+        u.ready_fd = -1
         if listener is None:
             return 0
-        if not self.has_company():
+        if not self.others_accept():
             # The polls report this connection, too.
-            return self.go_away()
-        if u.rested:
-            u.rested = False
+            return self.sleep_in_ring()
+        if u.slept:
+            u.slept = False
             self.full = 0
         now = uring_clock_ns()
         if self.full and uring_is_crowded(listener.fd):
@@ -219,35 +219,35 @@ cdef class SharedListeners(Flushable):
             self.full = min(self.full, SINGLES)
         return 0
 
-    cdef bint has_company(self) except -1:
+    cdef bint others_accept(self) except -1:
         """Whether other processes, or other loops of this one, accept from one of the sockets."""
         cdef ListeningSocket listener
         cdef int64_t now = uring_clock_ns()
-        if now - self.checked_ns >= COMPANY_EVERY:
+        if now - self.checked_ns >= OTHERS_EVERY:
             self.checked_ns = now
-            self.company = False
+            self.seen_others = False
             for listener in self.listeners.values():
                 # Marked again: closing any descriptor of the socket drops the lock.
-                uring_sign(listener.fd)
-                if LOOPS[listener.inode] > 1 or uring_has_company(listener.fd):
-                    self.company = True
-        return self.company
+                uring_mark_shared(listener.fd)
+                if LOOPS[listener.inode] > 1 or uring_is_shared(listener.fd):
+                    self.seen_others = True
+        return self.seen_others
 
-    cdef int go_away(self) except -1:
+    cdef int sleep_in_ring(self) except -1:
         """Sleep in the ring, with polls, because this process is busy or alone."""
         cdef ListeningSocket listener
-        uring_leave_doors(&self.loop.ring.u, True)
+        uring_sleep_in_ring(&self.loop.ring.u, True)
         for listener in list(self.listeners.values()):
             if not listener.poll_op.in_flight:
                 listener.submit_poll()
         return 0
 
-    cdef int come_back(self) except -1:
+    cdef int sleep_at_epoll(self) except -1:
         """Sleep at the epoll instance again."""
         cdef ListeningSocket listener
-        if self.loop.ring.u.away:
+        if self.loop.ring.u.sleeps_in_ring:
             self.full = 0
-            uring_leave_doors(&self.loop.ring.u, False)
+            uring_sleep_in_ring(&self.loop.ring.u, False)
             for listener in list(self.listeners.values()):
                 if listener.poll_op.in_flight:
                     self.loop.ring.cancel(&listener.poll_op)
@@ -259,13 +259,13 @@ cdef class SharedListeners(Flushable):
         cdef dict listeners = self.listeners
         self.listeners = {}
         for listener in listeners.values():
-            sign_off(listener)
+            discount(listener)
             listener.shared = False
             listener.start()
         return 0
 
 
-cdef int sign_off(ListeningSocket listener) except -1:
+cdef int discount(ListeningSocket listener) except -1:
     """Remove *listener* from LOOPS, which is empty in a forked child."""
     cdef object others = LOOPS.get(listener.inode, 1) - 1
     if others:

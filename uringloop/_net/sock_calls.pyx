@@ -271,7 +271,7 @@ cdef PollOnce wait_for(LoopCore loop, object sock, unsigned int mask, PollOnce w
     Raises RuntimeError if a transport owns the socket.
     """
     cdef int fd = sock.fileno()
-    if loop.owners.has(fd):
+    if loop.fd_table.has(fd):
         loop._check_no_transport(fd)
     if waiter is not None:
         waiter.wait_again()

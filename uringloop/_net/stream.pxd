@@ -26,7 +26,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int average                # bytes of a receive, a moving average
 
     # reading in the mode POLL
-    cdef bint tells_left            # recv(2) returns how many bytes are left in the socket
+    cdef bint reports_inq           # recv(2) returns how many bytes are left in the socket
     cdef bint readable              # the poll has reported bytes that are still in the socket
     cdef bint hung_up               # the poll has reported an end or an error behind them
     cdef bint read_scheduled        # _read_on is in the ready queue

@@ -46,7 +46,7 @@ from uringloop._kernel.sockets cimport (
     uring_prep_send,
     uring_prep_sendmsg,
     uring_receive,
-    uring_tell_left,
+    uring_enable_inq,
     uring_was_reset,
 )
 from uringloop._net.delivery cimport absorb, deliver, kind_of
@@ -197,7 +197,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int start_polling(self) except -1:
         """Poll from now on; the armed receive is cancelled first."""
         self.mode = POLL
-        self.tells_left = uring_tell_left(self.fd)
+        self.reports_inq = uring_enable_inq(self.fd)
         if not self.room:
             self.room = ROOM_FIRST
         return self.stop_reading()
@@ -266,7 +266,7 @@ cdef class StreamTransport(WriteTransport):
         if self.kind == PLAIN:
             return self.read_bytes(left)
         memory = self.loop.pool.spare()
-        size = uring_receive(self.fd, memory, self.loop.pool.size, self.tells_left, left)
+        size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
         if size > 0:
             data = absorb(self, memory, size)
             if data is not None:
@@ -279,7 +279,7 @@ cdef class StreamTransport(WriteTransport):
         cdef int size
         cdef bytes owned
         size = uring_receive(
-            self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.tells_left, left)
+            self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.reports_inq, left)
         if size <= 0:
             Py_DECREF_owned(data)
             return size

@@ -33,7 +33,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 UNKNOWN_EXIT_CODE = 255
 # Seconds that closing a loop waits for the children that were killed: only one that is stuck in the
 # kernel takes longer, and is left to a thread.
-KILLED_PATIENCE = 1.0
+KILLED_TIMEOUT = 1.0
 
 
 # ── the child ────────────────────────────────────────────────────────────────────────────────
@@ -62,7 +62,7 @@ class Child:
             # gone, or Python was built with headers that lack pidfd_open.
             self._watch_in_thread()
             return
-        self.loop._signals.before[signal.SIGCHLD] = take_ended
+        self.loop._signals.before[signal.SIGCHLD] = reap_ended
         self.loop._watchers.watch(self.pidfd, fd_watch.READ, self._ended, ())
         self._watched = True
 
@@ -139,7 +139,7 @@ class Child:
         self._close_pidfd()
         self._watch_in_thread()
 
-    def take_if_ended(self) -> None:
+    def reap_if_ended(self) -> None:
         # Without a pidfd the thread that waits schedules _ended().
         if self._watched and self._has_ended():
             self._ended()
@@ -152,15 +152,15 @@ class Child:
             return True
 
 
-def take_ended(loop: Any) -> None:
+def reap_ended(loop: Any) -> None:
     """Reap the loop's children before a SIGCHLD handler runs, which may reap every child."""
     for child in list(loop._children):
-        child.take_if_ended()
+        child.reap_if_ended()
 
 
 def close(loop: Loop) -> None:
     """Reap the children of a loop that is closed, or leave them to threads."""
-    deadline = time.monotonic() + KILLED_PATIENCE
+    deadline = time.monotonic() + KILLED_TIMEOUT
     while loop._children:
         loop._children.pop().leave(deadline)
 

@@ -118,7 +118,7 @@ def refuse(exc: OSError, lasting: bool) -> str:
     memory, which rings count towards, is shared by all processes of the user.
     """
     global _refusal
-    if exc.errno == errno.ENOMEM and features.kernel_has_served():
+    if exc.errno == errno.ENOMEM and features.kernel_ring_has_worked():
         lasting = False
     reason = reason_of(exc)
     if lasting:
@@ -138,20 +138,20 @@ def ask() -> None:
         features.report(kernel=True)
     except OSError as exc:
         if is_refusal(exc):
-            fallen_back(refuse(exc, lasting=True))
+            warn_fallback_at_start(refuse(exc, lasting=True))
 
 
-def fallen_back(reason: str) -> None:
+def warn_fallback_at_start(reason: str) -> None:
     """Log a warning that a new loop runs on the software ring."""
     warn(f"event loops run on uringloop's software ring (epoll), not on io_uring: {reason}")
 
 
-def fallen_over(error: int, call: str) -> None:
+def warn_fallback_while_running(error: int, call: str) -> None:
     """Log a warning that a running loop has switched to the software ring."""
     warn(f"an event loop continues on uringloop's software ring (epoll): {fall(error, call)}")
 
 
-def fallen_over_quietly(error: int, call: str) -> None:
+def ignore_fallback(error: int, call: str) -> None:
     """Do nothing: the program has disabled the warning (`warn_fallback=False`)."""
 
 
@@ -175,7 +175,7 @@ def warn(message: str) -> None:
         )
 
 
-def explained(exc: OSError) -> OSError:
+def with_cause(exc: OSError) -> OSError:
     """Return *exc* with the cause in its message, of the same class and errno."""
     return type(exc)(exc.errno, reason_of(exc))
 
@@ -184,7 +184,7 @@ def reason_of(exc: OSError) -> str:
     return f"{exc.strerror}: {cause(exc.errno or 0)}"
 
 
-def described(backend: Backend, reason: str) -> str:
+def startup_line(backend: Backend, reason: str) -> str:
     """Return the line that a worker logs about its loop at start-up."""
     return f"Event loop: uringloop on {backend} ({reason})"
 

@@ -69,9 +69,9 @@ cdef int try_kernel() except -1:
         raise os_error(res, "io_uring")
     if found.quiet_sends:
         present |= QUIET_SENDS
-    if found.truncates:
+    if found.has_ftruncate:
         present |= TRUNCATE
-    if found.waits_epoll:
+    if found.has_epoll_wait:
         present |= EPOLL_WAIT
     if found.facts & URING_FEATURE_NO_IOWAIT:
         present |= NO_IOWAIT
@@ -89,7 +89,7 @@ def disable(names):
         disabled |= <unsigned int>FEATURES[name]
 
 
-def kernel_has_served():
+def kernel_ring_has_worked():
     """Return whether a ring of the kernel has been made and entered in this process."""
     return kernel_tried
 

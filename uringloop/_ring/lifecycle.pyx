@@ -26,7 +26,7 @@ from uringloop._ring.uring cimport (
     uring_head,
     uring_is_forbidden,
     uring_submit,
-    uring_submit_and_look,
+    uring_submit_and_collect,
     uring_tail,
     uring_wait_more,
 )
@@ -60,7 +60,7 @@ cdef bint take_over(Ring ring) except -1:
     return ring.generation != generation
 
 
-cdef int settle(Ring ring) except -1:
+cdef int end_run_operations(Ring ring) except -1:
     """End the operations that a change of thread would break; called as a run ends.
 
     Sends: only their completions say how much was sent. Polls of listening sockets: a ring whose
@@ -82,7 +82,7 @@ cdef int settle(Ring ring) except -1:
         if ring.enter_forbidden:
             ring.replace()
         ring._take_completions_of(NULL)
-    if ring.lingering:
+    if ring.run_waits_count:
         await_workers(ring)
     while uring_has_overflow(&ring.u) and tries < 2 * SETTLE:
         # The kernel keeps completions that found the queue full; they would be lost with the ring.
@@ -98,24 +98,24 @@ cdef int await_workers(Ring ring) except -1:
     Only this thread can take their completions.
     """
     cdef int before, waits = 0
-    while ring.lingering and waits < RETRIES:
-        before = ring.lingering
+    while ring.run_waits_count and waits < RETRIES:
+        before = ring.run_waits_count
         with nogil:
             uring_wait_more(&ring.u, 1, LINGER)
         ring._take_completions_of(NULL)
-        waits = 0 if ring.lingering < before else waits + 1
+        waits = 0 if ring.run_waits_count < before else waits + 1
     return 0
 
 
-cdef int fall_over(Ring ring) except -1:
+cdef int fall_back(Ring ring) except -1:
     """Switch to the software ring, after a security policy has forbidden a call to io_uring."""
     if ring.u.soft == NULL and not ring.enter_forbidden:
-        settle(ring)
+        end_run_operations(ring)
     if ring.u.soft == NULL:
         ring.replace()
     ring.forbidden = None
-    if ring.on_fall is not None:
-        ring.on_fall(*ring.fallen)
+    if ring.on_fallback is not None:
+        ring.on_fallback(*ring.fallback_cause)
     return 0
 
 
@@ -149,7 +149,7 @@ cdef int drain(Ring ring) except -1:
             with nogil:
                 uring_wait_more(&ring.u, 1, LINGER)
         else:
-            uring_submit_and_look(&ring.u, expected)
+            uring_submit_and_collect(&ring.u, expected)
             expected = 1
         if take_all(ring):
             idle = 0

@@ -14,8 +14,8 @@
 typedef struct uring_abilities {
     int quiet_sends; /* a quiet send posts nothing if it sends everything, the count if it is
                       * short, EAGAIN if it sends nothing */
-    int truncates;   /* the kernel has IORING_OP_FTRUNCATE */
-    int waits_epoll; /* the kernel has IORING_OP_EPOLL_WAIT */
+    int has_ftruncate;   /* the kernel has IORING_OP_FTRUNCATE */
+    int has_epoll_wait; /* the kernel has IORING_OP_EPOLL_WAIT */
     unsigned facts;  /* the IORING_FEAT_ bits that the kernel reports */
 } uring_abilities;
 
@@ -87,8 +87,8 @@ static inline int uring_try(uring_abilities *found) {
         res = res < 0 ? res : 0;
     }
     found->facts = trial.u.ring.features;
-    found->truncates = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
-    found->waits_epoll = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
+    found->has_ftruncate = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
+    found->has_epoll_wait = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
     uring_trial_close(&trial);
     found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
                          results[1] < (int)sizeof(data) && results[2] == -EAGAIN;

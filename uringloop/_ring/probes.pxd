@@ -4,8 +4,8 @@
 cdef extern from "_ring/probes.h" nogil:
     struct uring_abilities:
         bint quiet_sends
-        bint truncates
-        bint waits_epoll
+        bint has_ftruncate
+        bint has_epoll_wait
         unsigned int facts
 
     int uring_try(uring_abilities *found)

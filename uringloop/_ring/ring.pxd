@@ -60,7 +60,7 @@ cdef class Ring:
     cdef bint quiet_sends              # the ring supports them
     cdef readonly int count            # operations in flight, without BACKGROUND ones
     cdef int run_count                 # of these, the ones that end with the run
-    cdef int lingering                 # of these, the ones that the end of a run waits for
+    cdef int run_waits_count           # of these, the ones that the end of a run waits for
     cdef bint workers_limited          # this ring's worker threads have been limited
     cdef int64_t spin_ns               # busy-poll for completions this long before a sleep
     cdef int64_t batch_ns              # let completions gather this long in a sleep
@@ -69,11 +69,11 @@ cdef class Ring:
     cdef bint running                  # a thread runs the loop: no other may submit
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
-    cdef bint looked                   # all completions of a replaced ring have been dispatched
+    cdef bint inherited_dispatched     # all completions of a replaced ring have been dispatched
     cdef bint enter_forbidden          # a security policy forbids io_uring_enter by now
     cdef tuple forbidden               # errno and name of the first forbidden call, or None
-    cdef tuple fallen                  # the same, once the software ring has replaced the kernel's
-    cdef object on_fall                # called with both then, or None; a module's function
+    cdef tuple fallback_cause          # the same, once the software ring has replaced the kernel's
+    cdef object on_fallback            # called with both then, or None; a module's function
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 

@@ -54,7 +54,7 @@ from uringloop._ring.uring cimport (
     uring_has_task_work,
     uring_head,
     uring_is_forbidden,
-    uring_leave_out,
+    uring_disable_features,
     uring_limit_workers,
     uring_move_submission,
     uring_needs_enter,
@@ -68,7 +68,7 @@ from uringloop._ring.uring cimport (
     uring_sequence,
     uring_spin,
     uring_submit,
-    uring_submit_and_look,
+    uring_submit_and_collect,
     uring_submit_only,
     uring_submitted,
     uring_tail,
@@ -118,7 +118,7 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
         self.trace.fd = -1
-        self.looked = True
+        self.inherited_dispatched = True
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -144,7 +144,7 @@ cdef class Ring:
             raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
         # A kernel thread may take a quiet send while the loop sleeps: nothing would confirm it.
         self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
-        uring_leave_out(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
+        uring_disable_features(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
         uring_remember(&self.u)
 
     def __dealloc__(self):
@@ -215,7 +215,7 @@ cdef class Ring:
         if ends_with_run(op):
             self.run_count += 1
         if op.policy & RUN_WAITS:
-            self.lingering += 1
+            self.run_waits_count += 1
         if self.trace.fd >= 0:
             op.opcode = sqe.opcode
             op.number = uring_trace_start(
@@ -240,7 +240,7 @@ cdef class Ring:
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, op.opcode, op.number)
         if self.u.threaded and op.in_flight and not ends_with_run(op):
-            # It ends some time after the enter; settle() waits for that.
+            # It ends some time after the enter; end_run_operations() waits for that.
             op.cancelled = True
             self.run_count += 1
         return 0
@@ -296,7 +296,7 @@ cdef class Ring:
     cdef int _submit_and_look(self, unsigned int expected) except -1:
         """Submit what is prepared; give a kernel thread time to post *expected* completions."""
         self.check_inherited()
-        return self._entered(uring_submit_and_look(&self.u, expected))
+        return self._entered(uring_submit_and_collect(&self.u, expected))
 
     cdef int _entered(self, int res) except -1:
         if self.quiet.next != &self.quiet:
@@ -360,7 +360,7 @@ cdef class Ring:
                 if not self.u.open or self.generation != generation:
                     return 0
                 head = uring_head(&self.u)
-        self.looked = True
+        self.inherited_dispatched = True
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -422,7 +422,7 @@ cdef class Ring:
             self.run_count -= 1
             op.cancelled = False
         if op.policy & RUN_WAITS:
-            self.lingering -= 1
+            self.run_waits_count -= 1
 
     cdef void _let_go(self, Operation *op, object owner) noexcept:
         """End *op* and drop the ring's reference to its *owner*. The caller has its own."""
@@ -555,14 +555,14 @@ cdef class Ring:
             unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
-        self.enter_forbidden = self.looked = False
+        self.enter_forbidden = self.inherited_dispatched = False
         self._install(&fresh)
         return 0
 
     cdef void _install(self, uring *fresh) noexcept:
         if fresh.soft != NULL and self.u.soft == NULL:
             self.quiet_sends = uses(QUIET_SENDS, True)
-            self.fallen = self.forbidden
+            self.fallback_cause = self.forbidden
         uring_move_doors(fresh, &self.u)
         uring_close(&self.u)
         self.u = fresh[0]
@@ -602,7 +602,7 @@ cdef class Ring:
                 op.sequence = uring_sequence(fresh)
 
     cdef int forbid(self, int res, str call) except -1:
-        """Record that a security policy now forbids *call*; `fall_over` follows."""
+        """Record that a security policy now forbids *call*; `fall_back` follows."""
         if self.forbidden is None:
             self.forbidden = (-res, call)
         return 0

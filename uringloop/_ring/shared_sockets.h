@@ -8,20 +8,20 @@
  * free. A process that has taken a connection moves to the end of the socket's wait queue: they
  * take turns.
  *
- * The doors are an epoll instance with the listening sockets and a bell, by which the ring ends the
- * sleep: for the kernel's ring an eventfd that the kernel writes to, for a software ring its own
- * epoll instance. They belong to one uring and its thread.
+ * The accept epoll is an epoll instance with the listening sockets and a descriptor by which the
+ * ring ends the sleep: for the kernel's ring an eventfd that the kernel writes to, for a software
+ * ring its own epoll instance. It belongs to one uring and its thread.
  *
  * The kernel's ring does not write to its eventfd from within a write to another eventfd (seen on
- * 6.18: the first time it does, later never). So descriptors that may be eventfds are at the doors
- * themselves: the one by which other threads wake the loop, and the epoll instance of the
+ * 6.18: the first time it does, later never). So descriptors that may be eventfds are in the accept
+ * epoll themselves: the one by which other threads wake the loop, and the epoll instance of the
  * descriptors that the program watches.
  *
- * A sleep at the doors costs 2 us more than one in the ring: a second system call, and the bell. So
- * a process that is alone with its sockets, or busy with the connections it has, is away from the
- * doors: it sleeps in the ring, where polls of the sockets report new connections. These polls take
- * no wake-up from other processes. The first connection brings the process back to the doors if
- * there are other processes.
+ * A sleep in epoll_wait(2) costs 2 us more than one in the ring: a second system call, and the
+ * eventfd. So a process that is alone with its sockets, or busy with the connections that it has,
+ * sleeps in the ring, where polls of the sockets report new connections. These polls take no
+ * wake-up from other processes. After a connection the process sleeps in epoll_wait(2) again
+ * if other processes accept from the socket.
  */
 #ifndef URINGLOOP_RING_SHARED_SOCKETS_H
 #define URINGLOOP_RING_SHARED_SOCKETS_H
@@ -36,18 +36,18 @@
 #define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */
 #endif
 
-/* Events that one epoll_wait(2) takes: the bell, the wakers, and a socket behind them. */
-#define URING_DOOR_EVENTS 4
+/* Events of one epoll_wait(2): the ring's eventfd, the wakers, and a socket behind them. */
+#define URING_EVENTS_MAX 4
 
-/* The data of the bell's events, and of the wakers': descriptors that wake the loop themselves. */
-#define URING_BELL UINT64_MAX
+/* The data of the eventfd's events, and of the wakers': descriptors that wake the loop. */
+#define URING_EVENTFD UINT64_MAX
 #define URING_WAKE (UINT64_MAX - 1)
 
-/* A shorter sleep is a nap: the process is busy. */
-#define URING_NAP_NS 1000000
+/* After shorter sleeps the process counts as busy. */
+#define URING_SHORT_SLEEP_NS 1000000
 
 /* What ended a shorter sleep may have been there before the sleep began. */
-#define URING_REST_NS 20000
+#define URING_SLEPT_NS 20000
 
 /* A process that was woken for a connection and is then killed, stopped or not scheduled takes the
  * wake-up with it, and no other process is woken for that connection. All processes search for such
@@ -55,73 +55,73 @@
  * costs 50 us, most of it for leaving an idle state of the processor. */
 #define URING_SEARCH_NS 50000000
 
-/* The longest sleep at the doors. After it the loop notices what does not ring the bell: the
- * completion of a ring's request that reads an eventfd, and the end of the other processes. */
-#define URING_DOORS_SLEEP_NS 1000000000
+/* The longest sleep in epoll_wait(2). After it the loop notices what does not write to the eventfd:
+ * the completion of a ring's request that reads an eventfd, and the end of the other processes. */
+#define URING_SLEEP_MAX_NS 1000000000
 
-static inline int uring_hang_bell(uring *u) {
+static inline int uring_add_ring_eventfd(uring *u) {
     /* By edge: one event for each write, and never read. */
-    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_BELL};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_EVENTFD};
     int res;
 
     if (u->soft != NULL)
-        return softring_hang_bell(u->soft, u->doors_fd, URING_BELL);
-    u->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (u->bell_fd < 0)
+        return softring_add_to_epoll(u->soft, u->accept_epoll_fd, URING_EVENTFD);
+    u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (u->eventfd < 0)
         return -errno;
-    if (epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, u->bell_fd, &event) < 0)
+    if (epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0)
         return -errno;
-    res = io_uring_register_eventfd(&u->ring, u->bell_fd);
+    res = io_uring_register_eventfd(&u->ring, u->eventfd);
     return res < 0 ? res : 0;
 }
 
-/* Closes the doors: from now on the loop sleeps in the ring. */
-static inline void uring_close_doors(uring *u) {
+/* Closes the accept epoll: from now on the loop sleeps in the ring. */
+static inline void uring_close_accept_epoll(uring *u) {
     /* In a forked child the fork handler has closed them. */
     if (u->inherited)
         return;
     if (u->soft != NULL && u->open)
-        softring_hang_bell(u->soft, -1, 0);
-    else if (u->bell_fd >= 0 && u->open)
+        softring_add_to_epoll(u->soft, -1, 0);
+    else if (u->eventfd >= 0 && u->open)
         io_uring_unregister_eventfd(&u->ring);
     uring_forget_doors(u);
 }
 
 /* Makes the epoll instance; the calling thread owns the ring. Returns 0 or -errno: seccomp may
  * forbid io_uring_register by now, and a simulated kernel has a clock of its own. */
-static inline int uring_open_doors(uring *u) {
+static inline int uring_open_accept_epoll(uring *u) {
     int res;
 
 #ifdef URINGLOOP_SIMULATOR
     return -ENOSYS;
 #endif
-    u->doors_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (u->doors_fd < 0)
+    u->accept_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (u->accept_epoll_fd < 0)
         return -errno;
-    res = uring_hang_bell(u);
+    res = uring_add_ring_eventfd(u);
     if (res < 0)
         uring_forget_doors(u);
     return res;
 }
 
-/* Moves the doors of *old* to its successor *fresh*, or closes them if that fails. */
+/* Moves the accept epoll of *old* to its successor *fresh*, or closes it if that fails. */
 static inline void uring_move_doors(uring *fresh, uring *old) {
     int res = 0;
 
-    fresh->doors_fd = old->doors_fd;
-    fresh->bell_fd = old->bell_fd;
-    fresh->knocked_fd = old->knocked_fd;
+    fresh->accept_epoll_fd = old->accept_epoll_fd;
+    fresh->eventfd = old->eventfd;
+    fresh->ready_fd = old->ready_fd;
     fresh->reserve_fd = old->reserve_fd;
-    fresh->doors = old->doors;
-    fresh->doors_count = old->doors_count;
-    old->doors_fd = old->bell_fd = old->knocked_fd = old->reserve_fd = -1;
-    old->doors = NULL;
-    old->doors_count = 0;
-    old->away = false;
-    if (fresh->doors_fd >= 0 && fresh->soft != NULL)
-        res = softring_hang_bell(fresh->soft, fresh->doors_fd, URING_BELL);
-    else if (fresh->doors_fd >= 0)
-        res = io_uring_register_eventfd(&fresh->ring, fresh->bell_fd);
+    fresh->listeners = old->listeners;
+    fresh->listeners_count = old->listeners_count;
+    old->accept_epoll_fd = old->eventfd = old->ready_fd = old->reserve_fd = -1;
+    old->listeners = NULL;
+    old->listeners_count = 0;
+    old->sleeps_in_ring = false;
+    if (fresh->accept_epoll_fd >= 0 && fresh->soft != NULL)
+        res = softring_add_to_epoll(fresh->soft, fresh->accept_epoll_fd, URING_EVENTFD);
+    else if (fresh->accept_epoll_fd >= 0)
+        res = io_uring_register_eventfd(&fresh->ring, fresh->eventfd);
     if (res < 0)
         uring_forget_doors(fresh);
 }
@@ -130,14 +130,16 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
 static inline int uring_add_waker(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_WAKE};
 
-    if (u->soft != NULL || u->doors_fd < 0)
+    if (u->soft != NULL || u->accept_epoll_fd < 0)
         return 0;
-    return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 && errno != EEXIST ? -errno : 0;
+    if (epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 && errno != EEXIST)
+        return -errno;
+    return 0;
 }
 
 /* Shows other processes that this one accepts from the socket: by a shared lock on it, which the
  * kernel releases when the process ends. */
-static inline void uring_sign(int fd) {
+static inline void uring_mark_shared(int fd) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
 
     fcntl(fd, F_SETLK, &lock);
@@ -146,63 +148,63 @@ static inline void uring_sign(int fd) {
 static inline int uring_join_queue(uring *u, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.u64 = (unsigned)fd};
 
-    return epoll_ctl(u->doors_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+    return epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
 }
 
 static inline void uring_leave_queue(uring *u, int fd) {
     struct epoll_event event = {0};
 
-    if (u->knocked_fd == fd)
-        u->knocked_fd = -1;
-    if (u->doors_fd >= 0 && !u->inherited)
-        epoll_ctl(u->doors_fd, EPOLL_CTL_DEL, fd, &event);
+    if (u->ready_fd == fd)
+        u->ready_fd = -1;
+    if (u->accept_epoll_fd >= 0 && !u->inherited)
+        epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_DEL, fd, &event);
 }
 
 /* Moves this process to the end of the socket's wait queue. */
-static inline int uring_step_back(uring *u, int fd) {
+static inline int uring_requeue(uring *u, int fd) {
     uring_leave_queue(u, fd);
     return uring_join_queue(u, fd);
 }
 
-/* Adds a listening socket to the doors. Returns 0 or -errno. */
-static inline int uring_add_door(uring *u, int fd) {
-    struct pollfd *doors = realloc(u->doors, (u->doors_count + 1) * sizeof(*doors));
+/* Adds a listening socket to the accept epoll. Returns 0 or -errno. */
+static inline int uring_add_listener(uring *u, int fd) {
+    struct pollfd *listeners = realloc(u->listeners, (u->listeners_count + 1) * sizeof(*listeners));
 
-    if (doors == NULL)
+    if (listeners == NULL)
         return -ENOMEM;
-    u->doors = doors;
-    doors[u->doors_count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    u->listeners = listeners;
+    listeners[u->listeners_count++] = (struct pollfd){.fd = fd, .events = POLLIN};
     return uring_join_queue(u, fd);
 }
 
-static inline void uring_remove_door(uring *u, int fd) {
+static inline void uring_remove_listener(uring *u, int fd) {
     unsigned i;
 
     uring_leave_queue(u, fd);
-    for (i = 0; i < u->doors_count; i++)
-        if (u->doors[i].fd == fd) {
-            u->doors[i] = u->doors[--u->doors_count];
+    for (i = 0; i < u->listeners_count; i++)
+        if (u->listeners[i].fd == fd) {
+            u->listeners[i] = u->listeners[--u->listeners_count];
             break;
         }
 }
 
 /* Makes the next epoll_wait(2) report connections whose wake-up another process got and did not
  * use. */
-static inline void uring_search(uring *u) {
+static inline void uring_recover_wakeups(uring *u) {
     unsigned i;
 
-    if (poll(u->doors, u->doors_count, 0) <= 0)
+    if (poll(u->listeners, u->listeners_count, 0) <= 0)
         return;
-    for (i = 0; i < u->doors_count; i++)
+    for (i = 0; i < u->listeners_count; i++)
         /* epoll reports what already waits when a socket is added. */
-        if (u->doors[i].revents)
-            uring_step_back(u, u->doors[i].fd);
+        if (u->listeners[i].revents)
+            uring_requeue(u, u->listeners[i].fd);
 }
 
 /* Keeps a spare descriptor for a connection that comes when this process has no other descriptor:
  * no other process was woken for that connection. Returns 0, or -errno if none is free. */
 static inline int uring_reserve(uring *u) {
-    if (u->doors_fd < 0 || u->reserve_fd >= 0)
+    if (u->accept_epoll_fd < 0 || u->reserve_fd >= 0)
         return 0;
     u->reserve_fd = eventfd(0, EFD_CLOEXEC);
     return u->reserve_fd < 0 ? -errno : 0;
@@ -227,8 +229,8 @@ static inline bool uring_is_crowded(int fd) {
            2 * info.tcpi_unacked >= info.tcpi_sacked && info.tcpi_unacked > 0;
 }
 
-/* Returns whether another process has signed for the socket (uring_sign). Takes 0.3 us. */
-static inline bool uring_has_company(int fd) {
+/* Returns whether another process has signed for the socket (uring_mark_shared). Takes 0.3 us. */
+static inline bool uring_is_shared(int fd) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
 
     return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -237,9 +239,9 @@ static inline bool uring_has_company(int fd) {
 /* Sleeps *timeout_ns* at most, and notes the first listening socket that has a connection: the one
  * that epoll reported the longest ago. The next call reports the others again. Returns the number
  * of events, or -errno. */
-static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
-    struct epoll_event events[URING_DOOR_EVENTS];
-    int i, count = uring_epoll_wait(u->doors_fd, events, URING_DOOR_EVENTS, timeout_ns);
+static inline int uring_poll_accept_epoll(uring *u, int64_t timeout_ns) {
+    struct epoll_event events[URING_EVENTS_MAX];
+    int i, count = uring_epoll_wait(u->accept_epoll_fd, events, URING_EVENTS_MAX, timeout_ns);
 
     u->enters++;
     if (count < 0)
@@ -247,44 +249,45 @@ static inline int uring_listen_at_doors(uring *u, int64_t timeout_ns) {
     for (i = 0; i < count; i++) {
         if (events[i].data.u64 == URING_WAKE)
             u->woken = true;
-        else if (events[i].data.u64 != URING_BELL && u->knocked_fd < 0)
-            u->knocked_fd = (int)events[i].data.u64;
+        else if (events[i].data.u64 != URING_EVENTFD && u->ready_fd < 0)
+            u->ready_fd = (int)events[i].data.u64;
     }
     return count;
 }
 
 /* Returns whether a waker, a connection or a completion ends the sleep. */
 static inline bool uring_is_called(const uring *u) {
-    return u->woken || u->knocked_fd >= 0 || uring_head(u) != uring_tail(u);
+    return u->woken || u->ready_fd >= 0 || uring_head(u) != uring_tail(u);
 }
 
-/* Moves the loop's sleep to the ring (*away*), or back to the doors. While it is away the kernel
- * does not write to the eventfd. */
-static inline void uring_leave_doors(uring *u, bool away) {
-    u->away = away;
-    u->naps = 0;
+/* Lets the loop sleep in the ring, or in epoll_wait(2) again. While it sleeps in the ring the
+ * kernel does not write to the eventfd. */
+static inline void uring_sleep_in_ring(uring *u, bool sleeps_in_ring) {
+    u->sleeps_in_ring = sleeps_in_ring;
+    u->short_sleeps = 0;
     if (u->soft != NULL || u->ring.cq.kflags == NULL)
         return;
-    __atomic_store_n(u->ring.cq.kflags, away ? IORING_CQ_EVENTFD_DISABLED : 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(
+        u->ring.cq.kflags, sleeps_in_ring ? IORING_CQ_EVENTFD_DISABLED : 0, __ATOMIC_SEQ_CST);
     /* The kernel queues work and then reads the flag; this process writes the flag and then looks
      * for work. */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Notes how long the newest sleep was, and counts naps in a row. */
+/* Notes how long the newest sleep was, and counts short sleeps in a row. */
 static inline void uring_note_sleep(uring *u, int64_t slept_ns) {
-    u->rested = slept_ns >= URING_REST_NS;
-    u->naps = u->knocked_fd < 0 && slept_ns < URING_NAP_NS ? u->naps + 1 : 0;
+    u->slept = slept_ns >= URING_SLEPT_NS;
+    u->short_sleeps = u->ready_fd < 0 && slept_ns < URING_SHORT_SLEEP_NS ? u->short_sleeps + 1 : 0;
 }
 
 /* Submits, and sleeps until something completes, a connection waits or *timeout_ns* has passed. */
-static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
+static inline int uring_wait_at_epoll(uring *u, int64_t timeout_ns) {
     int submitted = uring_needs_enter(u) ? uring_submit(u) : 0, res = submitted;
     int64_t began = uring_clock_ns(), end, search_ns = URING_SEARCH_NS;
 
     u->woken = false;
-    if (timeout_ns == URING_FOREVER || timeout_ns > URING_DOORS_SLEEP_NS)
-        timeout_ns = URING_DOORS_SLEEP_NS;
+    if (timeout_ns == URING_FOREVER || timeout_ns > URING_SLEEP_MAX_NS)
+        timeout_ns = URING_SLEEP_MAX_NS;
     end = began + timeout_ns;
     while (res >= 0 && !uring_is_called(u)) {
         int64_t left = end - uring_clock_ns();
@@ -295,14 +298,14 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
             left = search_ns;
         if (u->soft != NULL && !softring_fall_asleep(u->soft))
             left = 0;
-        res = uring_listen_at_doors(u, left);
+        res = uring_poll_accept_epoll(u, left);
         if (u->soft != NULL)
             softring_wake_up(u->soft);
         if (res == 0 && left > 0) {
-            uring_search(u);
+            uring_recover_wakeups(u);
             search_ns *= 2;
         }
-        /* The bell rings for deferred completions, which only an enter posts. */
+        /* The eventfd also reports deferred completions, which only an enter posts. */
         if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
             res = uring_submit(u);
     }
@@ -310,15 +313,15 @@ static inline int uring_wait_at_doors(uring *u, int64_t timeout_ns) {
     return submitted > 0 ? submitted : res;
 }
 
-/* Submits and sleeps, when the loop has nothing to do: at the doors if it has any and is not away,
- * otherwise in the ring (uring_wait_batch). */
+/* Submits, and sleeps when the loop has nothing to do: in epoll_wait(2) if the loop has an accept
+ * epoll and does not sleep in the ring, otherwise in the ring (uring_wait_batch). */
 static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64_t timeout_ns) {
     int res;
 
-    if (u->doors_fd < 0 || u->away)
+    if (u->accept_epoll_fd < 0 || u->sleeps_in_ring)
         return uring_wait_batch(u, wanted, least_ns, timeout_ns);
-    res = uring_wait_at_doors(u, timeout_ns);
-    if (least_ns && wanted > 1 && uring_is_called(u) && u->knocked_fd < 0)
+    res = uring_wait_at_epoll(u, timeout_ns);
+    if (least_ns && wanted > 1 && uring_is_called(u) && u->ready_fd < 0)
         /* Let the other completions gather for *least_ns*. */
         uring_wait_for(u, wanted, 0, least_ns);
     return res;

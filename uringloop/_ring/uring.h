@@ -52,16 +52,17 @@ typedef struct uring {
     bool enabled;
     bool threaded;      /* a kernel thread takes the submissions (SQPOLL) */
     bool inherited;     /* opened by a parent process: its memory must not be touched */
-    int doors_fd;       /* shared_sockets.h: the epoll instance that the loop sleeps at, or -1 */
-    int bell_fd;        /* the eventfd there that the kernel writes to, or -1 */
-    int knocked_fd;     /* the listening socket that has ended a sleep, or -1 */
-    int reserve_fd;     /* a spare descriptor, for a connection when no other is free, or -1 */
-    struct pollfd *doors; /* the listening sockets there, or NULL; freed with doors_fd */
-    unsigned doors_count;
-    bool woken;         /* another thread or a watched descriptor ended the sleep there */
-    bool away;          /* from the doors: the loop sleeps in the ring although it has some */
-    unsigned naps;      /* short sleeps there in a row that no connection has ended */
-    bool rested;        /* nothing waited when the newest sleep there began */
+    /* Shared listening sockets, see shared_sockets.h. */
+    int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
+    int eventfd;              /* the eventfd there that the kernel writes to, or -1 */
+    int ready_fd;             /* the listening socket that has ended a sleep, or -1 */
+    int reserve_fd;           /* a spare one, for a connection when no other is free, or -1 */
+    struct pollfd *listeners; /* the listening sockets, or NULL; freed with accept_epoll_fd */
+    unsigned listeners_count;
+    bool woken;            /* another thread or a watched descriptor ended the newest sleep */
+    bool sleeps_in_ring;   /* the loop sleeps in the ring although it has shared sockets */
+    unsigned short_sleeps; /* short sleeps in a row that no connection has ended */
+    bool slept;            /* nothing waited when the newest sleep began */
     struct uring *next; /* the list of live rings that the fork handler walks */
 } uring;
 
@@ -69,23 +70,23 @@ typedef struct uring {
 
 static inline void uring_clear(uring *u) {
     memset(u, 0, sizeof(*u));
-    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
+    u->accept_epoll_fd = u->eventfd = u->ready_fd = u->reserve_fd = -1;
 }
 
 /* Closes what shared_sockets.h has opened. */
 static inline void uring_forget_doors(uring *u) {
-    if (u->doors_fd >= 0)
-        close(u->doors_fd);
-    if (u->bell_fd >= 0)
-        close(u->bell_fd);
+    if (u->accept_epoll_fd >= 0)
+        close(u->accept_epoll_fd);
+    if (u->eventfd >= 0)
+        close(u->eventfd);
     if (u->reserve_fd >= 0)
         close(u->reserve_fd);
-    free(u->doors);
-    u->doors = NULL;
-    u->doors_count = 0;
-    u->doors_fd = u->bell_fd = u->knocked_fd = u->reserve_fd = -1;
-    u->away = false;
-    u->naps = 0;
+    free(u->listeners);
+    u->listeners = NULL;
+    u->listeners_count = 0;
+    u->accept_epoll_fd = u->eventfd = u->ready_fd = u->reserve_fd = -1;
+    u->sleeps_in_ring = false;
+    u->short_sleeps = 0;
 }
 
 static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
@@ -99,7 +100,7 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
 }
 
 /* The common end of opening a ring of the kernel, with a kernel thread or without. */
-static inline int uring_opened(uring *u) {
+static inline int uring_finish_open(uring *u) {
     int res;
 
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
@@ -123,7 +124,7 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
                      IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
     int res = uring_setup(u, sq_entries, cq_entries, flags);
 
-    return res < 0 ? res : uring_opened(u);
+    return res < 0 ? res : uring_finish_open(u);
 }
 
 /* Opens a disabled ring with a kernel thread, which takes submissions as they are published, runs
@@ -152,7 +153,7 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
     if (res < 0)
         return res == -EINVAL && cpu >= 0 ? -ENXIO : res;
     u->threaded = true;
-    return uring_opened(u);
+    return uring_finish_open(u);
 }
 
 /* Opens a disabled software ring. */
@@ -168,7 +169,7 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
 }
 
 /* Stops using features that the ring may have. */
-static inline void uring_leave_out(uring *u, bool no_iowait, bool min_wait) {
+static inline void uring_disable_features(uring *u, bool no_iowait, bool min_wait) {
     if (no_iowait)
         u->enter_flags &= ~URING_ENTER_NO_IOWAIT;
     if (min_wait)
@@ -458,7 +459,7 @@ static inline int uring_wait_more(uring *u, unsigned more, int64_t timeout_ns) {
 
 /* Submits, for a caller that cannot go on without *expected* completions. An enter of this thread
  * posts what has completed; a kernel thread gets URING_PATIENCE_NS to do so. */
-static inline int uring_submit_and_look(uring *u, unsigned expected) {
+static inline int uring_submit_and_collect(uring *u, unsigned expected) {
     return u->threaded ? uring_wait_more(u, expected, URING_PATIENCE_NS) : uring_submit(u);
 }
 

@@ -17,11 +17,11 @@ cdef extern from "_ring/uring.h" nogil:
         bint enabled
         bint threaded
         bint inherited
-        int doors_fd
-        int knocked_fd
-        bint away
-        unsigned int naps
-        bint rested
+        int accept_epoll_fd
+        int ready_fd
+        bint sleeps_in_ring
+        unsigned int short_sleeps
+        bint slept
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
@@ -31,7 +31,7 @@ cdef extern from "_ring/uring.h" nogil:
     int uring_open_successor(uring *u, const uring *old, bint soft)
     bint uring_is_forbidden(int res)
     int uring_enable(uring *u)
-    void uring_leave_out(uring *u, bint no_iowait, bint min_wait)
+    void uring_disable_features(uring *u, bint no_iowait, bint min_wait)
     void uring_close(uring *u)
 
     unsigned int uring_pending(const uring *u)
@@ -44,7 +44,7 @@ cdef extern from "_ring/uring.h" nogil:
     bint uring_spin(uring *u, int64_t spin_ns)
     int uring_wait_batch(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
     int uring_wait_more(uring *u, unsigned int more, int64_t timeout_ns)
-    int uring_submit_and_look(uring *u, unsigned int expected)
+    int uring_submit_and_collect(uring *u, unsigned int expected)
 
     unsigned int uring_head(const uring *u)
     unsigned int uring_tail(const uring *u)

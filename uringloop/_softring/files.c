@@ -100,7 +100,7 @@ static void soft_discard_chain(soft_request *request) {
 }
 
 /* Drops one hold on the pool, with the lock held, and unlocks; the last holder frees the pool. */
-static void soft_let_go(soft_pool *pool) {
+static void soft_release_pool(soft_pool *pool) {
     bool last = --pool->holders == 0;
 
     pthread_mutex_unlock(&pool->lock);
@@ -187,13 +187,13 @@ static void *soft_work(void *argument) {
             syscall(SYS_timer_delete, chain->alarm);
         if (chain->interrupted && chain->res == -EINTR)
             chain->res = -ECANCELED;
-        if (pool->closed || chain->given_up)
+        if (pool->closed || chain->discarded)
             soft_discard_chain(chain);
         else
             soft_hand_over(pool, chain);
     }
     pool->threads--;
-    soft_let_go(pool);
+    soft_release_pool(pool);
     return NULL;
 }
 
@@ -250,7 +250,7 @@ static void soft_interrupt(soft_request *request) {
 
 /* Cancels an open that a thread is executing: its result is discarded, and its wait interrupted.
  * Returns false for other requests, and if no thread is executing it. */
-bool soft_give_up(softring *s, soft_request *request) {
+bool soft_cancel_open(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool running;
 
@@ -259,7 +259,7 @@ bool soft_give_up(softring *s, soft_request *request) {
     pthread_mutex_lock(&pool->lock);
     running = request->running;
     if (running) {
-        request->given_up = true;
+        request->discarded = true;
         soft_forget(s, request);
         soft_interrupt(request);
     }
@@ -270,7 +270,7 @@ bool soft_give_up(softring *s, soft_request *request) {
 /* Interrupts a thread that may block on a peer, because another process has taken the data or the
  * room before it. The request completes with what it has transferred by then. Returns false if no
  * thread is executing the request, or if it cannot block. */
-bool soft_stop(softring *s, soft_request *request) {
+bool soft_interrupt_transfer(softring *s, soft_request *request) {
     soft_pool *pool = s->pool;
     bool running;
 
@@ -355,7 +355,7 @@ void soft_close_pool(softring *s) {
     close(pool->wake_fd);
     pthread_cond_broadcast(&pool->work);
     s->pool = NULL;
-    soft_let_go(pool);
+    soft_release_pool(pool);
 }
 
 /* ── requests ───────────────────────────────────────────────────────────────────────────────── */

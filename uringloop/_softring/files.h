@@ -8,8 +8,8 @@ int soft_open_pool(softring *s);
 void soft_close_pool(softring *s);
 void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain);
 bool soft_withdraw(softring *s, soft_request *request);
-bool soft_give_up(softring *s, soft_request *request);
-bool soft_stop(softring *s, soft_request *request);
+bool soft_cancel_open(softring *s, soft_request *request);
+bool soft_interrupt_transfer(softring *s, soft_request *request);
 void soft_take_done(softring *s);
 bool soft_is_busy(soft_pool *pool);
 

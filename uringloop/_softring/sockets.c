@@ -86,15 +86,15 @@ static ssize_t soft_receive_once(const soft_request *request, const struct io_ur
 }
 
 /* The outcome of an attempt. */
-typedef enum soft_tries {
+typedef enum soft_outcome {
     SOFT_GO_ON, /* there is probably more */
     SOFT_LATER, /* there may be more, but other descriptors are served first */
     SOFT_WAIT,  /* there is no more */
     SOFT_ENDED, /* the request has completed */
-} soft_tries;
+} soft_outcome;
 
 /* Receives into the next buffer. */
-static soft_tries soft_receive(softring *s, soft_request *request) {
+static soft_outcome soft_receive(softring *s, soft_request *request) {
     soft_group *group = soft_group_of(s, request);
     const struct io_uring_buf *buffer = soft_next_buffer(group);
     unsigned flags;
@@ -373,15 +373,15 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
 
 /* Retries a request that waits for *events*; returns whether the descriptor may have more. */
 static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
-    soft_tries came_to = SOFT_GO_ON;
+    soft_outcome outcome = SOFT_GO_ON;
     int count;
 
     switch (request->sqe.opcode) {
     case IORING_OP_RECV:
     case IORING_OP_RECVMSG:
-        for (count = 0; came_to == SOFT_GO_ON && count < SOFT_RECEIVES_MAX; count++)
-            came_to = soft_receive(s, request);
-        return came_to == SOFT_GO_ON || came_to == SOFT_LATER;
+        for (count = 0; outcome == SOFT_GO_ON && count < SOFT_RECEIVES_MAX; count++)
+            outcome = soft_receive(s, request);
+        return outcome == SOFT_GO_ON || outcome == SOFT_LATER;
     case IORING_OP_SEND:
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);

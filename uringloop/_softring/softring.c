@@ -52,7 +52,7 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     *error = -ENOMEM;
     if (s == NULL)
         return NULL;
-    s->epoll_fd = s->doors_fd = -1;
+    s->epoll_fd = s->accept_epoll_fd = -1;
     s->table_size = SOFT_TABLE_MIN;
     s->table = calloc(s->table_size, sizeof(*s->table));
     s->memory = calloc(1, sq_entries * sizeof(struct io_uring_sqe) +
@@ -71,11 +71,11 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
 
 /* Withdraws a request that no thread has begun, except a close, whose descriptor would leak. Ends
  * the wait of a thread for a peer. */
-static void soft_take_back(softring *s, soft_request *request) {
+static void soft_abandon(softring *s, soft_request *request) {
     if (request->state != SOFT_GIVEN || request->sqe.opcode == IORING_OP_CLOSE)
         return;
-    if (!soft_withdraw(s, request) && !soft_give_up(s, request))
-        soft_stop(s, request);
+    if (!soft_withdraw(s, request) && !soft_cancel_open(s, request))
+        soft_interrupt_transfer(s, request);
 }
 
 /* Frees a request, unless the threads have it: then the pool frees it. */
@@ -89,7 +89,7 @@ void softring_close(softring *s) {
     soft_overflow *overflow;
 
     if (s->table != NULL) {
-        soft_walk(s, soft_take_back);
+        soft_walk(s, soft_abandon);
         soft_walk(s, soft_free_own);
     }
     if (s->pool != NULL)
@@ -135,7 +135,7 @@ static bool soft_overtake(softring *s, soft_request *request) {
     bool happens = soft_fault(SOFT_FAULT_OVERTAKEN);
 
     if (happens) {
-        request->doomed = soft_fault(SOFT_FAULT_OVERTAKEN);
+        request->cancel_pending = soft_fault(SOFT_FAULT_OVERTAKEN);
         if (request->sqe.opcode != IORING_OP_POLL_ADD)
             request->attempt(s, request, request->events);
     }
@@ -152,18 +152,18 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         request = soft_find(s, user_data);
         if (request == NULL)
             return -ENOENT;
-        if (request->doomed)
+        if (request->cancel_pending)
             return -EALREADY;
     }
     if (request->state == SOFT_WAITING) {
         soft_end(s, request);
         return 0;
     }
-    if (request->state == SOFT_GIVEN && soft_give_up(s, request)) {
+    if (request->state == SOFT_GIVEN && soft_cancel_open(s, request)) {
         soft_post(s, user_data, -ECANCELED, 0);
         return 0;
     }
-    if (request->state == SOFT_GIVEN && soft_stop(s, request))
+    if (request->state == SOFT_GIVEN && soft_interrupt_transfer(s, request))
         return 0;
     if (request->state != SOFT_GIVEN || !soft_withdraw(s, request))
         return -EALREADY;
@@ -201,13 +201,13 @@ static int soft_submit(softring *s) {
     return (int)count;
 }
 
-static bool soft_is_told(const softring *s) {
+static bool soft_has_task_work(const softring *s) {
     return __atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN;
 }
 
 /* Clears the flag, and then takes what a thread finished before it set the flag. */
-static void soft_hear(softring *s) {
-    if (!soft_is_told(s))
+static void soft_take_results(softring *s) {
+    if (!soft_has_task_work(s))
         return;
     __atomic_fetch_and(s->queues.sq.kflags, ~IORING_SQ_TASKRUN, __ATOMIC_SEQ_CST);
     if (s->pool != NULL)
@@ -222,13 +222,13 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     s->starved = false;
     for (;;) {
         /* Post what is kept first: the loop must not sleep while there is a completion. */
-        soft_hear(s);
+        soft_take_results(s);
         soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
         busy = SOFT_SIMULATED && soft_is_busy(s->pool);
         res = soft_look(s, enough ? 0 : left, busy);
         /* Keep the flag: it may be set for another reason. */
-        if (s->pool != NULL && soft_is_told(s))
+        if (s->pool != NULL && soft_has_task_work(s))
             soft_take_done(s);
         if (res < 0)
             return res;
@@ -247,7 +247,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
 
 /* Ends a request that was cancelled earlier. */
 static void soft_end_doomed(softring *s, soft_request *request) {
-    if (request->doomed && request->state == SOFT_WAITING)
+    if (request->cancel_pending && request->state == SOFT_WAITING)
         soft_end(s, request);
 }
 
@@ -321,6 +321,6 @@ void softring_wake_up(softring *s) {
     soft_wake_up(s);
 }
 
-int softring_hang_bell(softring *s, int doors_fd, uint64_t data) {
-    return soft_hang_bell(s, doors_fd, data);
+int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
+    return soft_hang_bell(s, accept_epoll_fd, data);
 }

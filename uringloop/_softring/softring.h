@@ -48,10 +48,10 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
  * events. */
 bool softring_is_due(softring *s);
 
-/* Adds the ring to the epoll instance *doors_fd*, where the loop may sleep instead of in
+/* Adds the ring to the epoll instance *accept_epoll_fd*, where the loop may sleep instead of in
  * softring_enter: an event with *data* says that there is something to enter for. -1 ends that.
  * Returns 0 or -errno. */
-int softring_hang_bell(softring *s, int doors_fd, uint64_t data);
+int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data);
 
 /* Begin and end such a sleep. The first returns false if there is something to enter for
  * already. */

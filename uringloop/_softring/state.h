@@ -71,12 +71,12 @@ struct soft_request {
     bool by_edge;                  /* edge-triggered: a multishot poll */
     bool queued;                   /* in the pool's list; this and the next three under its lock */
     bool running;                  /* a thread is executing it */
-    bool given_up;                 /* cancelled: the thread discards the result */
+    bool discarded;                /* cancelled: the thread discards the result */
     pid_t worker;                  /* the thread's id, while it is running */
     bool waits;                    /* a thread may block on a peer: on a terminal or a pipe */
     bool interrupted;              /* the thread that executes it must not wait any longer */
     int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
-    bool doomed;                   /* cancelled, but a simulated kernel ends it later */
+    bool cancel_pending;           /* cancelled, but a simulated kernel ends it later */
     int res;                       /* the thread's result */
 };
 
@@ -85,8 +85,8 @@ typedef struct soft_watch {
     soft_request *first;
     uint32_t registered; /* events and mode; 0 if epoll reports none, though it may have an entry */
     uint32_t generation; /* in its events: tells them from those of a file with the same number */
-    bool known;          /* epoll may have an entry for it */
-    bool noisy;          /* has a lasting error or hang-up that ends no request */
+    bool known;             /* epoll may have an entry for it */
+    bool has_lasting_error; /* has a lasting error or hang-up that ends no request */
 } soft_watch;
 
 /* A ring of provided buffers: the owner's memory, and the head, which the kernel would keep. */
@@ -128,11 +128,11 @@ struct softring {
     unsigned indexes[12];
     pthread_t owner;
     bool enabled;
-    bool lost;     /* a completion was lost for lack of memory */
-    bool starved;  /* a receive has ended with ENOBUFS during this look */
-    bool haunted;  /* epoll reports a file that cannot be removed from it */
+    bool lost;           /* a completion was lost for lack of memory */
+    bool starved;        /* a receive has ended with ENOBUFS during this look */
+    bool has_stale_file; /* epoll reports a file that cannot be removed from it */
     int epoll_fd;
-    int doors_fd;          /* the caller's epoll instance, with bell_data; or -1 */
+    int accept_epoll_fd;          /* the caller's epoll instance, with bell_data; or -1 */
     uint64_t bell_data;
     soft_watch *watches; /* by number of the descriptor */
     int watches_size;

@@ -50,7 +50,7 @@ static int soft_grow_watches(softring *s, int fd) {
 
 /* Returns the events and the mode that the waiting requests need. */
 static uint32_t soft_wanted(const soft_watch *watch) {
-    uint32_t events = 0, mode = watch->noisy ? EPOLLET : EPOLLONESHOT;
+    uint32_t events = 0, mode = watch->has_lasting_error ? EPOLLET : EPOLLONESHOT;
     const soft_request *request;
 
     for (request = watch->first; request != NULL; request = request->next) {
@@ -66,7 +66,7 @@ static uint32_t soft_wanted(const soft_watch *watch) {
 /* Registers *wanted* with epoll, which then also reports what is there already. Returns 1 if the
  * number now belongs to another file than the earlier requests have waited for, 0 if not, or
  * -errno. */
-static int soft_tell(softring *s, int fd, uint32_t wanted) {
+static int soft_register(softring *s, int fd, uint32_t wanted) {
     soft_watch *watch = &s->watches[fd];
     struct epoll_event event = {.events = wanted};
     int first = watch->known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
@@ -118,7 +118,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
     if (watch->first == NULL) {
         watch->generation++;
         watch->registered = 0;
-        watch->noisy = false;
+        watch->has_lasting_error = false;
     }
     request->events = events;
     request->attempt = attempt;
@@ -128,7 +128,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
     if (request->next != NULL)
         request->next->previous = request;
     watch->first = request;
-    res = soft_tell(s, fd, soft_wanted(watch));
+    res = soft_register(s, fd, soft_wanted(watch));
     if (res < 0) {
         soft_leave_watch(s, request);
         return res;
@@ -167,10 +167,10 @@ bool soft_drop_watch(softring *s, int fd) {
 }
 
 /* Registers what the requests of a descriptor need; ends them if their file has gone. */
-static void soft_tell_all(softring *s, int fd) {
+static void soft_register_all(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
     soft_request *request;
-    int res = soft_tell(s, fd, soft_wanted(watch));
+    int res = soft_register(s, fd, soft_wanted(watch));
 
     if (res == 0)
         return;
@@ -198,16 +198,16 @@ static void soft_renew(softring *s, int fd, uint32_t events, bool left) {
         if (watch->registered & EPOLLONESHOT)
             watch->registered = 0;
         else if (!soft_drop_watch(s, fd))
-            s->haunted = true;
+            s->has_stale_file = true;
         return;
     }
     if (events & (EPOLLERR | EPOLLHUP))
         /* For example the error queue of IP_RECVERR, which no receive empties. */
-        watch->noisy = true;
+        watch->has_lasting_error = true;
     wanted = soft_wanted(watch);
     if (wanted & EPOLLONESHOT || (left && wanted & EPOLLET) ||
         soft_is_stale(watch->registered, wanted, events))
-        soft_tell_all(s, fd);
+        soft_register_all(s, fd);
 }
 
 static void soft_on_event(softring *s, const struct epoll_event *event) {
@@ -217,7 +217,7 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
     bool left = false;
 
     if (watch->generation != event->data.u64 >> 32) {
-        s->haunted = true;
+        s->has_stale_file = true;
         return;
     }
     for (request = watch->first; request != NULL; request = next) {
@@ -229,21 +229,21 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
     soft_renew(s, fd, event->events, left);
 }
 
-static int soft_tell_doors(softring *s) {
+static int soft_register_at_accept_epoll(softring *s) {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->bell_data};
 
-    if (s->doors_fd < 0)
+    if (s->accept_epoll_fd < 0)
         return 0;
-    return epoll_ctl(s->doors_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
+    return epoll_ctl(s->accept_epoll_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
 }
 
 /* Replaces the epoll instance by one that has only the descriptors with requests. A file whose
  * descriptor was closed here, while a duplicate is open elsewhere, cannot be removed from epoll any
  * more and would be reported for ever. */
-static void soft_lay_ghosts(softring *s) {
+static void soft_replace_epoll(softring *s) {
     int fresh = epoll_create1(EPOLL_CLOEXEC), fd;
 
-    s->haunted = false;
+    s->has_stale_file = false;
     if (fresh < 0)
         return;
     /* Under the old number: *fresh* may have the number of that file, which its owner may close
@@ -254,12 +254,12 @@ static void soft_lay_ghosts(softring *s) {
         return;
     if (s->pool != NULL)
         soft_watch_pool(s, s->pool->wake_fd);
-    soft_tell_doors(s);
+    soft_register_at_accept_epoll(s);
     for (fd = 0; fd < s->watches_size; fd++) {
         s->watches[fd].known = false;
         s->watches[fd].registered = 0;
         if (s->watches[fd].first != NULL)
-            soft_tell_all(s, fd);
+            soft_register_all(s, fd);
     }
 }
 
@@ -284,10 +284,10 @@ void soft_wake_up(softring *s) {
         atomic_store(&s->pool->sleeping, false);
 }
 
-int soft_hang_bell(softring *s, int doors_fd, uint64_t data) {
-    s->doors_fd = doors_fd;
+int soft_hang_bell(softring *s, int accept_epoll_fd, uint64_t data) {
+    s->accept_epoll_fd = accept_epoll_fd;
     s->bell_data = data;
-    return soft_tell_doors(s);
+    return soft_register_at_accept_epoll(s);
 }
 
 /* Waits *timeout_ns* (-1: no limit) for events, and retries the requests that wait for them.
@@ -310,8 +310,8 @@ int soft_look(softring *s, int64_t timeout_ns, bool busy) {
     for (i = 0; i < count; i++)
         if (events[i].data.u64 != SOFT_POOL_DATA)
             soft_on_event(s, &events[i]);
-    if (s->haunted)
-        soft_lay_ghosts(s);
+    if (s->has_stale_file)
+        soft_replace_epoll(s);
     if (count == SOFT_EVENTS_MAX)
         soft_call_again(s);
     return count;

@@ -80,9 +80,9 @@ cdef class Connections:
         cdef list found = []
         cdef Transport transport
         cdef int fd
-        for fd in range(self.loop.owners.size):
-            if self.loop.owners.table[fd] != NULL:
-                transport = <Transport>self.loop.owners.table[fd]
+        for fd in range(self.loop.fd_table.size):
+            if self.loop.fd_table.table[fd] != NULL:
+                transport = <Transport>self.loop.fd_table.table[fd]
                 if transport.server is self:
                     found.append(transport)
         return found
@@ -109,7 +109,7 @@ cdef class Transport(Flushable):
     cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
         self.loop = loop
         self.context = PyContext_CopyCurrent()
-        loop.owners.add(fd, <PyObject*>self)
+        loop.fd_table.add(fd, <PyObject*>self)
         # The transport closes it from now on.
         self.fd = fd
         return 0
@@ -304,7 +304,7 @@ cdef class Transport(Flushable):
         if fd < 0:
             return 0
         self.sock = None
-        self.loop.owners.forget(fd)
+        self.loop.fd_table.forget(fd)
         self.fd = -1
         self.protocol = None
         self.server = None
@@ -335,7 +335,7 @@ cdef class Transport(Flushable):
 
     def __del__(self):
         if self.fd >= 0:
-            self.loop.owners.forget(self.fd)
+            self.loop.fd_table.forget(self.fd)
             try:
                 warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             finally:

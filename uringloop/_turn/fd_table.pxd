@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 
 
 @cython.final
-cdef class Owners:
+cdef class FdTable:
     cdef PyObject **table       # by descriptor, borrowed; the array is freed by the destructor
     cdef int size               # entries of the array
 

@@ -17,7 +17,7 @@ ROOM = 64
 
 
 @cython.final
-cdef class Owners:
+cdef class FdTable:
 
     def __dealloc__(self):
         PyMem_Free(self.table)

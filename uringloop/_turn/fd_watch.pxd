@@ -32,7 +32,7 @@ cdef class Watchers(Flushable):
     cdef dict watched           # Watched by descriptor
     cdef unsigned int asked     # calls of watch()
     cdef unsigned int resumed   # nested runs that have armed epoll again
-    cdef int strangers          # completions in a row with events of unwatched descriptors
+    cdef int stale_batches      # completions in a row with events of unwatched descriptors
     cdef Operation wait_op      # for events of epoll_fd
     cdef bint direct            # wait_op fills `events` (EPOLL_WAIT); otherwise it is a poll
     cdef epoll_event[EVENTS_MAX] events
@@ -42,6 +42,6 @@ cdef class Watchers(Flushable):
     cdef int arm(self) except -1
     cdef int on_events(self, int res, unsigned int flags) except -1
     cdef list ready_handles(self, int count)
-    cdef bint has_strangers(self) except -1
+    cdef bint reports_unwatched(self) except -1
     cdef Watched watched_by(self, uint64_t told)
     cdef int renew(self, bint lost) except -1

@@ -41,7 +41,7 @@ WRITE = EPOLLOUT
 
 # A removal can leave a few events of a descriptor that is not watched any more. More completions in
 # a row than these mean that epoll reports a closed descriptor, which a duplicate keeps in it.
-cdef int STRANGERS_MAX = 16
+cdef int STALE_BATCHES_MAX = 16
 
 
 @cython.final
@@ -226,8 +226,8 @@ cdef class Watchers(Flushable):
                 handles.append(watched.reader)
             if events & ~EPOLLIN and watched.events & EPOLLOUT:
                 handles.append(watched.writer)
-        self.strangers = self.strangers + 1 if strange else 0
-        if self.strangers > STRANGERS_MAX and self.has_strangers():
+        self.stale_batches = self.stale_batches + 1 if strange else 0
+        if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
             self.renew(False)
         return handles
 
@@ -236,10 +236,10 @@ cdef class Watchers(Flushable):
         cdef Watched watched = self.watched.get(<int><unsigned int>told)
         return watched if watched is not None and watched.number == told >> 32 else None
 
-    cdef bint has_strangers(self) except -1:
+    cdef bint reports_unwatched(self) except -1:
         """Return whether epoll now reports a descriptor that is not watched."""
         cdef int index
-        self.strangers = 0
+        self.stale_batches = 0
         for index in range(epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
             if self.watched_by(self.events[index].data.u64) is None:
                 return True

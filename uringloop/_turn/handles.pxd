@@ -20,7 +20,7 @@ cdef class Handle:
     cdef int run(self) except -1
     cdef int drop(self) except -1
     cdef tuple all_args(self)
-    cdef object twin(self)
+    cdef object stock_handle(self)
     cdef str describe(self)
     cdef int _failed(self, object callback, object args, bint entered) except -1
 
@@ -33,7 +33,7 @@ cdef class TimerHandle(Handle):
     cdef double deadline            # seconds on the loop's clock
     cdef object given               # the deadline as the caller gave it, if not a float; else None
     cdef uint64_t sequence          # set by the heap; equal deadlines run in this order
-    cdef Py_ssize_t *tally          # the heap's count of cancelled timers; NULL outside a heap
+    cdef Py_ssize_t *cancelled_count  # the heap's count of cancelled timers; NULL outside a heap
     cdef int64_t deadline_ns(self) noexcept
 
 

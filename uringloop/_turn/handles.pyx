@@ -61,15 +61,15 @@ cdef class Handle:
     def __repr__(self):
         return self.cancelled_repr or self.describe()
 
-    cdef object twin(self):
+    cdef object stock_handle(self):
         return asyncio.Handle(self.callback, self.all_args(), self.loop, self.context)
 
     cdef str describe(self):
         """Describe the callback as asyncio's own handle would."""
-        cdef object twin = self.twin()
-        twin._cancelled = self.is_cancelled
-        twin._source_traceback = self.source_traceback
-        return repr(twin)
+        cdef object stock_handle = self.stock_handle()
+        stock_handle._cancelled = self.is_cancelled
+        stock_handle._source_traceback = self.source_traceback
+        return repr(stock_handle)
 
     cdef int drop(self) except -1:
         if self.is_cancelled:
@@ -202,7 +202,7 @@ cdef class ThreadSafeHandle(Handle):
         finally:
             self.lock.release()
 
-    cdef object twin(self):
+    cdef object stock_handle(self):
         return THREAD_SAFE_HANDLE(self.callback, self.all_args(), self.loop, self.context)
 
     @property
@@ -222,11 +222,11 @@ cdef class TimerHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; the heap drops the handle later."""
-        if not self.is_cancelled and self.tally != NULL:
-            self.tally[0] += 1
+        if not self.is_cancelled and self.cancelled_count != NULL:
+            self.cancelled_count[0] += 1
         self.drop()
 
-    cdef object twin(self):
+    cdef object stock_handle(self):
         return asyncio.TimerHandle(
             self.when(), self.callback, self.all_args(), self.loop, self.context)
 
@@ -240,7 +240,7 @@ cdef class TimerHandle(Handle):
 
     @property
     def _scheduled(self):
-        return self.tally != NULL
+        return self.cancelled_count != NULL
 
     def __hash__(self):
         return hash(self.when())

@@ -17,11 +17,11 @@ cdef class PollOnce:
 
     cdef int arm(self) except -1
     cdef int on_poll(self, int res, unsigned int flags) except -1
-    cdef int look_past_end(self) except -1
+    cdef int wait_by_epoll(self) except -1
     cdef void close_epoll(self) noexcept
     cdef int wait_again(self) except -1
     cdef int keep_open(self, object sock) except -1
-    cdef int let_go(self) except -1
+    cdef int release_socket(self) except -1
     cdef int finish(self) except -1
 
 

@@ -80,20 +80,20 @@ cdef class PollOnce:
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
         if self.loop.closed:
-            return self.let_go()
+            return self.release_socket()
         if self.finished or self.future.done():
             return 0
         if res == -ECANCELED:
             return self.arm()
         if res > 0 and self.epoll_fd < 0 and not is_ready(self.fd, self.mask, res):
-            return self.look_past_end()
+            return self.wait_by_epoll()
         if res < 0:
             self.future.set_exception(os_error(res, "poll"))
         else:
             self.future.set_result(None)
         return 0
 
-    cdef int look_past_end(self) except -1:
+    cdef int wait_by_epoll(self) except -1:
         """Wait through epoll: a peer's half-close (POLLRDHUP) completes every poll of the ring."""
         cdef epoll_event event
         event.events = self.mask
@@ -119,20 +119,20 @@ cdef class PollOnce:
         return self.arm()
 
     cdef int keep_open(self, object sock) except -1:
-        """Defer the close of *sock* until `let_go`."""
+        """Defer the close of *sock* until `release_socket`."""
         # Not by isinstance(): the __class__ of a mock may be socket.
         if type(sock) is SOCKET or issubclass(type(sock), SOCKET):
-            count_file(sock, 1)
+            add_io_refs(sock, 1)
             self.sock = sock
             # If the loop is closed meanwhile, the poll still completes, and on_poll() lets go.
             self.poll_op.policy |= HOLDS_DESCRIPTOR
         return 0
 
-    cdef int let_go(self) except -1:
+    cdef int release_socket(self) except -1:
         cdef object sock = self.sock
         if sock is not None:
             self.sock = None
-            count_file(sock, -1)
+            add_io_refs(sock, -1)
             if is_closed(sock):
                 sock.close()
         return 0
@@ -141,7 +141,7 @@ cdef class PollOnce:
         """End the call, also a cancelled one: the user's next close() takes effect at once."""
         self.finished = True
         self.close_epoll()
-        self.let_go()
+        self.release_socket()
         if self.poll_op.in_flight:
             if self.loop.thread_id == PyThread_get_thread_ident():
                 return self.loop.ring.reap(&self.poll_op)
@@ -162,7 +162,7 @@ cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
     return waiter
 
 
-cdef int count_file(object sock, int change) except -1:
+cdef int add_io_refs(object sock, int change) except -1:
     """Add to socket._io_refs, the count of files of a socket: close() is deferred until it is 0."""
     cdef PyObject *count
     if REFS_AT == 0:

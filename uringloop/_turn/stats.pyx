@@ -46,24 +46,24 @@ def register(LoopCore loop not None):
     """Have open_loops() return *loop* until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
     if MONITORED:
-        wish(loop, FOR_MONITOR)
+        request_timing(loop, FOR_MONITOR)
 
 
-def fall_of(LoopCore loop not None):
+def fallback_of(LoopCore loop not None):
     """Return why *loop* has changed from the kernel's ring to the software ring.
 
     The result is the errno and the name of the system call that failed; None if *loop* has not
     changed rings.
     """
-    return loop.ring.fallen
+    return loop.ring.fallback_cause
 
 
-def tell_fall_to(LoopCore loop not None, function):
+def set_fallback_callback(LoopCore loop not None, function):
     """Have *function* called with errno and system call when *loop* changes rings.
 
     *function* must not keep the loop alive.
     """
-    loop.ring.on_fall = function
+    loop.ring.on_fallback = function
 
 
 def open_loops():
@@ -72,7 +72,7 @@ def open_loops():
     return [loop for loop in loops if loop is not None and not (<LoopCore>loop).closed]
 
 
-def place_of(LoopCore loop not None):
+def thread_state_of(LoopCore loop not None):
     """Return the thread that runs *loop* or 0, its CPU seconds, whether the loop sleeps, and the
     seconds that its present turn has lasted (0.0 if turns are not timed)."""
     cdef clockid_t clock = 0
@@ -126,7 +126,7 @@ def stats_of(LoopCore loop not None):
 def watch_stalls(LoopCore loop not None, long milliseconds):
     """Time the turns of *loop* from now on; one of *milliseconds* or more is a stall."""
     loop.times.stall_ns = milliseconds * 1_000_000
-    wish(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
+    request_timing(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
 
 
 def time_turns(bint wanted):
@@ -135,30 +135,30 @@ def time_turns(bint wanted):
     MONITORED = wanted
     for loop in open_loops():
         if wanted:
-            wish(<LoopCore>loop, FOR_MONITOR)
+            request_timing(<LoopCore>loop, FOR_MONITOR)
         else:
-            (<LoopCore>loop).times.wishes &= ~FOR_MONITOR
+            (<LoopCore>loop).times.timing_users &= ~FOR_MONITOR
 
 
 def keep_histograms(LoopCore loop not None):
     """Time the turns and the callbacks of *loop* by the precise clock from now on."""
-    wish(loop, FOR_HISTOGRAMS)
+    request_timing(loop, FOR_HISTOGRAMS)
 
 
-cdef int wish(LoopCore loop, int wishes) except -1:
+cdef int request_timing(LoopCore loop, int timing_users) except -1:
     if loop.times.stall_ns == 0:
         loop.times.stall_ns = STALL_MS * 1_000_000
-    if loop.times.wishes == 0:
+    if loop.times.timing_users == 0:
         # The loop may be in mid-turn, and when that turn began is not known.
         loop.times.began_ns = turn_clock_ns(&loop.times)
-    loop.times.wishes |= wishes
+    loop.times.timing_users |= timing_users
     return 0
 
 
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
     if (loop.thread_id == 0 or loop.ring.u.inherited or loop.sleeping
-            or loop.times.wishes == 0):
+            or loop.times.timing_users == 0):
         return 0.0
     return max(turn_clock_ns(&loop.times) - loop.times.began_ns, 0) * 1e-9
 

@@ -53,8 +53,8 @@ cdef inline int release(PyObject *waiting) except -1:
     """Drop the reference to a timer that leaves the heap; the collector tracks it again."""
     cdef TimerHandle timer = <TimerHandle>waiting
     if timer.is_cancelled:
-        timer.tally[0] -= 1
-    timer.tally = NULL
+        timer.cancelled_count[0] -= 1
+    timer.cancelled_count = NULL
     PyObject_GC_Track(timer)
     Py_DECREF_owned(waiting)
     return 0
@@ -72,7 +72,7 @@ cdef class TimerHeap:
             self._resize(max(2 * self.capacity, FIRST))
         self.sequence += 1
         timer.sequence = self.sequence
-        timer.tally = &self.cancelled
+        timer.cancelled_count = &self.cancelled
         PyObject_GC_UnTrack(timer)
         Py_INCREF(timer)
         self.entries[self.count].ns = timer.deadline_ns()

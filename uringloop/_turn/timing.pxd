@@ -8,7 +8,7 @@ cdef enum:
     DURATION_BOUNDS = 19
 
 
-cdef enum Wish:
+cdef enum TimingUser:
     # Reasons to time the turns of a loop.
     FOR_STALLS = 1          # Loop(stall_ms=)
     FOR_MONITOR = 2         # uringloop.monitor
@@ -23,7 +23,7 @@ cdef struct Durations:
 
 
 cdef struct Times:
-    int wishes              # bits of Wish; 0 costs a branch for each turn, and reads no clock
+    int timing_users        # bits of TimingUser; 0 costs a branch for each turn, and reads no clock
     int64_t began_ns        # when the present turn began; stale while the loop sleeps or is stopped
     int64_t stall_ns        # a turn that takes this long is a stall
     uint64_t stalls
@@ -42,17 +42,17 @@ cdef void add_duration(Durations *durations, int64_t took_ns) noexcept
 
 cdef inline void begin_turn(Times *times) noexcept:
     """Note that the loop is awake: a turn, or the rest of one, begins."""
-    if times.wishes:
+    if times.timing_users:
         mark_begin(times)
 
 
 cdef inline void end_turn(Times *times) noexcept:
     """Note that a turn's work is done; the next turn begins unless the loop sleeps."""
-    if times.wishes:
+    if times.timing_users:
         mark_end(times)
 
 
-cdef inline int power_of(uint64_t count, int most) noexcept:
+cdef inline int log2_at_most(uint64_t count, int most) noexcept:
     """Return the base-2 logarithm of *count*, rounded down, and at most *most*."""
     cdef int power = 0
     while count > 1 and power < most:

@@ -36,7 +36,7 @@ note_bounds()
 
 
 cdef int64_t turn_clock_ns(const Times *times) noexcept:
-    if times.wishes & (FOR_HISTOGRAMS | FOR_PRECISION):
+    if times.timing_users & (FOR_HISTOGRAMS | FOR_PRECISION):
         return uring_clock_ns()
     return uring_clock_coarse_ns()
 
@@ -53,7 +53,7 @@ cdef void mark_end(Times *times) noexcept:
         times.stalls += 1
         times.stall_began_ns = times.began_ns
         times.stall_took_ns = took
-    if times.wishes & FOR_HISTOGRAMS:
+    if times.timing_users & FOR_HISTOGRAMS:
         add_duration(&times.turns, took)
     times.began_ns = now
 

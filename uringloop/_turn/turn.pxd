@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint64_t
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.wakeup cimport WakeUp
-from uringloop._turn.fd_table cimport Owners
+from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.timers cimport TimerHeap
@@ -57,26 +57,26 @@ cdef class LoopCore:
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
-    cdef int64_t files_until    # when file calls must stop in this turn; 0 before the first one
+    cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     cdef bint sleeping          # in a wait: other threads must wake the loop
     cdef bint stopping
-    cdef bint sending           # sends may be submitted in mid-turn: from take_over until settle
+    cdef bint sending           # sends may be submitted in mid-turn: during a run
     cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint closed
     cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
     cdef bint debug
-    cdef unsigned long thread_id    # of the thread that runs the loop; 0 if none does
-    cdef dict future_options    # arguments of every Future; None before the first and when closed
-    cdef Handle current_handle  # the handle that runs, if handles are timed; else None
-    cdef Owners owners          # the transports, by descriptor
+    cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does
+    cdef dict future_options      # arguments of every Future; None before the first and when closed
+    cdef Handle current_handle    # the handle that runs, if handles are timed; else None
+    cdef FdTable fd_table         # the transports, by descriptor
     cdef Counters counters
     cdef Times times            # of turns and callbacks, measured on request
     cdef public double slow_callback_duration
     # __del__ closes the loop before the garbage collector clears it: only then may the collector
     # visit what the operations in flight refer to.
-    cdef public bint _closes_itself
+    cdef public bint _del_closes
     cdef object __weakref__
 
     cdef int64_t now_ns(self) except? -1
@@ -88,7 +88,7 @@ cdef class LoopCore:
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
-    cdef int feed_starved(self, BufferPool pool) except -1
+    cdef int rearm_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
     cdef int run_due(self) except -1
     cdef int run_handle(self, Handle handle) except -1
@@ -101,7 +101,7 @@ cdef class LoopCore:
         return not (self.ready.count or self.stopping or self.ring.has_completions()
                     or self.has_starved() or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1
-    cdef bint has_held_back(self) except -1
+    cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1
     cdef int flush_early(self) except -1

@@ -19,7 +19,7 @@ class Flushable: ...
 @disjoint_base
 class LoopCore:
     slow_callback_duration: float
-    _closes_itself: bool
+    _del_closes: bool
 
     def __init__(
         self,

@@ -45,11 +45,11 @@ from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._ring.lifecycle cimport drain, fall_over, settle, take_over
+from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
-from uringloop._turn.fd_table cimport Owners
+from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport (
     Handle,
     TimerHandle,
@@ -62,7 +62,7 @@ from uringloop._turn.handles cimport (
 )
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
-from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, power_of
+from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most
 
 
 # One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
@@ -99,7 +99,7 @@ cdef class LoopCore:
         self.flush_list = []
         self.rearm_list = []
         self.timers = TimerHeap()
-        self.owners = Owners()
+        self.fd_table = FdTable()
         self.slow_callback_duration = 0.1
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
@@ -241,7 +241,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
-        self.files_until = 0
+        self.file_deadline_ns = 0
         self.counters.turns += 1
         if self.timers.count:
             self.expire_timers()
@@ -266,7 +266,7 @@ cdef class LoopCore:
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
         if self.ring.forbidden is not None:
-            fall_over(self.ring)
+            fall_back(self.ring)
         self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
@@ -281,12 +281,12 @@ cdef class LoopCore:
             self.dispatch()
         if self.ring.completions != before:
             before = self.ring.completions - before
-            self.counters.batches[power_of(before, BATCH_SIZES - 1)] += 1
+            self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)] += 1
             self.counters.batched += before
         if PyList_GET_SIZE(self.pool.starved):
-            self.feed_starved(self.pool)
+            self.rearm_starved(self.pool)
         if PyList_GET_SIZE(self.datagram_pool.starved):
-            self.feed_starved(self.datagram_pool)
+            self.rearm_starved(self.datagram_pool)
         return 0
 
     @cython.final
@@ -299,7 +299,7 @@ cdef class LoopCore:
                 self.call_exception_handler(
                     {"message": "No memory to handle a completion", "exception": exc})
 
-    cdef int feed_starved(self, BufferPool pool) except -1:
+    cdef int rearm_starved(self, BufferPool pool) except -1:
         """Re-arm as many starved receives as the pool has buffers: more would starve again."""
         cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
         cdef list fed = pool.starved[:count]
@@ -344,7 +344,7 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_handle(self, Handle handle) except -1:
-        if self.debug or self.times.wishes & FOR_HISTOGRAMS:
+        if self.debug or self.times.timing_users & FOR_HISTOGRAMS:
             return self.run_timed(handle)
         return handle.run()
 
@@ -355,7 +355,7 @@ cdef class LoopCore:
             handle.run()
         finally:
             self.current_handle = None
-        if self.times.wishes & FOR_HISTOGRAMS:
+        if self.times.timing_users & FOR_HISTOGRAMS:
             add_duration(&self.times.callbacks, uring_clock_ns() - began)
         return self.report_slow(began, handle) if self.debug else 0
 
@@ -401,7 +401,7 @@ cdef class LoopCore:
         # First, because it may drop cancelled timers, whose destructors may release the GIL. After
         # is_idle() no other thread may run until `sleeping` is set: its callback would be missed.
         deadline = self.timers.next_deadline_ns()
-        if self.is_idle() and not self.has_held_back():
+        if self.is_idle() and not self.fetch_held_back():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             if timeout == URING_FOREVER or timeout > 0:
@@ -416,7 +416,7 @@ cdef class LoopCore:
                 return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
 
-    cdef bint has_held_back(self) except -1:
+    cdef bint fetch_held_back(self) except -1:
         """Fetch completions that the kernel holds back: a sleep would bring only one of them."""
         if not self.ring.has_task_work():
             return False
@@ -487,10 +487,10 @@ cdef class LoopCore:
                 if self.stopping:
                     break
         finally:
-            # settle() may call resume_writing(): what that writes is sent in the next run.
+            # This may call resume_writing(): what that writes is sent in the next run.
             self.sending = False
             try:
-                settle(self.ring)
+                end_run_operations(self.ring)
             finally:
                 self.ring.running = False
                 self.stopping = False
@@ -556,7 +556,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
-        return self.owners.get(fd)
+        return self.fd_table.get(fd)
 
     # ── counters ─────────────────────────────────────────────────────────────────────────────
 
@@ -573,7 +573,7 @@ cdef class LoopCore:
         return self.ring.u.enters
 
 
-cdef object call_soon_at_once(
+cdef object call_soon_fast(
         object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
     """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
     cdef LoopCore loop = <LoopCore>self
@@ -597,7 +597,7 @@ cdef object call_soon_at_once(
 
 cdef PyMethodDef call_soon_definition
 cdef object CALL_SOON = LoopCore.call_soon
-set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_at_once)
+set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_fast)
 
 
 cdef traverseproc traverse_fields
@@ -607,7 +607,7 @@ cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
     """Visit, for the collector, also the untracked timers and the operations in flight."""
     cdef LoopCore loop = <LoopCore>self
     return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
-            or (loop._closes_itself and traverse_ring(loop.ring, visit, argument)))
+            or (loop._del_closes and traverse_ring(loop.ring, visit, argument)))
 
 
 traverse_fields = set_traverse(LoopCore, traverse_all)

@@ -21,7 +21,7 @@ from . import report
 from .loadgen import Histogram
 from .loops import REFERENCES
 from .settings import Settings
-from .summary import BASELINE, JUDGED, Quantity, Result, Summary
+from .summary import BASELINE, SUBJECT, Quantity, Result, Summary
 
 # Colours of Okabe and Ito, which colour-blind readers can distinguish, without yellow and black,
 # which are invisible on one of the two backgrounds. Markers distinguish the lines as well.
@@ -163,11 +163,11 @@ def style_of(name: str, names: list[str]) -> dict[str, Any]:
         look = {"color": _REFERENCE_COLOUR, "linestyle": "--"}
     else:
         # uringloop has the first colour, wherever it is listed.
-        order = sorted(loops, key=lambda each: (each != JUDGED, each != BASELINE))
+        order = sorted(loops, key=lambda each: (each != SUBJECT, each != BASELINE))
         look = {"color": _COLOURS[order.index(name) % len(_COLOURS)], "linestyle": "-"}
     return look | {
         "marker": _MARKERS[names.index(name) % len(_MARKERS)],
-        "linewidth": 2.4 if name == JUDGED else 1.4,
+        "linewidth": 2.4 if name == SUBJECT else 1.4,
         "markersize": 5,
         "label": name,
     }

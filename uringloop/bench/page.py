@@ -72,5 +72,5 @@ def _row(kind: str, cells: list[str]) -> str:
         side = ' class="word"' if heading in report.LEFT else ""
         parts.append(f"<{kind}{side}>{html.escape(text)}</{kind}>")
     # The row of the loop that the page is about.
-    judged = ' class="judged"' if summary.JUDGED in cells else ""
+    judged = ' class="judged"' if summary.SUBJECT in cells else ""
     return f"<tr{judged}>{''.join(parts)}</tr>"

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from .settings import Settings
-from .summary import BASELINE, JUDGED, PERCENTILES, Quantity, Result, verdict
+from .summary import BASELINE, PERCENTILES, SUBJECT, Quantity, Result, verdict
 
 # Raised when a field of the JSON changes its meaning or goes away.
 JSON_SCHEMA = 1
@@ -91,7 +91,7 @@ def table_lines(results: list[Result]) -> list[str]:
 
 def title(names: list[str]) -> str:
     """Return the title: the loops that are compared, the one that the report is about first."""
-    ordered = sorted(dict.fromkeys(names), key=lambda name: name != JUDGED)
+    ordered = sorted(dict.fromkeys(names), key=lambda name: name != SUBJECT)
     if not ordered:
         return "An echo server"
     if len(ordered) == 1:

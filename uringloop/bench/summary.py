@@ -14,7 +14,7 @@ from .runner import Row
 # The loop that every other one is compared with.
 BASELINE = "uvloop"
 # The loop that the report is about.
-JUDGED = "uringloop"
+SUBJECT = "uringloop"
 
 PERCENTILES = (50.0, 99.0, 99.9)
 
@@ -128,13 +128,13 @@ def verdict(results: list[Result], rate: float) -> str:
     measured = {(one.row.loop, one.row.cell): one.summary for one in results if one.summary}
     cells = list(dict.fromkeys(one.row.cell for one in results))
     # The servers in C show the limit; they are no loops.
-    others = {one.row.loop for one in results} - {JUDGED, *REFERENCES}
+    others = {one.row.loop for one in results} - {SUBJECT, *REFERENCES}
     parts: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):
         pairs = [
-            (measured[JUDGED, cell], measured[name, cell])
+            (measured[SUBJECT, cell], measured[name, cell])
             for cell in cells
-            if (JUDGED, cell) in measured and (name, cell) in measured
+            if (SUBJECT, cell) in measured and (name, cell) in measured
         ]
         if not pairs:
             continue
@@ -149,10 +149,10 @@ def verdict(results: list[Result], rate: float) -> str:
             served = f"{speed} times the requests per second of {name}"
             parts.append(f"{served} with {cost} of its CPU time for each")
     if not parts:
-        return f"{JUDGED} was not compared with another loop."
+        return f"{SUBJECT} was not compared with another loop."
     means = f", on average over {len(cells)} cells" if len(cells) > 1 else ""
     verb = "took for each request" if rate else "served"
-    return f"{JUDGED} {verb} {'; '.join(parts)}{means}."
+    return f"{SUBJECT} {verb} {'; '.join(parts)}{means}."
 
 
 def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], Quantity]) -> str:

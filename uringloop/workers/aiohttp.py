@@ -43,7 +43,7 @@ class Worker(GunicornWebWorker):
     def init_process(self) -> None:
         close_inherited_loop()
         self.loop = loop = new_event_loop()
-        self.log.info(backends.described(loop.backend, loop.backend_reason))
+        self.log.info(backends.startup_line(loop.backend, loop.backend_reason))
         asyncio.set_event_loop(loop)
         # Skip aiohttp's init_process(), which would replace the loop by an asyncio loop.
         base.Worker.init_process(self)

@@ -26,7 +26,7 @@ except ImportError as exc:
 def build_loop() -> Loop:
     """Create a worker's loop, set it as the current event loop, and return it."""
     loop = new_event_loop()
-    logger.info(backends.described(loop.backend, loop.backend_reason))
+    logger.info(backends.startup_line(loop.backend, loop.backend_reason))
     asyncio.set_event_loop(loop)
     return loop
 

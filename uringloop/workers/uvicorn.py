@@ -37,7 +37,7 @@ logger = logging.getLogger("uvicorn.error")
 def new_event_loop() -> Loop:
     """Return a new loop for a worker, and log which ring it uses."""
     loop = policy.new_event_loop()
-    logger.info(backends.described(loop.backend, loop.backend_reason))
+    logger.info(backends.startup_line(loop.backend, loop.backend_reason))
     return loop
 
 
