@@ -64,7 +64,7 @@ bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" 
 
 compare: $(VENV)/compare  ## Compare all loops in every workload; ARGS="--list" for its rows
 	@mkdir -p build
-	$(RUN) benchmarks/compare.py --loops all $(ARGS)
+	$(RUN) benchmarks/compare --loops all $(ARGS)
 
 # Loops that exist for some Pythons only: a wheel, or none. And TLS for asyncio and uvloop.
 PEERS = rloop rsloop zuvloop blazio aiofastnet
@@ -86,13 +86,13 @@ bench-peers: $(VENV)/compare  ## Compare with every loop, each under a Python th
 	    ARGS="--json build/compare-$$version.json $(ARGS)"; \
 	  test -s build/compare-$$version.json || exit 1; \
 	done
-	$(RUN) benchmarks/compare.py --merge $(PEER_REPORTS) \
+	$(RUN) benchmarks/compare --merge $(PEER_REPORTS) \
 	  --json build/compare.json --markdown build/compare.md --plot build/compare.png
 
 # The folder is on a disk: one in memory has nothing to sync.
 bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of threads; ARGS="--quick"
 	@mkdir -p build
-	$(RUN) benchmarks/files.py --folder build --json build/files.json \
+	$(RUN) benchmarks/files --folder build --json build/files.json \
 	  --markdown build/files.md --plot build/files.png $(ARGS)
 
 bench-servers: $(VENV)/frameworks  ## Compare web servers with four workers on uvloop and this loop; ARGS="--reload"
@@ -100,7 +100,7 @@ bench-servers: $(VENV)/frameworks  ## Compare web servers with four workers on u
 
 faults: $(VENV)/installed  ## Try what befalls a server, on every loop; ARGS="--only reset"
 	@mkdir -p build
-	$(RUN) benchmarks/faults.py --markdown build/faults.md $(ARGS)
+	$(RUN) benchmarks/faults --markdown build/faults.md $(ARGS)
 
 soak: $(VENV)/compare  ## A long mixed load on either ring, every byte checked: MINUTES=30
 	@mkdir -p build

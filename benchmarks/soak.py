@@ -37,8 +37,8 @@ from typing import Any
 # For an interpreter that does not look beside the script (PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults_shared import open_fds
-from parity_probes import tls_contexts
+from faults.common import open_fds
+from parity.probes import tls_contexts
 
 import uringloop
 from uringloop.bench.counters import rss_bytes

@@ -1,29 +1,17 @@
-"""Each probe of benchmarks/parity.py, which cover all features of asyncio, passes on this loop."""
+"""Each probe of benchmarks/parity, which cover all features of asyncio, passes on this loop."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-
-def load() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "parity.py"
-    spec = importlib.util.spec_from_file_location("parity", path)
-    assert spec is not None
-    assert spec.loader is not None
-    # Its probes are modules in the same directory.
-    sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = load()
+# The packages of this folder are imported by name.
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+parity = importlib.import_module("parity.cli")
 
 
 @pytest.mark.parametrize("name", parity.PROBES)

@@ -275,7 +275,7 @@ def test_no_instruction_installs_a_distribution_called_uringloop() -> None:
     told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
     named = re.compile(r"uringloop\[")
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
-    files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "setup.py"]
+    files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "setup.py"]
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in files

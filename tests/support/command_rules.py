@@ -109,11 +109,11 @@ def check_bench(words: Words) -> None:
 # Checks of ARGS, by target of make.
 ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "bench": check_bench,
-    "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files.py"),
-    "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
+    "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files"),
+    "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare"),
     "bench-servers": lambda words: check_options(words, sys.executable, "benchmarks/servers.py"),
-    "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare.py"),
-    "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults.py"),
+    "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare"),
+    "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults"),
     "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
     "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
     "test": lambda words: check_pytest(words),

@@ -24,12 +24,12 @@ from uringloop.bench.workloads.http import BODY
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-# The modules in this directory import each other by name, as in tests/loop/test_parity.py.
+# The packages of this folder are imported by name.
 sys.path.insert(0, str(BENCHMARKS))
-compare = importlib.import_module("compare")
-methods = importlib.import_module("compare_methods")
-rows = importlib.import_module("compare_rows")
-report = importlib.import_module("compare_report")
+compare = importlib.import_module("compare.cli")
+methods = importlib.import_module("compare.methods")
+rows = importlib.import_module("compare.rows")
+report = importlib.import_module("compare.report")
 
 pytestmark = pytest.mark.usefixtures("restored_sigterm")
 
@@ -203,7 +203,7 @@ def test_a_failed_load_raises_instead_of_giving_a_figure(output: str, words: str
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "compare.py"), *arguments]
+    command = [sys.executable, str(BENCHMARKS / "compare"), *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=os.environ | environ
     )

@@ -1,6 +1,6 @@
-"""What benchmarks/files.py measures: one contender doing one kind of work, in a process of its own.
+"""What benchmarks/files measures: one contender doing one kind of work, in a process of its own.
 
-`python benchmarks/files_work.py CONTENDER WORK FOLDER SECONDS` prints one line of JSON: operations,
+`python benchmarks/files/work.py CONTENDER WORK FOLDER SECONDS` prints one line of JSON: operations,
 seconds, seconds of processor time of all threads, and how late a timer was, in ms.
 """
 

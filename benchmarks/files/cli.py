@@ -1,4 +1,4 @@
-"""Asynchronous files compared: `python benchmarks/files.py [--quick] [--json FILE] [--plot FILE]`.
+"""Asynchronous files compared: `python benchmarks/files [--quick] [--json FILE] [--plot FILE]`.
 
 Ours on our loop, aiofiles and run_in_executor on uvloop, and plain calls without a loop. Each
 measurement is a process of its own; the contenders take turns, and medians are compared. Files are
@@ -25,13 +25,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
-sys.path.insert(0, str(Path(__file__).parent))
-
-import files_work
-
 from uringloop.bench import environment, placement
 from uringloop.bench.loadgen import Histogram, LoadGenerator
+
+from .work import (
+    BIG_BLOCK,
+    BIG_BYTES,
+    CACHED_BYTES,
+    CONTENDERS,
+    LINE_SIZES,
+    LINES_BYTES,
+    SMALL_BYTES,
+    SMALL_FILES,
+    WORKS,
+)
 
 ROUNDS = 5
 SECONDS = 1.0
@@ -54,20 +61,20 @@ def prepare(folder: Path) -> None:
     """Make the files, and have them in the page cache."""
     for name in ("small", "written"):
         (folder / name).mkdir()
-        for number in range(files_work.SMALL_FILES):
-            (folder / name / str(number)).write_bytes(bytes(files_work.SMALL_BYTES))
-    for name, size in (("cached", files_work.CACHED_BYTES), ("big", files_work.BIG_BYTES)):
+        for number in range(SMALL_FILES):
+            (folder / name / str(number)).write_bytes(bytes(SMALL_BYTES))
+    for name, size in (("cached", CACHED_BYTES), ("big", BIG_BYTES)):
         with open(folder / name, "wb") as file:
-            for _ in range(size // files_work.BIG_BLOCK):
-                file.write(os.urandom(files_work.BIG_BLOCK))
-    for size in files_work.LINE_SIZES:
+            for _ in range(size // BIG_BLOCK):
+                file.write(os.urandom(BIG_BLOCK))
+    for size in LINE_SIZES:
         line = b"x" * (size - 1) + b"\n"
-        for part, count in (("", files_work.LINES_BYTES // size), ("-part", 10_000)):
+        for part, count in (("", LINES_BYTES // size), ("-part", 10_000)):
             (folder / f"lines-{size}{part}").write_bytes(line * count)
     os.sync()
     for name in ("cached", "big"):
         with open(folder / name, "rb") as file:
-            while file.read(files_work.BIG_BLOCK):
+            while file.read(BIG_BLOCK):
                 pass
 
 
@@ -75,7 +82,7 @@ def command(contender: str, work: str, folder: Path, seconds: float = 0.0) -> li
     """Return the command of one measurement; the echo server works until it is told to end."""
     return [
         sys.executable,
-        files_work.__file__,
+        str(Path(__file__).with_name("work.py")),
         contender,
         work,
         str(folder),
@@ -92,8 +99,8 @@ def have_memory(path: Path) -> None:
     take, and is freed just before it is needed.
     """
     with path.open("wb") as file:
-        for _ in range(files_work.BIG_BYTES // files_work.BIG_BLOCK):
-            file.write(bytes(files_work.BIG_BLOCK))
+        for _ in range(BIG_BYTES // BIG_BLOCK):
+            file.write(bytes(BIG_BLOCK))
     time.sleep(HELD_SECONDS)
     path.unlink()
 
@@ -214,7 +221,7 @@ def measured_all(options: argparse.Namespace) -> dict[str, dict[str, Result]]:
             echo = work == "echo"
             if echo and options.core is not None:
                 continue
-            contenders = list(ECHO_CONTENDERS if echo else files_work.CONTENDERS)
+            contenders = list(ECHO_CONTENDERS if echo else CONTENDERS)
             length = ECHO_SECONDS if echo and not options.quick else seconds
             works[work] = compare(work, contenders, folder, rounds, length)
     finally:
@@ -261,7 +268,7 @@ def table(report: dict[str, Any]) -> str:
 
 def draw_work(axes: Any, works: dict[str, dict[str, Result]]) -> None:
     """Draw operations per second of each kind of work, relative to aiofiles."""
-    names = list(files_work.CONTENDERS)
+    names = list(CONTENDERS)
     for number, name in enumerate(names):
         bases = [each["aiofiles"]["per_second"] for each in works.values()]
         found = [each[name]["per_second"] for each in works.values()]
@@ -314,7 +321,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add("--works", default=",".join(files_work.WORKS), help="which kinds of work")
+    add("--works", default=",".join(WORKS), help="which kinds of work")
     add("--rounds", type=int, default=ROUNDS)
     add("--seconds", type=float, default=SECONDS, help="of a round of reads")
     add("--quick", action="store_true", help="one short round: no figures to quote")
@@ -348,7 +355,3 @@ def main() -> int:
         draw(report, options.plot)
     print(table(report))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from faults_shared import LOCALHOST, Factory, Fault, must
+from .common import LOCALHOST, Factory, Fault, must
 
 CLIENTS = 20
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults_shared import (
+from .common import (
     MB,
     Counted,
     Ends,

@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from faults_shared import (
+from parity.probes import tls_contexts
+
+from uringloop.bench.counters import rss_bytes
+
+from .common import (
     LOCALHOST,
     MB,
     Counted,
@@ -29,9 +33,6 @@ from faults_shared import (
     serving,
     wait_for,
 )
-from parity_probes import tls_contexts
-
-from uringloop.bench.counters import rss_bytes
 
 
 def reset_before_accept(factory: Factory) -> str:

@@ -1,4 +1,4 @@
-"""One small program for each feature of asyncio; parity.py runs them. Each raises if it fails."""
+"""One small program for each feature of asyncio; `cli` runs them. Each raises if it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 Loop = asyncio.AbstractEventLoop
 Probe = Callable[[Any], Awaitable[None]]
 
-CERTIFICATE = Path(__file__).parents[1] / "tests" / "certificates"
+CERTIFICATE = Path(__file__).parents[2] / "tests" / "certificates"
 
 PROBES: dict[str, Probe] = {}
 

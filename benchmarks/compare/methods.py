@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import compare_backends
-
 from uringloop.bench import counters, loads, loops, process, program
 from uringloop.bench.child import Child, Refused, ask
 from uringloop.bench.client import Measurement
@@ -28,6 +26,8 @@ from uringloop.bench.loadgen import Histogram
 from uringloop.bench.placement import Placement, choose
 from uringloop.bench.runner import Runner
 from uringloop.bench.settings import Address, Cell, MissingError, Settings
+
+from . import databases
 
 # By name: nanoseconds of CPU and of wall time per operation, bytes, whatever a row is judged by.
 Figures = dict[str, float]
@@ -280,11 +280,11 @@ class Program:
     """A program that measures itself; the client of a database if *backend* serves it."""
 
     name: str
-    backend: compare_backends.Backend | None = None
+    backend: databases.Backend | None = None
 
     @contextlib.contextmanager
     def __call__(self, bench: Bench) -> Iterator[Measure]:
-        backend = self.backend or compare_backends.nothing
+        backend = self.backend or databases.nothing
         with backend(bench.placement, bench.directory) as address:
 
             def measure(loop: str) -> Figures:

@@ -1,6 +1,6 @@
-"""What loops do about faults: `python benchmarks/faults.py [--loops A,B] [--only WORD]`.
+"""What loops do about faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
 
-Each fault of faults_peers.py, faults_life.py, faults_limits.py and faults_ends.py is tried on each
+Each fault of peers.py, life.py, limits.py and ends.py is tried on each
 loop in a process of its own, and what came of it is a cell of the table: bytes lost, memory,
 descriptors, how long until all was well again. What must not be is in bold.
 
@@ -17,30 +17,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
-sys.path.insert(0, str(Path(__file__).parent))
-
-import faults_ends
-import faults_life
-import faults_limits
-import faults_peers
-from faults_shared import Fault
-
 from uringloop.bench import loops
 
+from . import ends, life, limits, peers
+from .common import Fault
+
 FAULTS: tuple[Fault, ...] = (
-    *faults_peers.FAULTS,
-    *faults_life.FAULTS,
-    *faults_limits.FAULTS,
-    *faults_ends.FAULTS,
+    *peers.FAULTS,
+    *life.FAULTS,
+    *limits.FAULTS,
+    *ends.FAULTS,
 )
 LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
 PATIENCE_S = 120
 
+# What the process of a single fault runs: this folder.
+PROGRAM = Path(__file__).parent
+
 
 def try_one(fault: Fault, loop: str) -> str:
     """Return what came of a fault, in a process of its own."""
-    command = [sys.executable, __file__, "--child", fault.__name__, "--loops", loop]
+    command = [sys.executable, str(PROGRAM), "--child", fault.__name__, "--loops", loop]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -97,7 +94,3 @@ def main() -> int:
     if options.markdown:
         options.markdown.write_text("\n".join(rows) + "\n")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Event loops compared row by row: `python benchmarks/compare.py [--rows NAME,...] [--quick]`.
+"""Event loops compared row by row: `python benchmarks/compare [--rows NAME,...] [--quick]`.
 
 Server, client or program and its load share one core under SCHED_BATCH, and what is compared is the
 CPU time of the measured process for each operation. Each measurement has fresh processes, and the
@@ -18,19 +18,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
-sys.path.insert(0, str(Path(__file__).parent))
-
-import compare_report
-import compare_rows
-from compare_methods import Bench, Measure
-from compare_report import Cell, Line, Table
-from compare_rows import Row
-
 from uringloop.bench import environment, loops, placement, process, reference
 from uringloop.bench.child import Refused
 from uringloop.bench.cli import Parser, check_file, guarded, names, refuse
 from uringloop.bench.settings import BenchError, MissingError
+
+from . import report
+from .methods import Bench, Measure
+from .report import Cell, Line, Table
+from .rows import Row, chosen
 
 DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
 # The one that is judged comes last, beside the servers in C.
@@ -67,7 +63,7 @@ def columns_of(row: Row, chosen: tuple[str, ...], programs: dict[str, Path]) -> 
 
 def take_round(row: Row, column: str, cell: Cell, measure: Measure) -> None:
     """Take one round of a cell, unless an earlier one has shown that there is no use."""
-    if cell.status != compare_report.OK:
+    if cell.status != report.OK:
         return
     if column not in loops.REFERENCES and not loops.installed(column):
         cell.give_up("not installed", "")
@@ -109,7 +105,7 @@ def report_step(row: Row, column: str, cell: Cell) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(prog="compare.py", description="Compare asyncio event loops row by row.")
+    made = Parser(prog="benchmarks/compare", description="Compare asyncio event loops row by row.")
     add = made.add_argument
     add("--rows", type=names, default=(), metavar="NAME,...", help="rows, groups or patterns (all)")
     add(
@@ -190,12 +186,12 @@ def check(arguments: argparse.Namespace) -> list[Row]:
     for name in arguments.loops:
         loops.check(name)
     if arguments.plot is not None:
-        import compare_plot
+        from . import plot
 
-        compare_plot.check(arguments.plot)
+        plot.check(arguments.plot)
     for path in (arguments.json, arguments.markdown, arguments.plot):
         check_file(path)
-    return compare_rows.chosen(arguments.rows)
+    return chosen(arguments.rows)
 
 
 def run(argv: list[str] | None) -> int:
@@ -205,19 +201,19 @@ def run(argv: list[str] | None) -> int:
         list_rows(rows)
         return 0
     if arguments.merge:
-        table = compare_report.merge([compare_report.load(path) for path in arguments.merge])
+        table = report.merge([report.load(path) for path in arguments.merge])
     else:
         table = measured(arguments, rows)
-    text = compare_report.markdown(table)
+    text = report.markdown(table)
     print(text, end="")
     if arguments.json is not None:
-        arguments.json.write_text(compare_report.to_json(table))
+        arguments.json.write_text(report.to_json(table))
     if arguments.markdown is not None:
         arguments.markdown.write_text(text)
     if arguments.plot is not None:
-        import compare_plot
+        from . import plot
 
-        compare_plot.draw(table, arguments.plot)
+        plot.draw(table, arguments.plot)
     failed = any(cell.status == "failed" for line in table.lines for cell in line.cells.values())
     return 1 if failed and not arguments.merge else 0
 
@@ -225,7 +221,3 @@ def run(argv: list[str] | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Compare and return the exit status."""
     return guarded("compare", lambda: run(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

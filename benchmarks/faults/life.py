@@ -19,7 +19,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from faults_shared import (
+from uringloop.bench.counters import rss_bytes
+
+from .common import (
     MB,
     Counted,
     Ends,
@@ -32,8 +34,6 @@ from faults_shared import (
     must,
     open_fds,
 )
-
-from uringloop.bench.counters import rss_bytes
 
 
 def fork_while_running(factory: Factory) -> str:

@@ -10,10 +10,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from compare_report import CURVE, SUBJECT, Table
-
 from uringloop.bench.loops import REFERENCES
 from uringloop.bench.settings import BenchError
+
+from .report import CURVE, JUDGED, Table
 
 # matplotlib writes more, these are the ones that a document shows.
 SUFFIXES = (".png", ".svg")

@@ -1,9 +1,9 @@
-"""What asyncio promises and each loop does: `python benchmarks/parity.py [LOOP...]`.
+"""What asyncio promises and each loop does: `python benchmarks/parity [LOOP...]`.
 
 Every probe is a small program on one feature, run in a process of its own, because some loops
 abort, hang or crash where others raise. What happened becomes a word in a Markdown table on
 stdout: yes; no (with the exception), hangs, dies. Nothing is asserted here:
-tests/loop/test_parity.py does that for this package's own loop. `python benchmarks/parity.py
+tests/loop/test_parity.py does that for this package's own loop. `python benchmarks/parity
 --probe NAME LOOP` runs one.
 """
 
@@ -19,13 +19,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
-sys.path.insert(0, str(Path(__file__).parent))
-
-from parity_probes import PROBES
+from .probes import PROBES
 
 # Seconds after which a probe hangs: each takes milliseconds where it works.
 PROBE_SECONDS = 10
+
+# What the process of a single probe runs: this folder.
+PROGRAM = Path(__file__).parent
 LOOPS = ("asyncio", "uvloop", "rloop", "blazio", "zuvloop", "rsloop", "uringloop")
 
 
@@ -47,7 +47,7 @@ def run_one(name: str, loop_name: str) -> None:
 
 def outcome(name: str, loop_name: str) -> str:
     """Run a probe in its own process; return the word for the table."""
-    command = [sys.executable, __file__, "--probe", name, loop_name]
+    command = [sys.executable, str(PROGRAM), "--probe", name, loop_name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -77,7 +77,3 @@ def main() -> None:
     print("| :-- |" + " :-: |" * len(loops))
     for name in PROBES:
         print(f"| {name} | " + " | ".join(outcome(name, loop) for loop in loops) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,10 +10,10 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compare_backends import postgresql, redis
-from compare_methods import Echo, Http, Load, Method, Program, Tail, importing
-
 from uringloop.bench.settings import BenchError
+
+from .databases import postgresql, redis
+from .methods import Echo, Http, Load, Method, Program, Tail, importing
 
 # What 10,000 idle connections and the curve go up to.
 CONNECTIONS_MAX = 10_000

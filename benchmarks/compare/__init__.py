@@ -1,0 +1,1 @@
+"""Event loops compared row by row. In reading order: `rows`, `methods`, `report`, `cli`."""

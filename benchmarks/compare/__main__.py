@@ -1,0 +1,14 @@
+"""Entry of `python benchmarks/compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# The packages of this folder are imported by name: compare, and those that it shares code with.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from compare.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
