@@ -16,21 +16,21 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from uringloop.bench import environment, loops, placement, process, reference
-from uringloop.bench.child import Refused
-from uringloop.bench.cli import Parser, check_file, guarded, names, refuse
-from uringloop.bench.settings import BenchError, MissingError
+from uringloop.bench import environment, loops, placement, process, reference, terminal
+from uringloop.bench.cli import Parser, check_file, check_picture, guarded, names, refuse
+from uringloop.bench.rows import JUDGED, OK, Cell, cells_of, refusal_of, require_installed
+from uringloop.bench.settings import DEFAULT_LOOPS, BenchError
 
 from . import report
 from .methods import Bench, Measure
-from .report import Cell, Line, Table
-from .rows import Row, chosen
+from .report import Table
+from .rows import Row, named
 
-DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
 # The one that is judged comes last, beside the servers in C.
-ALL_LOOPS = (*(name for name in loops.KNOWN if name != "uringloop"), "uringloop")
+ALL_LOOPS = (*(name for name in loops.KNOWN if name != JUDGED), JUDGED)
 DEFAULT_ROUNDS = 5
 DEFAULT_DURATION = 1.0
 
@@ -38,21 +38,7 @@ DEFAULT_DURATION = 1.0
 QUICK_ROUNDS = 1
 QUICK_DURATION = 0.2
 
-Progress = Callable[[Row, str, Cell], None]
-
-
 # ── measuring ────────────────────────────────────────────────────────────────────────────────
-
-
-def status_of(exc: Exception) -> tuple[str, str]:
-    """Return the status and the note of a cell that an error leaves without figures."""
-    if isinstance(exc, Refused):
-        return exc.kind, exc.reason
-    if isinstance(exc, MissingError):
-        return "missing", str(exc)
-    if isinstance(exc, BenchError):
-        return "failed", str(exc)
-    return "failed", f"{type(exc).__name__}: {exc}"
 
 
 def columns_of(row: Row, chosen: tuple[str, ...], programs: dict[str, Path]) -> list[str]:
@@ -61,44 +47,40 @@ def columns_of(row: Row, chosen: tuple[str, ...], programs: dict[str, Path]) -> 
     return [*chosen, *layers, *(programs if row.references else ())]
 
 
-def take_round(row: Row, column: str, cell: Cell, measure: Measure) -> None:
-    """Take one round of a cell, unless an earlier one has shown that there is no use."""
-    if cell.status != report.OK:
-        return
-    if column not in loops.REFERENCES and not loops.installed(column):
-        cell.give_up("not installed", "")
-        return
-    try:
-        cell.rounds.append(measure(column)[row.figure])
-    # Whatever happens to one cell, the others are measured.
-    except Exception as exc:
-        cell.give_up(*status_of(exc))
+def one_figure(measure: Measure, figure: str) -> Callable[[str], float]:
+    """Return what measures the figure of a row; each exception costs its own cell only."""
+
+    def measured(loop: str) -> float:
+        require_installed(loop)
+        try:
+            return measure(loop)[figure]
+        except Exception as exc:
+            raise refusal_of(exc) from exc
+
+    return measured
 
 
-def measure_row(row: Row, bench: Bench, columns: list[str], rounds: int, step: Progress) -> Line:
-    """Measure a row: all columns in every round."""
-    cells = {column: Cell() for column in columns}
-    line = Line(row.name, row.goal, row.figure, row.unit, cells, row.remark)
+def measure_row(row: Row, bench: Bench, rounds: int, step: terminal.Step) -> None:
+    """Measure a row: all its cells in every round."""
+    assert row.method is not None
     try:
         with row.method(bench) as measure:
-            for _ in range(rounds):
-                for column, cell in cells.items():
-                    take_round(row, column, cell, measure)
-                    step(row, column, cell)
-    # As above; what was measured before the end of, say, a database's server is kept.
+            row.measure(
+                rounds, one_figure(measure, row.figure), lambda cell: step(described(row, cell))
+            )
+    # What was measured before the end of, say, a database's server is kept.
     except Exception as exc:
-        for column, cell in line.cells.items():
+        refused = refusal_of(exc)
+        for cell in row.cells.values():
             if not cell.rounds:
-                cell.give_up(*status_of(exc))
-                step(row, column, cell)
-    line.compare()
-    return line
+                cell.give_up(refused.kind, refused.reason)
+        step(f"{row.name}: {refused.kind} {refused.reason}")
 
 
-def report_step(row: Row, column: str, cell: Cell) -> None:
-    """Tell on standard error what has just been measured."""
-    figure = f"{cell.rounds[-1]:,.0f}" if cell.rounds and cell.status == "ok" else cell.status
-    print(f"{row.name}: {column}: {figure} {cell.note}".rstrip(), file=sys.stderr, flush=True)
+def described(row: Row, cell: Cell[float]) -> str:
+    """Return what the last round of a cell has shown."""
+    figure = f"{cell.rounds[-1]:,.0f}" if cell.status == OK else cell.status
+    return f"{row.name}: {cell.loop}: {figure} {cell.note}".rstrip()
 
 
 # ── the command line ─────────────────────────────────────────────────────────────────────────
@@ -162,15 +144,15 @@ def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
         directory = Path(name)
         programs = {} if arguments.no_reference else built_references(rows, directory)
         bench = Bench(where, directory, duration, quick, programs)
-        taking_part = {row.name: columns_of(row, chosen, programs) for row in rows}
-        columns = list(dict.fromkeys(sum(taking_part.values(), list(chosen))))
+        rows = [replace(row, cells=cells_of(columns_of(row, chosen, programs))) for row in rows]
+        columns = list(dict.fromkeys([*chosen, *(name for row in rows for name in row.cells)]))
         facts = environment.describe(columns, where.note, idle)
         facts = {"python_version": ".".join(platform.python_version_tuple()[:2])} | facts
-        lines = [
-            measure_row(row, bench, taking_part[row.name], rounds, report_step) for row in rows
-        ]
+        with terminal.progress(rounds * sum(len(row.cells) for row in rows)) as step:
+            for row in rows:
+                measure_row(row, bench, rounds, step)
     settings = {"rounds": rounds, "seconds": duration, "quick": quick}
-    return Table([facts], [settings], columns, lines)
+    return Table([facts], [settings], columns, rows)
 
 
 def check(arguments: argparse.Namespace) -> list[Row]:
@@ -185,13 +167,10 @@ def check(arguments: argparse.Namespace) -> list[Row]:
         arguments.loops = tuple(name for name in ALL_LOOPS if loops.installed(name))
     for name in arguments.loops:
         loops.check(name)
-    if arguments.plot is not None:
-        from . import plot
-
-        plot.check(arguments.plot)
+    check_picture(arguments.plot)
     for path in (arguments.json, arguments.markdown, arguments.plot):
         check_file(path)
-    return chosen(arguments.rows)
+    return named(arguments.rows)
 
 
 def run(argv: list[str] | None) -> int:
@@ -214,7 +193,7 @@ def run(argv: list[str] | None) -> int:
         from . import plot
 
         plot.draw(table, arguments.plot)
-    failed = any(cell.status == "failed" for line in table.lines for cell in line.cells.values())
+    failed = any(cell.status == "failed" for row in table.rows for cell in row.cells.values())
     return 1 if failed and not arguments.merge else 0
 
 

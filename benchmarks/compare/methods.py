@@ -24,8 +24,9 @@ from uringloop.bench.child import Child, Refused, ask
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
 from uringloop.bench.placement import Placement, choose
+from uringloop.bench.rows import BASELINE
 from uringloop.bench.runner import Runner
-from uringloop.bench.settings import Address, Cell, MissingError, Settings
+from uringloop.bench.settings import Address, EchoLoad, MissingError, Settings
 
 from . import databases
 
@@ -41,10 +42,6 @@ TRANSFER_BYTES = 2**30
 
 # The part of the baseline's own rate at which every loop's latencies are measured.
 TAIL_LOAD = 0.8
-TAIL_BASELINE = "uvloop"
-
-# Descriptors that a process needs besides its connections.
-SPARE_DESCRIPTORS = 64
 
 # Processes answer in seconds; one that takes so long hangs.
 ANSWER_SECONDS = 120.0
@@ -84,12 +81,9 @@ class Bench:
         return self.ask_command(what, command)
 
     def ask_command(self, what: str, command: list[str]) -> dict[str, Any]:
-        """Run a process that prints one line of JSON; Refused if that is an error."""
-        cpu = self.placement.server_cpu
-        said = ask(what, command, cpu, self.placement.shared, ANSWER_SECONDS)
-        if "error" in said:
-            raise Refused(said.get("kind", "failed"), said["error"])
-        return said
+        """Run a process that prints one line of JSON where the servers run."""
+        where = self.placement
+        return ask(what, command, where.server_cpu, where.shared, ANSWER_SECONDS)
 
 
 Method = Callable[[Bench], AbstractContextManager[Measure]]
@@ -97,11 +91,8 @@ Method = Callable[[Bench], AbstractContextManager[Measure]]
 
 def require_descriptors(clients: int) -> None:
     """Refuse a number of connections that a process here can not have."""
-    limit = process.raise_descriptor_limit()
-    if clients + SPARE_DESCRIPTORS > limit:
-        raise MissingError(
-            f"{clients} connections need as many open files, and {limit} are allowed"
-        )
+    if clients > (most := process.connections_max()):
+        raise MissingError(f"{clients} connections need as many open files: {most} are left")
 
 
 # ── the load generator ───────────────────────────────────────────────────────────────────────
@@ -131,7 +122,7 @@ class Echo:
         runner = bench.runner(self.mode, unix=self.unix)
 
         def measure(loop: str) -> Figures:
-            one = checked(runner.measure(loop, Cell(self.size, self.clients)))
+            one = checked(runner.measure(loop, EchoLoad(self.size, self.clients)))
             figures = {"cpu": one.server_cpu_ns / one.requests}
             figures["wall"] = one.elapsed_ns / one.requests
             if one.kernel_entries is not None and one.kernel_entries_requests:
@@ -153,18 +144,18 @@ class Tail:
 
     @contextlib.contextmanager
     def __call__(self, bench: Bench) -> Iterator[Measure]:
-        cell = Cell(self.size, self.clients)
-        if not loops.installed(TAIL_BASELINE):
-            raise MissingError(f"{TAIL_BASELINE} is not installed, whose rate would be the measure")
+        echo = EchoLoad(self.size, self.clients)
+        if not loops.installed(BASELINE):
+            raise MissingError(f"{BASELINE} is not installed, whose rate would be the measure")
         # Else the load generator, to which a schedule is dearer than an answer, would be the limit.
         apart = replace(bench, placement=choose(False))
         closed = apart.runner("protocol")
-        most = [checked(closed.measure(TAIL_BASELINE, cell)) for _ in range(3)]
+        most = [checked(closed.measure(BASELINE, echo)) for _ in range(3)]
         rate = TAIL_LOAD * statistics.median(one.requests / one.elapsed_ns * 1e9 for one in most)
         runner = apart.runner("protocol", rate=rate)
 
         def measure(loop: str) -> Figures:
-            one = checked(runner.measure(loop, cell))
+            one = checked(runner.measure(loop, echo))
             latencies = Histogram.from_items(one.latencies)
             figures = {f"p{part:g}": float(latencies.percentile(part)) for part in (50, 99, 99.9)}
             return figures | {"cpu": one.server_cpu_ns / one.requests, "rate": rate}

@@ -9,73 +9,27 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from uringloop.bench import markdown as md
+from uringloop.bench.rows import BASELINE, JUDGED, OK, SPREAD_NOTE, Cell
 from uringloop.bench.settings import BenchError
-from uringloop.bench.summary import BASELINE, Quantity, median_of
+
+from .rows import Row, loop_of, python_of
 
 # Counts up when a field changes its meaning.
 SCHEMA = 1
 
-# Whose goals the rows have.
-SUBJECT = "uringloop"
-
 # The curve's rows are drawn as one.
 CURVE = "curve/"
 
-# What a column shows in the place of a figure.
-OK = "ok"
+# The columns of words of the two tables.
+WORDS = ("row", "figure", "goal is met")
 
 TIME_UNITS = ((1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 MEMORY_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1.0, "B"))
-
-
-@dataclass
-class Cell:
-    """One column of a row: its rounds, or the reason why there are none."""
-
-    status: str = OK
-    note: str = ""
-    rounds: list[float] = field(default_factory=list)
-    ratio: float | None = None
-
-    def give_up(self, status: str, note: str) -> None:
-        """Take no more rounds and say why."""
-        self.status = status
-        self.note = note
-
-    @property
-    def quantity(self) -> Quantity | None:
-        return median_of(self.rounds) if self.rounds and self.status == OK else None
-
-
-@dataclass
-class Line:
-    """One row of the table; a column that has no cell does not take part in it."""
-
-    name: str
-    goal: float | None
-    figure: str
-    unit: str
-    cells: dict[str, Cell]
-    # What must be known of this row only.
-    remark: str = ""
-
-    def compare(self) -> None:
-        """Set the ratios to the baseline."""
-        base = self.cells.get(BASELINE, Cell()).quantity
-        for cell in self.cells.values():
-            own = cell.quantity
-            cell.ratio = base.value / own.value if base and own and own.value > 0 else None
-
-    def met(self, column: str) -> bool | None:
-        """Return whether a column meets the goal; None if there is no goal or no ratio."""
-        cell = self.cells.get(column)
-        if cell is None or cell.ratio is None or self.goal is None:
-            return None
-        return cell.ratio >= self.goal
 
 
 @dataclass
@@ -85,22 +39,21 @@ class Table:
     environments: list[dict[str, str]]
     settings: list[dict[str, Any]]
     columns: list[str]
-    lines: list[Line]
+    rows: list[Row]
 
     @property
     def judged(self) -> list[str]:
         """The columns that the goals are for."""
-        return [column for column in self.columns if column.partition(" ")[0] == SUBJECT]
+        return [column for column in self.columns if loop_of(column) == JUDGED]
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _json_cell(cell: Cell) -> dict[str, Any]:
+def _json_cell(row: Row, column: str) -> dict[str, Any]:
+    cell, quantity = row.cells[column], row.quantity(column)
     encoded: dict[str, Any] = {"status": cell.status, "note": cell.note, "rounds": cell.rounds}
-    if (quantity := cell.quantity) is not None:
-        encoded |= {"value": quantity.value, "min": quantity.low, "max": quantity.high}
-    return encoded | {"ratio": cell.ratio}
+    return encoded | (quantity.json() if quantity else {}) | {"ratio": row.ratio(column)}
 
 
 def to_json(table: Table) -> str:
@@ -113,26 +66,27 @@ def to_json(table: Table) -> str:
         "columns": table.columns,
         "rows": [
             {
-                "name": line.name,
-                "goal": line.goal,
-                "figure": line.figure,
-                "unit": line.unit,
-                "remark": line.remark,
-                "met": {column: line.met(column) for column in table.judged},
-                "cells": {column: _json_cell(cell) for column, cell in line.cells.items()},
+                "name": row.name,
+                "goal": row.goal,
+                "figure": row.figure,
+                "unit": row.unit,
+                "remark": row.remark,
+                "met": {column: row.met(column) for column in table.judged},
+                "cells": {column: _json_cell(row, column) for column in row.cells},
             }
-            for line in table.lines
+            for row in table.rows
         ],
     }
     return json.dumps(document, indent=2) + "\n"
 
 
-def _line_of(row: dict[str, Any]) -> Line:
+def _row_of(row: dict[str, Any]) -> Row:
     cells = {
-        column: Cell(cell["status"], cell["note"], cell["rounds"], cell["ratio"])
+        column: Cell[float](column, cell["status"], cell["note"], cell["rounds"])
         for column, cell in row["cells"].items()
     }
-    return Line(row["name"], row["goal"], row["figure"], row["unit"], cells, row["remark"])
+    read = Row(row["name"], row["goal"], None, row["figure"], row["unit"], cells=cells)
+    return replace(read, remark=row["remark"])
 
 
 def load(path: Path) -> Table:
@@ -145,7 +99,7 @@ def load(path: Path) -> Table:
             document["environments"],
             document["settings"],
             document["columns"],
-            [_line_of(row) for row in document["rows"]],
+            [_row_of(row) for row in document["rows"]],
         )
     except OSError as exc:
         raise BenchError(f"{path}: {exc.strerror}") from None
@@ -159,7 +113,7 @@ def load(path: Path) -> Table:
 def merge(tables: list[Table]) -> Table:
     """Return one table of several; the columns of a run get its Python's version."""
     merged = Table([], [], [], [])
-    lines: dict[str, Line] = {}
+    rows: dict[str, Row] = {}
     for table in tables:
         merged.environments += table.environments
         merged.settings += table.settings
@@ -171,107 +125,99 @@ def merge(tables: list[Table]) -> Table:
             if column in merged.columns:
                 raise BenchError(f"--merge: two reports have {column}")
             merged.columns.append(column)
-        for line in table.lines:
-            whole = lines.get(line.name)
-            if whole is None:
-                whole = replace(line, cells={})
-                lines[line.name] = whole
-            whole.cells |= {renamed[column]: cell for column, cell in line.cells.items()}
-    merged.lines = list(lines.values())
+        for row in table.rows:
+            whole = rows.setdefault(row.name, replace(row, cells={}))
+            whole.cells |= {renamed[column]: cell for column, cell in row.cells.items()}
+    merged.rows = list(rows.values())
     return merged
 
 
 # ── Markdown ─────────────────────────────────────────────────────────────────────────────────
 
 
-def scale_of(line: Line) -> tuple[float, str]:
+def scale_of(row: Row) -> tuple[float, str]:
     """Return by what the values of a row are divided, and the unit that they are then in."""
-    values = [cell.quantity.value for cell in line.cells.values() if cell.quantity is not None]
-    base = line.cells.get(BASELINE, Cell()).quantity
-    units = MEMORY_UNITS if line.figure == "memory" else TIME_UNITS
+    values = [found.value for column in row.cells if (found := row.quantity(column))]
+    base = row.quantity(BASELINE)
+    units = MEMORY_UNITS if row.figure == "memory" else TIME_UNITS
     middle = base.value if base else statistics.median(values) if values else 1.0
     return next((unit for unit in units if middle >= unit[0]), units[-1])
 
 
-def text_of(cell: Cell, scale: float) -> str:
+def text_of(row: Row, column: str, scale: float) -> str:
     """Return a value, its spread and its ratio; or the status."""
-    quantity = cell.quantity
+    if column not in row.cells:
+        return ""
+    quantity, ratio = row.quantity(column), row.ratio(column)
     if quantity is None:
-        return cell.status
-    ratio = f" **{cell.ratio:.2f}**" if cell.ratio is not None else ""
-    return f"{quantity.value / scale:.2f} ±{quantity.spread:.0%}{ratio}"
+        return row.cells[column].status
+    return quantity.text(scale, 2) + (f" **{ratio:.2f}**" if ratio is not None else "")
 
 
-def verdict(line: Line, columns: list[str]) -> str:
+def goal_of(row: Row) -> str:
+    return f"{row.goal:.2f}" if row.goal is not None else ""
+
+
+def verdict(row: Row, columns: list[str]) -> str:
     """Return in words whether the goal is met, for each column that is judged."""
     words = {True: "yes", False: "no", None: "-"}
-    if line.goal is None or not columns:
+    if row.goal is None or not columns:
         return ""
-    said = {column: words[line.met(column)] for column in columns}
+    said = {column: words[row.met(column)] for column in columns}
     if len(set(said.values())) == 1:
         return said[columns[0]]
-    return ", ".join(f"{word} {column.partition(' ')[2]}" for column, word in said.items())
+    return ", ".join(f"{word} {python_of(column).strip()}" for column, word in said.items())
 
 
-def cells_of(table: Table, line: Line) -> list[str]:
-    scale, unit = scale_of(line)
-    figures = [text_of(line.cells[c], scale) if c in line.cells else "" for c in table.columns]
-    goal = f"{line.goal:.2f}" if line.goal is not None else ""
-    what = {"cpu": f"CPU {unit}", "memory": unit, "wall": f"wall {unit}"}.get(line.figure)
+def cells_of(table: Table, row: Row) -> list[str]:
+    scale, unit = scale_of(row)
+    figures = [text_of(row, column, scale) for column in table.columns]
+    what = {"cpu": f"CPU {unit}", "memory": unit, "wall": f"wall {unit}"}.get(row.figure)
     # A percentile is of no operation in particular.
-    kind = f"{what}/{line.unit}" if what else f"{line.figure} {unit}"
-    return [line.name, kind, goal, verdict(line, table.judged), *figures]
+    kind = f"{what}/{row.unit}" if what else f"{row.figure} {unit}"
+    return [row.name, kind, goal_of(row), verdict(row, table.judged), *figures]
 
 
 def notes(table: Table) -> Iterator[str]:
     """Yield what must be said below the table."""
-    yield "Medians of the rounds, ± half the distance between the lowest and the highest."
+    yield SPREAD_NOTE
     yield f"In bold: {BASELINE}'s median divided by the column's; more is better."
     yield "Every measured process has freed one large block first: large buffers cost all the same."
-    yield f"A goal is the ratio that {SUBJECT} is to reach."
-    goals = [line.met(column) for line in table.lines for column in table.judged]
+    yield f"A goal is the ratio that {JUDGED} is to reach."
+    goals = [row.met(column) for row in table.rows for column in table.judged]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
-    yield from (f"{line.name}: {line.remark}." for line in table.lines if line.remark)
+    yield from (f"{row.name}: {row.remark}." for row in table.rows if row.remark)
     told: dict[tuple[str, str, str], list[str]] = {}
-    for line in table.lines:
-        for column, cell in line.cells.items():
+    for row in table.rows:
+        for column, cell in row.cells.items():
             if cell.status != OK:
-                told.setdefault((column, cell.status, cell.note), []).append(line.name)
-    for (column, status, note), rows in told.items():
-        places = ", ".join(rows) if len(rows) < 6 else f"{len(rows)} rows"
+                told.setdefault((column, cell.status, cell.note), []).append(row.name)
+    for (column, status, note), names in told.items():
+        places = ", ".join(names) if len(names) < 6 else f"{len(names)} rows"
         yield f"{column}, {places}: {status}" + (f": {note}" if note not in ("", status) else "")
 
 
-def ratio_of(line: Line, column: str) -> str:
+def ratio_of(row: Row, column: str) -> str:
     """Return how much cheaper a column is than the baseline, bold where that is the goal."""
-    cell = line.cells.get(column)
-    if cell is None or cell.ratio is None:
+    ratio, cell = row.ratio(column), row.cells.get(column)
+    if ratio is None:
         return "" if cell is None or cell.status == OK else cell.status
-    return f"**{cell.ratio:.2f}**" if line.met(column) else f"{cell.ratio:.2f}"
-
-
-def ratios(table: Table) -> Iterator[str]:
-    """Yield the lines of a table of ratios only: the report at a glance."""
-    columns = [column for column in table.columns if column.partition(" ")[0] != BASELINE]
-    yield f"| {' | '.join(['row', 'goal', *columns])} |"
-    yield f"| {' | '.join([':--', *['--:'] * (1 + len(columns))])} |"
-    for line in table.lines:
-        goal = f"{line.goal:.2f}" if line.goal is not None else ""
-        yield f"| {' | '.join([line.name, goal, *(ratio_of(line, c) for c in columns)])} |"
+    return f"**{ratio:.2f}**" if row.met(column) else f"{ratio:.2f}"
 
 
 def markdown(table: Table) -> str:
-    """Return the report as a Markdown document."""
-    heading = ["row", "figure", "goal", "goal is met", *table.columns]
-    rule = [":--", ":--", "--:", ":--", *["--:"] * len(table.columns)]
+    """Return the report as a Markdown document: the ratios at a glance, then the figures."""
     lines = ["## Event loops compared", ""]
     for environment, settings in zip(table.environments, table.settings, strict=True):
-        lines += [f"- {name}: {value}" for name, value in environment.items()]
-        lines += [f"- settings: {', '.join(f'{k} {v}' for k, v in settings.items())}", ""]
+        said = ", ".join(f"{name} {value}" for name, value in settings.items())
+        lines += [*md.facts(environment | {"settings": said}), ""]
+    others = [column for column in table.columns if loop_of(column) != BASELINE]
+    ratios = [[row.name, goal_of(row), *(ratio_of(row, c) for c in others)] for row in table.rows]
     lines += [f"### How many times as cheap as {BASELINE}", ""]
-    lines += [*ratios(table), "", "Bold: the goal is reached.", "", "### The figures", ""]
-    rows = [heading, rule, *(cells_of(table, line) for line in table.lines)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += [*md.table(["row", "goal", *others], ratios, WORDS), ""]
+    lines += ["Bold: the goal is reached.", "", "### The figures", ""]
+    headings = ["row", "figure", "goal", "goal is met", *table.columns]
+    lines += md.table(headings, (cells_of(table, row) for row in table.rows), WORDS)
     lines += ["", *(f"- {note}" for note in notes(table))]
     return "\n".join(lines) + "\n"

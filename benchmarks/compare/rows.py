@@ -2,6 +2,8 @@
 
 A goal is a ratio: what uvloop needs, divided by what this loop needs. With 1.4 a request that costs
 uvloop 14 us may cost 10. None is a row that is only shown.
+
+A column is a loop, in a merged report a loop and its Python: `uringloop (3.13)`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from uringloop.bench import rows
+from uringloop.bench.rows import BASELINE, OK, Quantity, median_of
 from uringloop.bench.settings import BenchError
 
 from .databases import postgresql, redis
@@ -24,13 +28,23 @@ TAIL = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
+def loop_of(column: str) -> str:
+    """Return the loop of a column, without the Python that a merged report adds."""
+    return column.partition(" (")[0]
+
+
+def python_of(column: str) -> str:
+    """Return what a merged report has added to a column, or nothing."""
+    return column.removeprefix(loop_of(column))
+
+
+@dataclass
+class Row(rows.Row[float]):
     """One line of the table: *figure* is the one that it shows, of those that are taken."""
 
-    name: str
     goal: float | None
-    method: Method
+    # None in a row that was read from a report.
+    method: Method | None
     figure: str = "cpu"
     # Per operation of which kind, for the reader.
     unit: str = "request"
@@ -45,6 +59,21 @@ class Row:
     def group(self) -> str:
         """What several rows have in common: the name before the slash."""
         return self.name.partition("/")[0]
+
+    def quantity(self, column: str) -> Quantity | None:
+        """Return the median of a column; None if it has no figures or takes no part."""
+        cell = self.cells.get(column)
+        return median_of(cell.rounds) if cell and cell.rounds and cell.status == OK else None
+
+    def ratio(self, column: str) -> float | None:
+        """Return the median of the baseline under the same Python, divided by the column's."""
+        base, own = self.quantity(BASELINE + python_of(column)), self.quantity(column)
+        return base.value / own.value if base and own and own.value > 0 else None
+
+    def met(self, column: str) -> bool | None:
+        """Return whether a column meets the goal; None if there is no goal or no ratio."""
+        ratio = self.ratio(column)
+        return None if ratio is None or self.goal is None else ratio >= self.goal
 
 
 def echo(group: str, mode: str, goal: float | None, *cells: str, unix: bool = False) -> list[Row]:
@@ -132,7 +161,7 @@ ROWS: list[Row] = [
 ]
 
 
-def chosen(patterns: Sequence[str]) -> list[Row]:
+def named(patterns: Sequence[str]) -> list[Row]:
     """Return the rows that are named, by their own name, their group's, or a pattern of either."""
     names = [pattern for pattern in patterns if pattern]
     for pattern in names:

@@ -21,7 +21,7 @@ from uringloop.bench import cli, counters, loops, placement, reference
 from uringloop.bench.client import Measurement, explain_ring
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
 from uringloop.bench.runner import Runner
-from uringloop.bench.settings import MODES, BenchError, Cell, Settings
+from uringloop.bench.settings import MODES, BenchError, EchoLoad, Settings
 from uringloop.bench.workloads import WORKLOADS
 
 LOOPS = ["asyncio", "uringloop"]
@@ -32,10 +32,10 @@ MISSING = "winloop"
 QUICK = ["--duration", "0.05", "--clients", "3", "--sizes", "100"]
 
 
-def measure(tmp_path: Path, name: str, cell: Cell, settings: Settings) -> Measurement:
-    """Measure one round of one loop."""
+def measure(tmp_path: Path, name: str, load: EchoLoad, settings: Settings) -> Measurement:
+    """Take one round of one loop."""
     programs = {name: tmp_path / loops.REFERENCES[name]} if name in loops.REFERENCES else {}
-    return Runner(settings, placement.choose(False), programs, tmp_path).measure(name, cell)
+    return Runner(settings, placement.choose(False), programs, tmp_path).measure(name, load)
 
 
 def until(fact: Callable[[], bool], timeout: float = 10.0) -> bool:
@@ -214,7 +214,7 @@ def test_the_open_loop_counts_a_stall_at_the_end_of_an_interval() -> None:
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_rate_of_the_open_loop_is_honoured(tmp_path: Path, name: str) -> None:
     settings = Settings(duration=0.3, rate=2000.0)
-    measurement = measure(tmp_path, name, Cell(128, 4), settings)
+    measurement = measure(tmp_path, name, EchoLoad(128, 4), settings)
     assert_checked(measurement)
     rate = (measurement.requests + measurement.unanswered) / measurement.elapsed_ns * 1e9
     assert rate == pytest.approx(2000.0, rel=0.05)
@@ -228,7 +228,7 @@ def test_the_rate_of_the_open_loop_is_honoured(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_echoes_over_tcp(tmp_path: Path, name: str, mode: str) -> None:
     settings = Settings(mode=mode, duration=0.2)
-    assert_checked(measure(tmp_path, name, Cell(1000, 10), settings))
+    assert_checked(measure(tmp_path, name, EchoLoad(1000, 10), settings))
 
 
 @pytest.mark.slow
@@ -236,14 +236,14 @@ def test_every_mode_echoes_over_tcp(tmp_path: Path, name: str, mode: str) -> Non
 @pytest.mark.parametrize("mode", ["protocol", "sockets"])
 def test_unix_sockets_echo(tmp_path: Path, name: str, mode: str) -> None:
     settings = Settings(mode=mode, duration=0.2, unix=True)
-    assert_checked(measure(tmp_path, name, Cell(1000, 10), settings))
+    assert_checked(measure(tmp_path, name, EchoLoad(1000, 10), settings))
     assert not list(tmp_path.glob("echo-*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_messages_larger_than_any_buffer_echo(tmp_path: Path, name: str) -> None:
-    assert_checked(measure(tmp_path, name, Cell(2**20, 3), Settings(duration=0.1)))
+    assert_checked(measure(tmp_path, name, EchoLoad(2**20, 3), Settings(duration=0.1)))
 
 
 @pytest.mark.parametrize("size", [1, 8, 9, 2048, 2049, 65_537])
@@ -267,7 +267,7 @@ def test_the_reference_servers_echo(tmp_path: Path, name: str, unix: bool) -> No
     except BenchError as exc:
         pytest.skip(str(exc))
     settings = Settings(duration=0.2, unix=unix)
-    assert_checked(measure(tmp_path, name, Cell(2**20, 3), settings))
+    assert_checked(measure(tmp_path, name, EchoLoad(2**20, 3), settings))
 
 
 def test_every_mode_has_a_workload() -> None:

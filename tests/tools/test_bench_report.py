@@ -18,7 +18,8 @@ import pytest
 from uringloop.bench import charts, cli, loops, page, report, summary
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
-from uringloop.bench.runner import Row
+from uringloop.bench.rows import cells_of
+from uringloop.bench.runner import EchoRow
 from uringloop.bench.settings import Settings
 
 pytest.importorskip("matplotlib", reason="pip install matplotlib")
@@ -57,14 +58,15 @@ def measured(settings: Settings) -> list[summary.Result]:
     """Return the results of a run in which one loop could not be measured."""
     chance = random.Random(1)
     rows = []
-    for cell in settings.cells:
+    for load in settings.loads:
+        row = EchoRow(str(load), load, cells=cells_of(list(COSTS)))
         for name, cost in COSTS.items():
-            row = Row(name, cell)
             if cost:
-                row.rounds += [measurement(cost, cell.clients, chance) for _ in range(3)]
+                taken = [measurement(cost, load.clients, chance) for _ in range(3)]
+                row.cells[name].rounds += taken
             else:
-                row.give_up("not supported", f"{name} can <not>")
-            rows.append(row)
+                row.cells[name].give_up("not supported", f"{name} can <not>")
+        rows.append(row)
     return summary.compare(rows)
 
 
@@ -178,11 +180,13 @@ def test_ids_in_the_page_are_unique(made: tuple[Settings, str]) -> None:
 
 def test_panels_without_data_are_left_out() -> None:
     settings = Settings(sizes=(100,), clients=(1, 50), loops=("asyncio", "uringloop"))
-    rows = [one.row for one in measured(settings)]
-    for row in rows:
-        # Kernel entries were not counted, and no loop could serve 50 clients.
-        uncounted = [dataclasses.replace(one, kernel_entries=None) for one in row.rounds]
-        row.rounds = uncounted if row.cell.clients == 1 else []
+    results = measured(settings)
+    for one in results:
+        # Nothing was counted, and no loop could serve 50 clients.
+        cell = one.cell
+        uncounted = [dataclasses.replace(each, kernel_entries=None) for each in cell.rounds]
+        cell.rounds = uncounted if one.row.load.clients == 1 else []
+    rows = [results[0].row, results[-1].row]
     results = summary.compare(rows)
     titles = [title for title, _ in charts.pictures(settings, results)]
     assert titles == [
@@ -215,7 +219,7 @@ def test_verdict_describes_the_ratio_in_words(rate: float, expected: str) -> Non
     said = summary.verdict(results, rate)
     assert re.search(expected, said), said
     assert said.endswith(", on average over 2 cells.")
-    alone = [one for one in results if one.row.loop == "uvloop"]
+    alone = [one for one in results if one.cell.loop == "uvloop"]
     assert summary.verdict(alone, rate) == "uringloop was not compared with another loop."
 
 

@@ -19,6 +19,7 @@ import pytest
 from uringloop.bench import loops
 from uringloop.bench.loads import LOADS
 from uringloop.bench.placement import choose
+from uringloop.bench.rows import Cell
 from uringloop.bench.workloads import CLIENTS, DATAGRAMS, PROGRAMS, SERVERS
 from uringloop.bench.workloads.http import BODY
 
@@ -97,9 +98,9 @@ def test_every_workload_has_a_row() -> None:
 
 
 def test_rows_are_chosen_by_name_group_and_pattern() -> None:
-    assert [row.name for row in rows.chosen(["one-way"])] == ["one-way/receive", "one-way/send"]
-    assert [row.name for row in rows.chosen(["udp", "tcp-10?k*"])] == ["tcp-100k/100000x50", "udp"]
-    assert rows.chosen([]) == rows.ROWS
+    assert [row.name for row in rows.named(["one-way"])] == ["one-way/receive", "one-way/send"]
+    assert [row.name for row in rows.named(["udp", "tcp-10?k*"])] == ["tcp-100k/100000x50", "udp"]
+    assert rows.named([]) == rows.ROWS
 
 
 # ── the workloads, under every loop ──────────────────────────────────────────────────────────
@@ -107,8 +108,8 @@ def test_rows_are_chosen_by_name_group_and_pattern() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["connect", "udp", "tls/1000x50", "one-way/receive"])
-def test_every_request_of_a_simple_load_is_answered(loop: str, name: str, tmp_path: Path) -> None:
-    (row,) = rows.chosen([name])
+def test_a_simple_load_is_answered_in_full(loop: str, name: str, tmp_path: Path) -> None:
+    (row,) = rows.named([name])
     if name.startswith("tls") and shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     taken = figures(row.method, loop, tmp_path)
@@ -117,14 +118,14 @@ def test_every_request_of_a_simple_load_is_answered(loop: str, name: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_data_sent_one_way_is_verified(loop: str, tmp_path: Path) -> None:
-    (row,) = rows.chosen(["one-way/send"])
+def test_what_is_sent_one_way_is_checked(loop: str, tmp_path: Path) -> None:
+    (row,) = rows.named(["one-way/send"])
     assert figures(row.method, loop, tmp_path)["cpu"] > 0
 
 
 @pytest.mark.slow
-def test_memory_of_idle_connections_is_measured(loop: str, tmp_path: Path) -> None:
-    (row,) = rows.chosen(["idle-rss"])
+def test_idle_connections_cost_memory(loop: str, tmp_path: Path) -> None:
+    (row,) = rows.named(["idle-rss"])
     assert 0 < figures(row.method, loop, tmp_path)["memory"] < 2**20
 
 
@@ -149,8 +150,8 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_database_client_is_measured(name: str, tmp_path: Path) -> None:
-    (row,) = rows.chosen([name])
+def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
+    (row,) = rows.named([name])
     if importlib.util.find_spec(name.partition("-")[0]) is None:
         pytest.skip(f"needs {name.partition('-')[0]}: pip install '.[compare]'")
     assert figures(row.method, "uringloop", tmp_path)["cpu"] > 0
@@ -300,22 +301,22 @@ def test_bad_input_prints_one_line_and_exits_with_status_2(
 def table(version: str, **costs: list[float]) -> Any:
     """Return a report of two rows; the second row has a goal."""
     names = ["curve/128x10", "sleep-1"]
-    lines = [
-        report.Line(name, goal, "cpu", "turn", {c: report.Cell(rounds=r) for c, r in costs.items()})
+    made = [
+        rows.Row(
+            name, goal, None, cells={loop: Cell(loop, rounds=cost) for loop, cost in costs.items()}
+        )
         for name, goal in zip(names, [None, 2.0], strict=True)
     ]
-    for line in lines:
-        line.compare()
     settings = {"rounds": 3, "seconds": 1.0, "quick": False}
-    return report.Table([{"python_version": version}], [settings], list(costs), lines)
+    return report.Table([{"python_version": version}], [settings], list(costs), made)
 
 
 def test_a_goal_is_met_by_the_ratio_of_the_medians() -> None:
-    (_, line) = table("3.13", uvloop=[9.0, 10.0, 30.0], uringloop=[5.0, 1.0, 9.0]).lines
-    assert line.cells["uringloop"].ratio == 2.0
-    assert line.met("uringloop")
-    assert line.met("uvloop") is False
-    assert line.met("rloop") is None
+    (_, row) = table("3.13", uvloop=[9.0, 10.0, 30.0], uringloop=[5.0, 1.0, 9.0]).rows
+    assert row.ratio("uringloop") == 2.0
+    assert row.met("uringloop")
+    assert row.met("uvloop") is False
+    assert row.met("rloop") is None
 
 
 def test_reports_of_several_pythons_are_merged(
@@ -323,7 +324,7 @@ def test_reports_of_several_pythons_are_merged(
 ) -> None:
     old = table("3.13", uvloop=[10.0], rloop=[20.0], uringloop=[5.0])
     new = table("3.14", uvloop=[8.0], zuvloop=[4.0], uringloop=[8.0])
-    new.lines[1].cells["zuvloop"].give_up("failed", "it died")
+    new.rows[1].cells["zuvloop"].give_up("failed", "it died")
     paths = []
     for version, single in (("3.13", old), ("3.14", new)):
         paths.append(tmp_path / f"{version}.json")
@@ -350,7 +351,7 @@ def test_a_report_is_drawn(tmp_path: Path, suffix: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib: pip install '.[compare]'")
     single = table("3.13", uvloop=[10.0], uringloop=[5.0])
-    single.lines[1].cells["uringloop"].give_up("not supported", "")
+    single.rows[1].cells["uringloop"].give_up("not supported", "")
     source, picture = tmp_path / "report.json", tmp_path / f"report{suffix}"
     source.write_text(report.to_json(single))
     # In a process of its own, because matplotlib raises warnings.

@@ -20,17 +20,22 @@ from typing import Any
 from . import report
 from .loadgen import Histogram
 from .loops import REFERENCES
+from .rows import BASELINE, JUDGED, Quantity
 from .settings import Settings
-from .summary import BASELINE, SUBJECT, Quantity, Result, Summary
+from .summary import Result, Summary
 
-# Colours of Okabe and Ito, which colour-blind readers can distinguish, without yellow and black,
-# which are invisible on one of the two backgrounds. Markers distinguish the lines as well.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Colours of Okabe and Ito, which the colour-blind tell apart, without yellow and black, which are
+# lost on one of the two grounds; markers tell the same once more. The last two are Tol's, for more
+# loops than six.
+_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#882255", "#999933"),
+)
 _MARKERS = "osD^vPX"
 _REFERENCE_COLOUR = "#888888"
 
 # Inches of a panel, and dots per inch of a PNG.
-_WIDTH, _HEIGHT, _DENSITY = 4.2, 3.2, 130
+_WIDTH, _HEIGHT, DENSITY = 4.2, 3.2, 130
 
 # Share of a panel's width that a label and the space beside it take.
 _LABEL_SHARE = 0.13
@@ -71,7 +76,7 @@ _PANELS = (
 def draw(settings: Settings, results: list[Result], path: Path) -> None:
     """Draw the whole report into a file."""
     title = f"{report.title(report.names_of(results))}\n{report.conditions(settings)}"
-    figure_of(settings, results, title).savefig(path, dpi=_DENSITY)
+    figure_of(settings, results, title).savefig(path, dpi=DENSITY)
 
 
 def pictures(settings: Settings, results: list[Result]) -> list[tuple[str, str]]:
@@ -84,7 +89,7 @@ def pictures(settings: Settings, results: list[Result]) -> list[tuple[str, str]]
 
 def _svg(number: int, title: str, draw_on: Drawing) -> str:
     buffer = io.StringIO()
-    with _styled() as figure:
+    with styled() as figure:
         figure.set_size_inches(_WIDTH, _HEIGHT)
         axes = figure.subplots()
         draw_on(axes)
@@ -97,7 +102,7 @@ def _svg(number: int, title: str, draw_on: Drawing) -> str:
 
 
 @contextmanager
-def _styled() -> Iterator[Any]:
+def styled() -> Iterator[Any]:
     """Yield an empty figure, and the style that it is drawn and saved in."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -115,14 +120,14 @@ def _drawings(settings: Settings, results: list[Result]) -> list[tuple[str, Draw
     clients = sorted(set(settings.clients))
     drawings: list[tuple[str, Drawing]] = []
     for size in dict.fromkeys(settings.sizes):
-        some = [one for one in results if one.row.cell.size == size and one.summary]
+        some = [one for one in results if one.row.load.size == size and one.summary]
         drawings += [
             (f"{panel.title}, {size:,} B", partial(_draw_panel, panel, some, clients))
             for panel in _PANELS
             if any(one.summary and panel.take(one.summary) is not None for one in some)
         ]
         for count in clients:
-            at_once = [one for one in some if one.row.cell.clients == count]
+            at_once = [one for one in some if one.row.load.clients == count]
             if at_once:
                 title = f"Latency, {size:,} B, {count:,} {_clients(count)}"
                 drawings.append((title, partial(_draw_latency, at_once)))
@@ -133,7 +138,7 @@ def figure_of(settings: Settings, results: list[Result], title: str) -> Any:
     drawings = _drawings(settings, results)
     columns = min(len(_PANELS), max(len(drawings), 1))
     rows = max(math.ceil(len(drawings) / columns), 1)
-    with _styled() as figure:
+    with styled() as figure:
         figure.set_size_inches(_WIDTH * columns, _HEIGHT * rows + 0.9)
         places = figure.subplots(rows, columns, squeeze=False)
         every = [axes for row in places for axes in row]
@@ -174,7 +179,7 @@ def style_of(name: str, names: list[str]) -> dict[str, Any]:
 
 
 def _names(results: list[Result]) -> list[str]:
-    return list(dict.fromkeys(one.row.loop for one in results))
+    return list(dict.fromkeys(one.cell.loop for one in results))
 
 
 def _draw_panel(panel: Panel, results: list[Result], clients: list[int], axes: Any) -> None:
@@ -183,21 +188,26 @@ def _draw_panel(panel: Panel, results: list[Result], clients: list[int], axes: A
     for name in names:
         points = []
         for one in results:
-            quantity = panel.take(one.summary) if one.summary and one.row.loop == name else None
+            quantity = panel.take(one.summary) if one.summary and one.cell.loop == name else None
             if quantity is not None:
                 values = (quantity.value, quantity.low, quantity.high)
-                points.append((one.row.cell.clients, *(each / panel.scale for each in values)))
+                points.append((one.row.load.clients, *(each / panel.scale for each in values)))
         if points:
             x, y, low, high = zip(*sorted(points), strict=True)
             below = [each - least for each, least in zip(y, low, strict=True)]
             above = [most - each for each, most in zip(y, high, strict=True)]
             axes.errorbar(x, y, (below, above), capsize=2, elinewidth=0.8, **style_of(name, names))
     _prepare(axes, "clients", panel.unit)
+    clients_axis(axes, clients)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def clients_axis(axes: Any, clients: list[int]) -> None:
+    """Make the axis of the clients a logarithmic one, with these numbers on it."""
     axes.set_xscale("log")
     axes.set_xticks(clients, _spaced(clients))
     axes.set_xticks([], minor=True)
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-    axes.yaxis.set_major_formatter("{x:,g}")
 
 
 def _spaced(clients: list[int]) -> list[str]:
@@ -220,7 +230,7 @@ def _draw_latency(results: list[Result], axes: Any) -> None:
     shown: list[float] = []
     for one in results:
         merged = Histogram()
-        for measurement in one.row.rounds:
+        for measurement in one.cell.rounds:
             merged.merge(Histogram.from_items(measurement.latencies))
         percentiles = [
             percent
@@ -228,7 +238,7 @@ def _draw_latency(results: list[Result], axes: Any) -> None:
             if merged.count() * (1 - percent / 100) >= _SLOWER_MIN
         ]
         times = [merged.percentile(percent) / 1e3 for percent in percentiles]
-        axes.plot([_place(each) for each in percentiles], times, **style_of(one.row.loop, names))
+        axes.plot([_place(each) for each in percentiles], times, **style_of(one.cell.loop, names))
         shown = max(shown, percentiles, key=len)
     _prepare(axes, "percentile", "µs (log)")
     axes.set_yscale("log")

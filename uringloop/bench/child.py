@@ -116,7 +116,10 @@ class Child:
 
 
 def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) -> dict[str, Any]:
-    """Run a process that prints one line of JSON, and return that; errors call it *what*."""
+    """Run a process that prints one line of JSON and return it; Refused if it is an error.
+
+    *what* is the name of the process in messages.
+    """
     child = Child(command, cpu, batch)
     try:
         line = child.read_line(timeout)
@@ -127,4 +130,6 @@ def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) ->
     finally:
         child.stop()
     said: dict[str, Any] = json.loads(line)
+    if "error" in said:
+        raise Refused(said.get("kind", "failed"), said["error"])
     return said

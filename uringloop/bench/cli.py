@@ -32,9 +32,6 @@ from .settings import (
     Settings,
 )
 
-# Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
-_SPARE_DESCRIPTORS = 64
-
 # The limit of one message: a SEND submission carries its length in 32 bits.
 _SIZE_MAX = 1 << 30
 
@@ -44,8 +41,8 @@ _RATE_MAX = 10_000_000
 # Seconds that a server and a load generator take to start and to end.
 START_S = 0.6
 
-# matplotlib writes more formats; these can be embedded in documents.
-_PICTURES = (".png", ".svg")
+# matplotlib draws more; these are the ones that documents show.
+PICTURES = (".png", ".svg")
 
 # The last paragraph of --help.
 _EPILOG = (
@@ -165,11 +162,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _check_machine(settings: Settings) -> None:
     refuse(sys.platform != "linux", "the load generator needs Linux")
-    limit = process.raise_descriptor_limit()
     clients = max(settings.clients)
     refuse(
-        clients + _SPARE_DESCRIPTORS > limit,
-        f"{clients} clients need as many open files, and the hard limit is {limit}: see ulimit -n",
+        clients > (most := process.connections_max()),
+        f"{clients} clients need as many open files, and {most} are left for them: see ulimit -n",
     )
 
 
@@ -183,16 +179,24 @@ def check_file(path: Path | None) -> None:
         raise BenchError(f"{path}: {exc.strerror}") from None
 
 
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture of another kind than the known ones, or one that nothing here can draw."""
+    if path is not None:
+        kinds = " nor ".join(PICTURES)
+        refuse(path.suffix not in PICTURES, f"--plot: {path} ends in neither {kinds}")
+        check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed."""
+    missing = importlib.util.find_spec("matplotlib") is None
+    refuse(missing, "pictures need matplotlib: pip install matplotlib")
+
+
 def _check_files(arguments: argparse.Namespace) -> None:
-    plot: Path | None = arguments.plot
-    refuse(
-        plot is not None and plot.suffix not in _PICTURES,
-        f"--plot: {plot} ends in neither {' nor '.join(_PICTURES)}",
-    )
-    refuse(
-        (plot or arguments.report) is not None and importlib.util.find_spec("matplotlib") is None,
-        "--report and --plot need matplotlib: pip install matplotlib",
-    )
+    check_picture(arguments.plot)
+    if arguments.report is not None:
+        check_matplotlib()
     for path in (arguments.json, arguments.markdown, arguments.report, arguments.plot):
         check_file(path)
 
@@ -225,11 +229,12 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         programs = reference.build(directory) if settings.reference else {}
         names = [*settings.loops, *programs]
         facts = environment.describe(names, where.note, idle)
-        steps = len(names) * len(settings.cells) * settings.rounds
+        steps = len(names) * len(settings.loads) * settings.rounds
         head = [report.title(names), report.sentence(report.conditions(settings))]
         print("\n".join([*head, _plan(settings, steps), ""]), flush=True)
         with terminal.progress(steps) as step:
-            rows = runner.Runner(settings, where, programs, directory).run(step)
+            measured = runner.Runner(settings, where, programs, directory)
+            rows = measured.run(lambda row, cell: step(terminal.describe(row, cell)))
     results = summary.compare(rows)
     notes = summary.notes(results, settings.rate)
     terminal.print_table(results)
@@ -246,11 +251,10 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         if path is not None:
             print(f"Written to {path.resolve()}")
     print(summary.verdict(results, settings.rate), flush=True)
-    failed = [row for row in rows if row.status == "failed"]
+    failed = [one for one in results if one.cell.status == "failed"]
     if failed:
-        first = failed[0]
-        where_failed = f"{first.loop}, {first.cell.size} B x {first.cell.clients}"
-        print(f"bench: {where_failed} failed: {first.note}", file=sys.stderr)
+        row, cell = failed[0].row, failed[0].cell
+        print(f"bench: {cell.loop}, {row.name} failed: {cell.note}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -8,7 +8,10 @@ import resource
 import select
 import signal
 
-# Larger than any loop's receive buffer, smaller than the threshold at which the heap is trimmed.
+# Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
+_SPARE_DESCRIPTORS = 64
+
+# Larger than any loop's receive buffer, smaller than what the heap is trimmed by.
 _LARGE_BLOCK = 4 * 2**20
 
 
@@ -17,6 +20,11 @@ def raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def connections_max() -> int:
+    """Return how many connections the limit of open files leaves room for."""
+    return raise_descriptor_limit() - _SPARE_DESCRIPTORS
 
 
 def settle_allocator() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from . import markdown as md
+from .rows import BASELINE, JUDGED, OK, Quantity
 from .settings import Settings
-from .summary import BASELINE, PERCENTILES, SUBJECT, Quantity, Result, verdict
+from .summary import PERCENTILES, Result, verdict
 
 # Raised when a field of the JSON changes its meaning or goes away.
 JSON_SCHEMA = 1
@@ -31,10 +33,6 @@ HEADINGS = (
 LEFT = {"loop"}
 
 
-def _with_spread(quantity: Quantity, scale: float, digits: int) -> str:
-    return f"{quantity.value / scale:,.{digits}f} ±{quantity.spread:.0%}"
-
-
 def _entries(quantity: Quantity | None) -> str:
     if quantity is None:
         return "-"
@@ -43,16 +41,16 @@ def _entries(quantity: Quantity | None) -> str:
 
 def cells_of(result: Result) -> list[str]:
     """Return the text of a row, one string per heading."""
-    row, summary = result.row, result.summary
-    head = [str(row.cell.size), str(row.cell.clients), row.loop]
-    if summary is None or row.status != "ok":
-        return [*head, row.status, *["-"] * (len(HEADINGS) - len(head) - 1)]
+    load, cell, summary = result.row.load, result.cell, result.summary
+    head = [str(load.size), str(load.clients), cell.loop]
+    if summary is None or cell.status != OK:
+        return [*head, cell.status, *["-"] * (len(HEADINGS) - len(head) - 1)]
     ratio = result.ratio
     return [
         *head,
-        _with_spread(summary.requests_per_second, 1, 0),
-        *(_with_spread(summary.latency_ns[percent], 1e3, 0) for percent in PERCENTILES),
-        _with_spread(summary.server_cpu_ns, 1e3, 2),
+        summary.requests_per_second.text(1, 0),
+        *(summary.latency_ns[percent].text(1e3, 0) for percent in PERCENTILES),
+        summary.server_cpu_ns.text(1e3, 2),
         f"{ratio.server_cpu:.2f}" if ratio else "-",
         f"{ratio.requests_per_second:.2f}" if ratio else "-",
         _entries(summary.kernel_entries),
@@ -75,16 +73,14 @@ def _aligned(cells: list[str], widths: list[int]) -> str:
 
 
 def table_lines(results: list[Result]) -> list[str]:
-    """Return the table in columns, a blank line between cells."""
+    """Return the table in columns, a blank line between sizes and numbers of clients."""
     rows = [cells_of(result) for result in results]
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     lines = [_aligned(list(HEADINGS), widths)]
     lines.append("  ".join("-" * width for width in widths))
-    cell = results[0].row.cell if results else None
-    for result, row in zip(results, rows, strict=True):
-        if result.row.cell != cell:
+    for before, result, row in zip([*results[:1], *results], results, rows, strict=False):
+        if result.row is not before.row:
             lines.append("")
-            cell = result.row.cell
         lines.append(_aligned(row, widths))
     return lines
 
@@ -101,7 +97,7 @@ def title(names: list[str]) -> str:
 
 def names_of(results: list[Result]) -> list[str]:
     """Return the loops that have figures, in the order of the rows."""
-    return list(dict.fromkeys(one.row.loop for one in results if one.summary is not None))
+    return list(dict.fromkeys(one.cell.loop for one in results if one.summary is not None))
 
 
 def conditions(settings: Settings) -> str:
@@ -122,36 +118,27 @@ def markdown(
     settings: Settings, environment: dict[str, str], results: list[Result], notes: list[str]
 ) -> str:
     """Return the report as a Markdown document."""
-    rule = [":--" if heading in LEFT else "--:" for heading in HEADINGS]
-    rows = [list(HEADINGS), rule, *(cells_of(result) for result in results)]
     lines = [f"## {title(names_of(results))}", "", verdict(results, settings.rate), ""]
     lines += [f"{sentence(conditions(settings))}", ""]
-    lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
+    lines += [*md.table(HEADINGS, map(cells_of, results), LEFT), ""]
     lines += [*(f"- {note}" for note in notes), ""]
-    lines += [f"- {name}: {value}" for name, value in environment.items()]
+    lines += md.facts(environment)
     return "\n".join(lines) + "\n"
 
 
 def _quantity(quantity: Quantity | None) -> dict[str, object] | None:
-    if quantity is None:
-        return None
-    return {
-        "value": quantity.value,
-        "min": quantity.low,
-        "max": quantity.high,
-        "rounds": list(quantity.rounds),
-    }
+    return quantity.json() if quantity is not None else None
 
 
 def _json_row(result: Result) -> dict[str, object]:
-    row, summary = result.row, result.summary
+    load, cell, summary = result.row.load, result.cell, result.summary
     encoded: dict[str, object] = {
-        "loop": row.loop,
-        "size": row.cell.size,
-        "clients": row.cell.clients,
-        "status": row.status,
-        "note": row.note,
-        "failures": [one.failures for one in row.rounds],
+        "loop": cell.loop,
+        "size": load.size,
+        "clients": load.clients,
+        "status": cell.status,
+        "note": cell.note,
+        "failures": [one.failures for one in cell.rounds],
     }
     if summary is None:
         return encoded

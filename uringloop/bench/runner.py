@@ -12,15 +12,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from . import loops
 from .child import STOP_TIMEOUT, Child, Refused, ask
 from .client import Measurement, Task
 from .placement import Placement
-from .settings import HOST, Address, BenchError, Cell, Settings
+from .rows import OK, Cell, Row, cells_of, require_installed
+from .settings import HOST, Address, BenchError, EchoLoad, Settings
 
 # Seconds; plenty for an interpreter that imports from a cold disk.
 _START_TIMEOUT = 30.0
@@ -30,19 +30,10 @@ _EXIT_ADDRESS_IN_USE = 98
 
 
 @dataclass
-class Row:
-    """One loop in one cell, with its rounds."""
+class EchoRow(Row[Measurement]):
+    """The echo under one load."""
 
-    loop: str
-    cell: Cell
-    status: str = "ok"
-    note: str = ""
-    rounds: list[Measurement] = field(default_factory=list)
-
-    def give_up(self, status: str, note: str) -> None:
-        """Measure no more rounds; note the status and the reason."""
-        self.status = status
-        self.note = note
+    load: EchoLoad
 
 
 class Runner:
@@ -57,40 +48,34 @@ class Runner:
         self.directory = directory
         self._sockets = 0
 
-    def run(self, progress: Callable[[Row, Measurement | None], None]) -> list[Row]:
-        """Measure every row in every round; call *progress* after each step."""
-        rows: list[Row] = []
+    def run(self, progress: Callable[[EchoRow, Cell[Measurement]], None]) -> list[EchoRow]:
+        """Measure every row; *progress* hears of each round of a cell."""
         names = [*self.settings.loops, *self.programs]
-        for cell in self.settings.cells:
-            group = [Row(name, cell) for name in names]
-            rows += group
-            for _ in range(self.settings.rounds):
-                for row in group:
-                    progress(row, self._measure_row(row))
-        return rows
+        made = [EchoRow(str(load), load, cells=cells_of(names)) for load in self.settings.loads]
+        for row in made:
+            self._measure_row(row, progress)
+        return made
 
-    def _measure_row(self, row: Row) -> Measurement | None:
-        """Measure one round of a row, unless an earlier round has given up."""
-        if row.status != "ok":
-            return None
-        if row.loop not in self.programs and not loops.installed(row.loop):
-            row.give_up("not installed", f"{row.loop} is not installed")
-            return None
-        try:
-            measurement = self.measure(row.loop, row.cell)
-        except Refused as exc:
-            row.give_up(exc.kind, exc.reason)
-            return None
-        row.rounds.append(measurement)
-        if measurement.failure is not None:
-            row.give_up("failed", measurement.failure)
-        return measurement
+    def _measure_row(
+        self, row: EchoRow, progress: Callable[[EchoRow, Cell[Measurement]], None]
+    ) -> None:
+        def measure(loop: str) -> Measurement:
+            require_installed(loop)
+            return self.measure(loop, row.load)
 
-    def measure(self, name: str, cell: Cell) -> Measurement:
-        """Start a server, put it under load, and stop it."""
+        def step(cell: Cell[Measurement]) -> None:
+            if cell.status == OK and (failure := cell.rounds[-1].failure) is not None:
+                # The round stays, for the report to count its failures.
+                cell.give_up("failed", failure)
+            progress(row, cell)
+
+        row.measure(self.settings.rounds, measure, step)
+
+    def measure(self, name: str, load: EchoLoad) -> Measurement:
+        """Start a server, load it, stop it."""
         with self.serving(name) as (server, address):
             try:
-                measurement = self._load(server, address, cell)
+                measurement = self._load(server, address, load)
             except Refused:
                 self.refuse_dead(server)
                 raise
@@ -154,13 +139,13 @@ class Runner:
             server.process.wait(0.2)
             raise Refused("failed", f"the server died: {server.complaint()}")
 
-    def _load(self, server: Child, address: Address, cell: Cell) -> Measurement:
+    def _load(self, server: Child, address: Address, load: EchoLoad) -> Measurement:
         settings = self.settings
         task = Task(
             address=address,
             server_pid=server.process.pid,
-            clients=cell.clients,
-            size=cell.size,
+            clients=load.clients,
+            size=load.size,
             rate=settings.rate,
             warm_up=settings.warm_up,
             duration=settings.duration,
@@ -171,9 +156,10 @@ class Runner:
         # Connecting and draining have their own time limits, which are reached before this one.
         timeout = 180.0 + 3 * settings.duration
         where = self.placement
-        result = ask("the load generator", command, where.client_cpu, where.shared, timeout)
-        if result.get("kind") == "no io_uring":
-            raise BenchError(result["error"])
-        if "error" in result:
-            raise Refused("failed", result["error"])
+        try:
+            result = ask("the load generator", command, where.client_cpu, where.shared, timeout)
+        except Refused as exc:
+            if exc.kind == "no io_uring":
+                raise BenchError(exc.reason) from None
+            raise
         return Measurement(**result)

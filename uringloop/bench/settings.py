@@ -38,15 +38,19 @@ def explain(exc: Exception) -> dict[str, str]:
         return {"error": f"{exc.name} is not installed", "kind": "missing"}
     if isinstance(exc, NotImplementedError):
         return {"error": str(exc) or "NotImplementedError", "kind": "not supported"}
-    return {"error": f"{type(exc).__name__}: {exc}", "kind": "failed"}
+    text = str(exc) if isinstance(exc, BenchError) else f"{type(exc).__name__}: {exc}"
+    return {"error": text, "kind": "failed"}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell of the table: bytes per message and simultaneous connections."""
+class EchoLoad:
+    """What an echo server is loaded with: bytes per message and simultaneous connections."""
 
     size: int
     clients: int
+
+    def __str__(self) -> str:
+        return f"{self.size} B x {self.clients}"
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Settings:
     settled: bool = False
 
     @property
-    def cells(self) -> list[Cell]:
-        """The cells of the table, in the order in which they are measured."""
-        return [Cell(size, clients) for size in self.sizes for clients in self.clients]
+    def loads(self) -> list[EchoLoad]:
+        """The rows of the table, in the order in which they are measured."""
+        return [EchoLoad(size, clients) for size in self.sizes for clients in self.clients]
 
     @property
     def warm_up(self) -> float:

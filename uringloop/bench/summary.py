@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .client import Measurement
 from .loadgen import Histogram
 from .loops import REFERENCES
-from .runner import Row
-
-# The loop that every other one is compared with.
-BASELINE = "uvloop"
-# The loop that the report is about.
-SUBJECT = "uringloop"
+from .rows import BASELINE, JUDGED, SPREAD_NOTE, Cell, Quantity, median_of
+from .runner import EchoRow
 
 PERCENTILES = (50.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A value with the lowest and the highest of its rounds."""
-
-    value: float
-    low: float
-    high: float
-    rounds: tuple[float, ...]
-
-    @property
-    def spread(self) -> float:
-        """Half the distance from lowest to highest, as a part of the value."""
-        return (self.high - self.low) / 2 / self.value if self.value else 0.0
-
-
-@dataclass(frozen=True)
 class Summary:
-    """The figures of one row."""
+    """The figures of one cell."""
 
     requests_per_second: Quantity
     # By percentile, in nanoseconds: of all rounds' latencies together.
@@ -46,11 +27,6 @@ class Summary:
     kernel_entries: Quantity | None
     peak_rss_bytes: Quantity
     unanswered: int
-
-
-def median_of(values: Sequence[float]) -> Quantity:
-    """Return the median of the rounds, with the lowest and the highest of them."""
-    return Quantity(statistics.median(values), min(values), max(values), tuple(values))
 
 
 def _latency(rounds: list[Measurement], percent: float) -> Quantity:
@@ -68,9 +44,9 @@ def _per_request(rounds: list[Measurement], take: Callable[[Measurement], int]) 
     return median_of([take(one) / one.requests for one in rounds])
 
 
-def summarise(row: Row) -> Summary | None:
-    """Return the figures of a row; None if no round of it has answered a request."""
-    rounds = [one for one in row.rounds if one.requests and one.failure is None]
+def summarise(cell: Cell[Measurement]) -> Summary | None:
+    """Return the figures of a cell; None when no round of it answered a request."""
+    rounds = [one for one in cell.rounds if one.requests and one.failure is None]
     if not rounds:
         return None
     counted = [
@@ -91,7 +67,7 @@ def summarise(row: Row) -> Summary | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A row relative to the baseline of its cell, from the medians of both."""
+    """A cell in parts of the baseline of its row, from the medians of both."""
 
     server_cpu: float
     requests_per_second: float
@@ -99,42 +75,43 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Result:
-    """One row as it is reported."""
+    """One cell as it is reported: a line of the table."""
 
-    row: Row
+    row: EchoRow
+    cell: Cell[Measurement]
     summary: Summary | None
     ratio: Ratio | None
 
 
-def compare(rows: list[Row]) -> list[Result]:
-    """Summarise all rows and compare each with the baseline of its cell."""
-    summaries = [(row, summarise(row)) for row in rows]
-    baselines = {row.cell: summary for row, summary in summaries if row.loop == BASELINE}
+def compare(rows: list[EchoRow]) -> list[Result]:
+    """Summarise all cells and compare each with the baseline of its row."""
     results = []
-    for row, summary in summaries:
-        base = baselines.get(row.cell)
-        ratio = None
-        if summary is not None and base is not None:
-            ratio = Ratio(
-                summary.server_cpu_ns.value / base.server_cpu_ns.value,
-                summary.requests_per_second.value / base.requests_per_second.value,
-            )
-        results.append(Result(row, summary, ratio))
+    for row in rows:
+        summaries = {loop: summarise(cell) for loop, cell in row.cells.items()}
+        base = summaries.get(BASELINE)
+        for loop, summary in summaries.items():
+            ratio = None
+            if summary is not None and base is not None:
+                ratio = Ratio(
+                    summary.server_cpu_ns.value / base.server_cpu_ns.value,
+                    summary.requests_per_second.value / base.requests_per_second.value,
+                )
+            results.append(Result(row, row.cells[loop], summary, ratio))
     return results
 
 
 def verdict(results: list[Result], rate: float) -> str:
     """Return the result in a sentence: the judged loop beside each other one, over all cells."""
-    measured = {(one.row.loop, one.row.cell): one.summary for one in results if one.summary}
-    cells = list(dict.fromkeys(one.row.cell for one in results))
-    # The servers in C show the limit; they are no loops.
-    others = {one.row.loop for one in results} - {SUBJECT, *REFERENCES}
+    measured = {(one.cell.loop, one.row.name): one.summary for one in results if one.summary}
+    rows = list(dict.fromkeys(one.row.name for one in results))
+    # The servers in C are the limit, and no loops.
+    others = {one.cell.loop for one in results} - {JUDGED, *REFERENCES}
     parts: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):
         pairs = [
-            (measured[SUBJECT, cell], measured[name, cell])
-            for cell in cells
-            if (SUBJECT, cell) in measured and (name, cell) in measured
+            (measured[JUDGED, row], measured[name, row])
+            for row in rows
+            if (JUDGED, row) in measured and (name, row) in measured
         ]
         if not pairs:
             continue
@@ -149,8 +126,8 @@ def verdict(results: list[Result], rate: float) -> str:
             served = f"{speed} times the requests per second of {name}"
             parts.append(f"{served} with {cost} of its CPU time for each")
     if not parts:
-        return f"{SUBJECT} was not compared with another loop."
-    means = f", on average over {len(cells)} cells" if len(cells) > 1 else ""
+        return f"{JUDGED} was not compared with another loop."
+    means = f", on average over {len(rows)} cells" if len(rows) > 1 else ""
     verb = "took for each request" if rate else "served"
     return f"{SUBJECT} {verb} {'; '.join(parts)}{means}."
 
@@ -164,14 +141,14 @@ def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], 
 def notes(results: list[Result], rate: float) -> list[str]:
     """Return the notes below the table."""
     said = [
-        "Medians of the rounds, ± half the distance between the lowest and the highest.",
+        SPREAD_NOTE,
         "Percentiles are of all rounds' latencies together, ± the same of the single rounds.",
     ]
     if rate:
         said.append(
             f"Open loop at {rate:,.0f} requests/s in all: latency counts from the scheduled time."
         )
-    rounds = [one for result in results for one in result.row.rounds]
+    rounds = [one for result in results for one in result.cell.rounds]
     if any(one.kernel_entries is not None for one in rounds):
         said.append("Kernel entries are counted in a short pass after the measurement.")
     refused = sorted({one.kernel_entries_refused for one in rounds} - {""})
@@ -182,12 +159,12 @@ def notes(results: list[Result], rate: float) -> list[str]:
 
 
 def _remarks(result: Result) -> list[str]:
-    row, summary = result.row, result.summary
-    if row.status in ("not supported", "failed"):
-        return [f"{row.loop}: {row.status}: {row.note}"]
-    answered = sum(one.requests for one in row.rounds)
+    cell, summary = result.cell, result.summary
+    if cell.status in ("not supported", "failed"):
+        return [f"{cell.loop}: {cell.status}: {cell.note}"]
+    answered = sum(one.requests for one in cell.rounds)
     # A request in flight when the interval ends is unanswered too; a backlog is much more.
-    if summary is not None and summary.unanswered > answered // 100 + row.cell.clients:
-        where = f"{row.loop}, {row.cell.size} B x {row.cell.clients}"
-        return [f"{where}: slower than the rate, {summary.unanswered:,} requests unanswered."]
+    if summary is not None and summary.unanswered > answered // 100 + result.row.load.clients:
+        where = f"{cell.loop}, {result.row.name}"
+        return [f"{where}: slower than the rate, {summary.unanswered:,} requests were left over."]
     return []

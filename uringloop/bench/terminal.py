@@ -13,29 +13,32 @@ from typing import Literal
 
 from . import report
 from .client import Measurement
-from .runner import Row
+from .rows import JUDGED, OK, Cell
+from .runner import EchoRow
 from .summary import Result
 
-Step = Callable[[Row, Measurement | None], None]
+# Counts one more step of a run, and says which it was.
+Step = Callable[[str], None]
 
 
-def _describe(row: Row, measurement: Measurement | None) -> str:
-    where = f"{row.loop}, {row.cell.size} B x {row.cell.clients}"
-    if row.status != "ok" or measurement is None or measurement.requests == 0:
-        return f"{where}: {row.status}"
-    rate = measurement.requests / measurement.elapsed_ns * 1e9
-    cost = measurement.server_cpu_ns / measurement.requests / 1e3
-    return f"{where}: {rate:,.0f} requests/s, {cost:.2f} µs of CPU"
+def describe(row: EchoRow, cell: Cell[Measurement]) -> str:
+    """Return what the last round of a cell has shown."""
+    if cell.status != OK or cell.rounds[-1].requests == 0:
+        return f"{cell.loop}, {row.name}: {cell.status}"
+    last = cell.rounds[-1]
+    rate = last.requests / last.elapsed_ns * 1e9
+    cost = last.server_cpu_ns / last.requests / 1e3
+    return f"{cell.loop}, {row.name}: {rate:,.0f} requests/s, {cost:.2f} µs of CPU"
 
 
 @contextmanager
 def _lines(total: int) -> Iterator[Step]:
     done = 0
 
-    def step(row: Row, measurement: Measurement | None) -> None:
+    def step(said: str) -> None:
         nonlocal done
         done += 1
-        print(f"{done}/{total} {_describe(row, measurement)}", file=sys.stderr, flush=True)
+        print(f"{done}/{total} {said}", file=sys.stderr, flush=True)
 
     yield step
 
@@ -63,8 +66,8 @@ def _bar(total: int) -> Iterator[Step]:
     ) as bar:
         task = bar.add_task("starting", total=total)
 
-        def step(row: Row, measurement: Measurement | None) -> None:
-            bar.update(task, advance=1, description=_describe(row, measurement))
+        def step(said: str) -> None:
+            bar.update(task, advance=1, description=said)
 
         yield step
 
@@ -107,8 +110,8 @@ def _print_rich_table(results: list[Result]) -> None:
         justify: Literal["left", "right"] = "left" if heading in report.LEFT else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for result, following in zip(results, [*results[1:], None], strict=True):
-        ends = following is None or following.row.cell != result.row.cell
-        style = "bold cyan" if result.row.loop == "uringloop" else None
+        ends = following is None or following.row is not result.row
+        style = "bold cyan" if result.cell.loop == JUDGED else None
         table.add_row(*report.cells_of(result), style=style, end_section=ends)
     console = Console()
     # A terminal that is too narrow wraps the lines: better than columns without their figures.
