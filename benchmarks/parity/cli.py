@@ -10,14 +10,15 @@ tests/loop/test_parity.py does that for this package's own loop. `python benchma
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import platform
 import re
 import signal
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
+
+from uringloop.bench import loops
+from uringloop.bench import markdown as md
 
 from .probes import PROBES
 
@@ -29,15 +30,8 @@ PROGRAM = Path(__file__).parent
 LOOPS = ("asyncio", "uvloop", "rloop", "blazio", "zuvloop", "rsloop", "uringloop")
 
 
-def new_loop(name: str) -> asyncio.AbstractEventLoop:
-    if name == "asyncio":
-        return asyncio.SelectorEventLoop()
-    loop: asyncio.AbstractEventLoop = importlib.import_module(name).new_event_loop()
-    return loop
-
-
 def run_one(name: str, loop_name: str) -> None:
-    with asyncio.Runner(loop_factory=lambda: new_loop(loop_name)) as runner:
+    with asyncio.Runner(loop_factory=loops.load(loop_name)) as runner:
 
         async def main() -> None:
             await PROBES[name](asyncio.get_running_loop())
@@ -61,19 +55,15 @@ def outcome(name: str, loop_name: str) -> str:
     return f"no ({names[-1]})" if names else f"no (exit status {done.returncode})"
 
 
-def version_of(name: str) -> str:
-    return platform.python_version() if name == "asyncio" else metadata.version(name)
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--probe"]:
         run_one(*sys.argv[2:])
         return
     wanted = sys.argv[1:] or LOOPS
-    loops = [name for name in wanted if importlib.util.find_spec(name) is not None]
-    versions = ", ".join(f"{name} {version_of(name)}" for name in loops)
+    found = [name for name in wanted if loops.installed(name)]
+    versions = ", ".join(f"{name} {loops.version(name)}" for name in found)
     print(f"CPython {platform.python_version()}: {versions}.\n")
-    print("| | " + " | ".join(loops) + " |")
-    print("| :-- |" + " :-: |" * len(loops))
+    print(md.line(["", *found]))
+    print(md.line([":--", *[":-:"] * len(found)]))
     for name in PROBES:
-        print(f"| {name} | " + " | ".join(outcome(name, loop) for loop in loops) + " |", flush=True)
+        print(md.line([name, *(outcome(name, loop) for loop in found)]), flush=True)
