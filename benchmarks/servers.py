@@ -15,23 +15,26 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import http.client
 import json
 import os
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HOST = "127.0.0.1"
+from uringloop.bench import markdown as md
+from uringloop.bench.rows import Row, cells_of, median_of
+from uringloop.bench.settings import HOST
+
 WORKERS = 4
 CLIENTS = 40
 # At rest: connections, and the time between two of them.
@@ -359,37 +362,40 @@ def reload(loop: str, reloads: int) -> dict[str, int]:
 # ── telling ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def median(runs: list[dict[str, Any]], way: str, figure: str) -> float:
-    return float(statistics.median(run[way][figure] for run in runs))
+# What one loop has shown in each of its rounds.
+Rounds = list[dict[str, Any]]
 
 
-def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
-    lines = [
-        "| Server | Loop | Share at rest | Kept: requests/s | Share | New: requests/s | Share "
-        "| Errors |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def in_rounds(
+    name: str, loops: list[str], rounds: int, measure: Callable[[str], dict[str, Any]]
+) -> dict[str, Rounds]:
+    """Return what each loop has shown, by turns."""
+    row = Row[dict[str, Any]](name, cells=cells_of(loops))
+    row.measure(rounds, measure, lambda cell: None)
+    return {loop: cell.rounds for loop, cell in row.cells.items()}
+
+
+def table(found: dict[str, dict[str, Rounds]]) -> list[str]:
+    headings = ["Server", "Loop", "Share at rest", "Kept: requests/s", "Share"]
+    headings += ["New: requests/s", "Share", "Errors"]
+    rows = []
     for server, loops in found.items():
         for loop, runs in loops.items():
+            figures = [f"{median_of([run['rest'] for run in runs]).value:.2f}"]
+            for way in ("kept", "fresh"):
+                figures.append(f"{median_of([run[way]['rate'] for run in runs]).value:,.0f}")
+                figures.append(f"{median_of([run[way]['share'] for run in runs]).value:.2f}")
             errors = sum(run[way]["errors"] for run in runs for way in ("kept", "fresh"))
-            figures = [
-                f"{statistics.median(run['rest'] for run in runs):.2f}",
-                f"{median(runs, 'kept', 'rate'):,.0f}",
-                f"{median(runs, 'kept', 'share'):.2f}",
-                f"{median(runs, 'fresh', 'rate'):,.0f}",
-                f"{median(runs, 'fresh', 'share'):.2f}",
-                f"{errors:.0f}",
-            ]
-            lines.append(f"| {server} | {loop} | {' | '.join(figures)} |")
-    return lines
+            rows.append([server, loop, *figures, f"{errors:.0f}"])
+    return md.table(headings, rows, headings[:2])
 
 
-def table_of_reloads(found: dict[str, list[dict[str, int]]]) -> list[str]:
-    lines = ["| Loop | Aborted in each run | Answered |", "|---|---|---|"]
+def table_of_reloads(found: dict[str, Rounds]) -> list[str]:
+    rows = []
     for loop, runs in found.items():
         aborted = ", ".join(str(run["aborted"]) for run in runs)
-        lines.append(f"| {loop} | {aborted} | {sum(run['answered'] for run in runs):,} |")
-    return lines
+        rows.append([loop, aborted, f"{sum(run['answered'] for run in runs):,}"])
+    return md.table(["Loop", "Aborted in each run", "Answered"], rows, ["Loop"])
 
 
 def main() -> int:
@@ -407,19 +413,15 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     found: dict[str, Any]
     if options.reload:
-        found = {loop: [] for loop in loops}
-        for _ in range(options.rounds):
-            for loop in loops:
-                found[loop].append(reload(loop, RELOADS))
+        found = in_rounds("reload", loops, options.rounds, lambda loop: reload(loop, RELOADS))
         lines = table_of_reloads(found)
     else:
         if shutil.which("wrk") is None:
             parser.error("wrk is not installed")
-        found = {server: {loop: [] for loop in loops} for server in servers}
+        found = {}
         for server in servers:
-            for _ in range(options.rounds):
-                for loop in loops:
-                    found[server][loop].append(measure(server, loop, options.seconds))
+            started = functools.partial(measure, server, seconds=options.seconds)
+            found[server] = in_rounds(server, loops, options.rounds, started)
         lines = table(found)
     print("\n".join(lines))
     if options.json:

@@ -367,21 +367,19 @@ def main() -> int:
 
 def plot(samples: dict[str, array.array[float]], path: Path, title: str) -> None:
     """Draw what was noted over time, a panel for each measure."""
-    import matplotlib
+    from uringloop.bench import charts
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(len(MEASURES), 1, sharex=True, figsize=(8, 10))
     minutes = [(second - samples["second"][0]) / 60 for second in samples["second"]]
-    for panel, name in zip(panels, MEASURES, strict=True):
-        panel.plot(minutes, samples[name], linewidth=0.8)
-        panel.set_ylabel(name)
-        panel.set_ylim(bottom=0)
-    panels[0].set_title(title)
-    panels[-1].set_xlabel("minutes")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    with charts.styled() as figure:
+        figure.set_size_inches(8, 10)
+        panels = figure.subplots(len(MEASURES), 1, sharex=True)
+        for panel, name in zip(panels, MEASURES, strict=True):
+            panel.plot(minutes, samples[name], linewidth=0.8)
+            panel.set_ylabel(name)
+            panel.set_ylim(bottom=0)
+        panels[0].set_title(title)
+        panels[-1].set_xlabel("minutes")
+        figure.savefig(path, dpi=charts.DENSITY)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from uringloop.bench import loops
+from uringloop.bench import markdown as md
 
 from . import ends, life, limits, peers
 from .common import Fault
@@ -77,7 +78,7 @@ def main() -> int:
     names = options.loops.split(",")
     if options.child:
         return child(options.child, names[0])
-    rows = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    rows = md.head(["", *names], ["", *names])
     print("\n".join(rows))
     failed = False
     for fault in FAULTS:
@@ -89,7 +90,7 @@ def main() -> int:
             failed |= "**" in cell and loop.startswith("uringloop")
             cells.append(cell)
         title = (fault.__doc__ or fault.__name__).splitlines()[0].rstrip(".")
-        rows.append(f"| {title} | {' | '.join(cells)} |")
+        rows.append(md.line([title, *cells]))
         print(rows[-1], flush=True)
     if options.markdown:
         options.markdown.write_text("\n".join(rows) + "\n")

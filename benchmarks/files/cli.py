@@ -6,17 +6,18 @@ made in a folder of --folder, which should be on a disk: one in memory has nothi
 Processors are kept awake where that is allowed, as whoever waits for a worker waits for one to
 wake; --may-sleep leaves them alone.
 
-The exit status is 0, or 1 when a measurement has failed.
+The exit status is 0, 1 when a measurement has failed, or 2 for a request that cannot be met.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from uringloop.bench import environment, placement
+from uringloop.bench import charts, environment, placement, terminal
+from uringloop.bench import markdown as md
+from uringloop.bench.cli import check_file, check_picture, guarded
 from uringloop.bench.loadgen import Histogram, LoadGenerator
+from uringloop.bench.rows import Cell, Row, cells_of, median_of
 
 from .work import (
     BIG_BLOCK,
@@ -190,43 +194,45 @@ def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
     return paired(turns)
 
 
-def compare(
-    work: str, contenders: list[str], folder: Path, rounds: int, seconds: float
-) -> dict[str, Result]:
-    """Take all rounds of one kind of work; return the medians."""
-    taken: dict[str, list[Result]] = {contender: [] for contender in contenders}
-    for number in range(rounds):
-        # Each goes first in its turn: what one leaves behind, in memory or on disk, the next has.
-        first = number % len(contenders)
-        for contender in contenders[first:] + contenders[:first]:
-            print(f"{work}: {contender}, round {number + 1}", file=sys.stderr, flush=True)
-            if work == "echo":
-                taken[contender].extend(echoed(contender, folder, seconds))
-            else:
-                taken[contender].append(measured(contender, work, folder, seconds))
-    return {
-        contender: {key: statistics.median(each[key] for each in found) for key in found[0]}
-        for contender, found in taken.items()
-    }
+def medians(cell: Cell[list[Result]]) -> Result:
+    """Return the median of each figure over all rounds of a contender."""
+    found = list(itertools.chain.from_iterable(cell.rounds))
+    return {key: median_of([each[key] for each in found]).value for key in found[0]}
 
 
 def measured_all(options: argparse.Namespace) -> dict[str, dict[str, Result]]:
     """Make the files, take every measurement that is asked for, and remove them."""
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
+    works = [work for work in options.works.split(",") if work != "echo" or options.core is None]
+    rows = [
+        Row[list[Result]](work, cells=cells_of(ECHO_CONTENDERS if work == "echo" else CONTENDERS))
+        for work in works
+    ]
     folder = Path(tempfile.mkdtemp(prefix="uringloop-files-", dir=options.folder))
-    works: dict[str, dict[str, Result]] = {}
+
+    def measure(work: str, contender: str) -> list[Result]:
+        if work == "echo":
+            return echoed(contender, folder, seconds if options.quick else ECHO_SECONDS)
+        return [measured(contender, work, folder, seconds)]
+
     try:
         prepare(folder)
-        for work in options.works.split(","):
-            echo = work == "echo"
-            if echo and options.core is not None:
-                continue
-            contenders = list(ECHO_CONTENDERS if echo else CONTENDERS)
-            length = ECHO_SECONDS if echo and not options.quick else seconds
-            works[work] = compare(work, contenders, folder, rounds, length)
+        with terminal.progress(rounds * sum(len(row.cells) for row in rows)) as step:
+            for row in rows:
+                # What one leaves behind, in memory or on disk, the next one has.
+                row.measure(
+                    rounds,
+                    functools.partial(measure, row.name),
+                    functools.partial(report_round, row.name, step),
+                    rotating=True,
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return works
+    return {row.name: {name: medians(cell) for name, cell in row.cells.items()} for row in rows}
+
+
+def report_round(work: str, step: terminal.Step, cell: Cell[list[Result]]) -> None:
+    step(f"{work}: {cell.loop}, round {len(cell.rounds)}")
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────
@@ -238,32 +244,34 @@ def table(report: dict[str, Any]) -> str:
     echo: dict[str, Result] = works.pop("echo", {})
     lines = []
     if works:
-        lines += [
-            "| Work | Contender | Per second | To aiofiles | CPU each | Timer late by |",
-            "|---|---|---|---|---|---|",
-        ]
+        headings = ["Work", "Contender", "Per second", "To aiofiles", "CPU each", "Timer late by"]
+        lines += md.table(headings, rows_of_works(works), headings[:2])
+    if echo:
+        headings = ["Echo beside file work of", *("p50 alone", "beside", "added")]
+        headings += [*("p99 alone", "beside", "added"), "Reads/s", "Writes/s"]
+        lines += ["", *md.table(headings, rows_of_echo(echo), headings[:1])]
+    return "\n".join(["# Files", "", *md.facts(report["environment"]), "", *lines, ""])
+
+
+def rows_of_works(works: dict[str, dict[str, Result]]) -> Iterator[list[str]]:
     for work, found in works.items():
         base = found["aiofiles"]["per_second"]
         for contender, each in found.items():
-            late = f"{each['late_ms']:.1f} ms" if each["late_ms"] else ""
-            lines.append(
-                f"| {work} | {contender} | {each['per_second']:,.0f} | "
-                f"{each['per_second'] / base:.2f} | {each['cpu_us']:,.2f} us | {late} |"
-            )
-    if echo:
-        lines += [
-            "",
-            "| Echo beside file work of | p50 alone | beside | added | p99 alone | beside | added "
-            "| Reads/s | Writes/s |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        times = [f"{kind}p{n}_us" for n in (50, 99) for kind in ("alone_", "", "added_")]
-        for name, each in echo.items():
-            cells = [f"{each[key]:.0f} us" for key in times]
-            cells += [f"{each[key]:.0f}" for key in ("reads_s", "writes_s")]
-            lines.append(f"| {' | '.join([name, *cells])} |")
-    head = [f"- {key}: {value}" for key, value in report["environment"].items()]
-    return "\n".join(["# Files", "", *head, "", *lines, ""])
+            yield [
+                work,
+                contender,
+                f"{each['per_second']:,.0f}",
+                f"{each['per_second'] / base:.2f}",
+                f"{each['cpu_us']:,.2f} us",
+                f"{each['late_ms']:.1f} ms" if each["late_ms"] else "",
+            ]
+
+
+def rows_of_echo(echo: dict[str, Result]) -> Iterator[list[str]]:
+    times = [f"{kind}p{n}_us" for n in (50, 99) for kind in ("alone_", "", "added_")]
+    for name, each in echo.items():
+        counts = [f"{each[key]:.0f}" for key in ("reads_s", "writes_s")]
+        yield [name, *(f"{each[key]:.0f} us" for key in times), *counts]
 
 
 def draw_work(axes: Any, works: dict[str, dict[str, Result]]) -> None:
@@ -294,9 +302,6 @@ def draw_echo(axes: Any, echo: dict[str, Result]) -> None:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Draw what was measured, a panel for the works and one for the echoes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     works = dict(report["works"])
     echo = works.pop("echo", {})
     # Of each panel that there is: how to draw it, of what, and its height in inches.
@@ -306,19 +311,19 @@ def draw(report: dict[str, Any], path: Path) -> None:
         if panel[1]
     ]
     heights = [height for _, _, height in panels]
-    figure = Figure(figsize=(9, 1.2 * len(panels) + sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
-    places = figure.subplots(len(panels), squeeze=False, height_ratios=heights)
-    for (axes,), (draw_panel, found, _) in zip(places, panels, strict=True):
-        draw_panel(axes, found)
-        axes.invert_yaxis()
-        axes.margins(x=0.12)
-        axes.legend(loc="lower right", fontsize=8)
-    figure.suptitle("Asynchronous files")
-    figure.savefig(path, dpi=130)
+    with charts.styled() as figure:
+        figure.set_size_inches(9, 1.2 * len(panels) + sum(heights))
+        places = figure.subplots(len(panels), squeeze=False, height_ratios=heights)
+        for (axes,), (draw_panel, found, _) in zip(places, panels, strict=True):
+            draw_panel(axes, found)
+            axes.invert_yaxis()
+            axes.margins(x=0.12)
+            axes.legend(loc="lower right", fontsize=8)
+        figure.suptitle("Asynchronous files")
+        figure.savefig(path, dpi=charts.DENSITY)
 
 
-def main() -> int:
+def run() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--works", default=",".join(WORKS), help="which kinds of work")
@@ -332,17 +337,19 @@ def main() -> int:
     add("--markdown", type=Path)
     add("--plot", type=Path, help="needs matplotlib")
     options = parser.parse_args()
-    if options.core is not None:
-        # For the measurements to inherit.
-        os.sched_setaffinity(0, {options.core})
+    check_picture(options.plot)
+    for path in (options.json, options.markdown, options.plot):
+        check_file(path)
+    pinned = options.core is not None
+    core = placement.inherited(options.core, False) if pinned else contextlib.nullcontext()
     awake = contextlib.nullcontext("may sleep") if options.may_sleep else placement.awake()
     try:
-        with awake as idle:
+        with core, awake as idle:
             works = measured_all(options)
     except subprocess.CalledProcessError as exc:
         print(exc, exc.stderr or "", sep="\n", file=sys.stderr)
         return 1
-    pinning = "not pinned" if options.core is None else f"all on core {options.core}"
+    pinning = f"all on core {options.core}" if pinned else "not pinned"
     report = {
         "environment": environment.describe(["asyncio", "uvloop", "uringloop"], pinning, idle),
         "works": works,
@@ -355,3 +362,8 @@ def main() -> int:
         draw(report, options.plot)
     print(table(report))
     return 0
+
+
+def main() -> int:
+    """Compare and return the exit status."""
+    return guarded("files", run)

@@ -59,7 +59,7 @@ def measured(settings: Settings) -> list[summary.Result]:
     chance = random.Random(1)
     rows = []
     for load in settings.loads:
-        row = EchoRow(str(load), load, cells=cells_of(list(COSTS)))
+        row = EchoRow(str(load), load, cells=cells_of(COSTS))
         for name, cost in COSTS.items():
             if cost:
                 taken = [measurement(cost, load.clients, chance) for _ in range(3)]

@@ -8,7 +8,7 @@ use the same classes. Runs in the benchmark's own process, in which nothing is m
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -116,7 +116,7 @@ class Row(Generic[Round]):
                 step(cell)
 
 
-def cells_of(names: Sequence[str]) -> dict[str, Cell[Round]]:
+def cells_of(names: Iterable[str]) -> dict[str, Cell[Round]]:
     """Return an empty cell for each loop."""
     return {name: Cell(name) for name in names}
 
