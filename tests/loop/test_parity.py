@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import uringloop
+
 # The packages of this folder are imported by name.
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 parity = importlib.import_module("parity.cli")
@@ -26,3 +28,12 @@ def test_a_probe_detects_a_missing_feature(monkeypatch: pytest.MonkeyPatch) -> N
     assert parity.outcome("sock_sendto, sock_recvfrom, sock_recvfrom_into", "uvloop").startswith(
         "no"
     )
+
+
+def test_the_table_names_the_version_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "PROBES", {})
+    monkeypatch.setattr(sys, "argv", ["parity", "uringloop"])
+    parity.main()
+    assert f": uringloop {uringloop.__version__}." in capsys.readouterr().out

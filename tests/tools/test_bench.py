@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from uringloop.bench import cli, counters, loops, placement, reference
+from uringloop.bench.child import Refused
 from uringloop.bench.client import Measurement, explain_ring
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
+from uringloop.bench.rows import Row, cells_of, median_of, require_installed
 from uringloop.bench.runner import Runner
 from uringloop.bench.settings import MODES, BenchError, EchoLoad, Settings
 from uringloop.bench.workloads import WORKLOADS
@@ -272,6 +274,57 @@ def test_the_reference_servers_echo(tmp_path: Path, name: str, unix: bool) -> No
 
 def test_every_mode_has_a_workload() -> None:
     assert tuple(WORKLOADS) == MODES
+
+
+# ── rows, cells and rounds ───────────────────────────────────────────────────
+
+
+def order_of(names: str, *, rotating: bool = False) -> str:
+    """Return in which order three rounds measure loops of these names."""
+    measured: list[str] = []
+    row = Row[None]("a row", cells=cells_of(names))
+    row.measure(3, measured.append, lambda cell: None, rotating=rotating)
+    return "".join(measured)
+
+
+def test_loops_take_turns_in_each_round() -> None:
+    assert order_of("abc") == "abcabcabc"
+    assert order_of("abc", rotating=True) == "abcbcacab"
+
+
+def test_a_refused_loop_takes_no_more_rounds_and_the_others_do() -> None:
+    def measure(loop: str) -> int:
+        if loop == MISSING:
+            require_installed(loop)
+        if loop == "b" and row.cells["b"].rounds:
+            raise Refused("failed", "it died")
+        return 1
+
+    row = Row[int]("a row", cells=cells_of(["a", "b", MISSING]))
+    steps: list[tuple[str, str]] = []
+    row.measure(3, measure, lambda cell: steps.append((cell.loop, cell.status)))
+    assert [len(cell.rounds) for cell in row.cells.values()] == [3, 1, 0]
+    assert row.cells["b"].note == "it died"
+    assert steps[-3:] == [("a", "ok"), ("b", "failed"), (MISSING, "not installed")]
+
+
+def test_another_exception_ends_the_rounds() -> None:
+    def measure(loop: str) -> int:
+        raise BenchError("port 1 is in use")
+
+    with pytest.raises(BenchError):
+        Row[int]("a row", cells=cells_of("ab")).measure(1, measure, lambda cell: None)
+
+
+def test_a_median_has_the_spread_of_its_rounds() -> None:
+    quantity = median_of([4.0, 1000.0, 1500.0])
+    assert quantity.text(1.0, 1) == "1,000.0 ±75%"
+    assert quantity.json() == {
+        "value": 1000.0,
+        "min": 4.0,
+        "max": 1500.0,
+        "rounds": [4.0, 1000.0, 1500.0],
+    }
 
 
 # ── counters and the histogram ───────────────────────────────────────────────
