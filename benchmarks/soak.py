@@ -41,6 +41,7 @@ from faults.common import open_fds
 from parity.probes import tls_contexts
 
 import uringloop
+from uringloop.bench import markdown as md
 from uringloop.bench.counters import rss_bytes
 
 # What is noted, with the growth in an hour that counts as one: less is not told from chance.
@@ -339,11 +340,11 @@ def main() -> int:
     samples = {name: values[first:] for name, values in soak.samples.items()}
     grows = []
     print(f"\n{backend}, {options.minutes:g} minutes, {len(samples['second'])} samples\n")
-    print("| | median | growth in an hour | ± (95 %) |\n|---|---|---|---|")
+    print(*md.head(["", "median", "growth in an hour", "± (95 %)"], [""]), sep="\n")
     for name, least in MEASURES.items():
         rate, off = slope(list(zip(samples["second"], samples[name], strict=True)))
         middle = statistics.median(samples[name])
-        print(f"| {name} | {middle:,.0f} | {rate:+,.1f} | {off:,.1f} |")
+        print(md.line([name, f"{middle:,.0f}", f"{rate:+,.1f}", f"{off:,.1f}"]))
         if rate - off > least:
             grows.append(name)
     print(
