@@ -224,7 +224,7 @@ asan:  ## Run the tests under the address sanitizer
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
 	  $(MAKE) --no-print-directory .venv-asan/installed VENV=.venv-asan
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(SANITIZED) .venv-asan/bin/python $(SANITIZED_TESTS) \
-	  --deselect tests/ring/test_scarcity.py::test_no_memory_for_what_was_received_ends_that_connection
+	  --deselect tests/ring/test_scarcity.py::test_memory_error_on_receive_ends_that_connection_only
 
 ubsan: RUNTIME = libubsan.so
 ubsan:  ## Run the tests under the undefined-behaviour sanitizer

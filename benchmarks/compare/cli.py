@@ -21,7 +21,7 @@ from pathlib import Path
 
 from uringloop.bench import environment, loops, placement, process, reference, terminal
 from uringloop.bench.cli import Parser, check_file, check_picture, guarded, names, refuse
-from uringloop.bench.rows import JUDGED, OK, Cell, cells_of, refusal_of, require_installed
+from uringloop.bench.rows import OK, SUBJECT, Cell, cells_of, refusal_of, require_installed
 from uringloop.bench.settings import DEFAULT_LOOPS, BenchError
 
 from . import report
@@ -30,7 +30,7 @@ from .report import Table
 from .rows import Row, named
 
 # The one that is judged comes last, beside the servers in C.
-ALL_LOOPS = (*(name for name in loops.KNOWN if name != JUDGED), JUDGED)
+ALL_LOOPS = (*(name for name in loops.KNOWN if name != SUBJECT), SUBJECT)
 DEFAULT_ROUNDS = 5
 DEFAULT_DURATION = 1.0
 

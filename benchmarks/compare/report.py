@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from uringloop.bench import markdown as md
-from uringloop.bench.rows import BASELINE, JUDGED, OK, SPREAD_NOTE, Cell
+from uringloop.bench.rows import BASELINE, OK, SPREAD_NOTE, SUBJECT, Cell
 from uringloop.bench.settings import BenchError
 
 from .rows import Row, loop_of, python_of
@@ -44,7 +44,7 @@ class Table:
     @property
     def judged(self) -> list[str]:
         """The columns that the goals are for."""
-        return [column for column in self.columns if loop_of(column) == JUDGED]
+        return [column for column in self.columns if loop_of(column) == SUBJECT]
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +183,7 @@ def notes(table: Table) -> Iterator[str]:
     yield SPREAD_NOTE
     yield f"In bold: {BASELINE}'s median divided by the column's; more is better."
     yield "Every measured process has freed one large block first: large buffers cost all the same."
-    yield f"A goal is the ratio that {JUDGED} is to reach."
+    yield f"A goal is the ratio that {SUBJECT} is to reach."
     goals = [row.met(column) for row in table.rows for column in table.judged]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."

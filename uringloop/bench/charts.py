@@ -20,7 +20,7 @@ from typing import Any
 from . import report
 from .loadgen import Histogram
 from .loops import REFERENCES
-from .rows import BASELINE, JUDGED, Quantity
+from .rows import BASELINE, SUBJECT, Quantity
 from .settings import Settings
 from .summary import Result, Summary
 

@@ -7,7 +7,7 @@ import string
 from importlib import resources
 
 from . import charts, report, summary
-from .rows import JUDGED
+from .rows import SUBJECT
 from .settings import Settings
 from .summary import Result
 
@@ -73,5 +73,5 @@ def _row(kind: str, cells: list[str]) -> str:
         side = ' class="word"' if heading in report.LEFT else ""
         parts.append(f"<{kind}{side}>{html.escape(text)}</{kind}>")
     # The row of the loop that the page is about.
-    judged = ' class="judged"' if JUDGED in cells else ""
+    judged = ' class="judged"' if SUBJECT in cells else ""
     return f"<tr{judged}>{''.join(parts)}</tr>"

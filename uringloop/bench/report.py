@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from . import markdown as md
-from .rows import BASELINE, JUDGED, OK, Quantity
+from .rows import BASELINE, OK, SUBJECT, Quantity
 from .settings import Settings
 from .summary import PERCENTILES, Result, verdict
 

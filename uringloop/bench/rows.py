@@ -22,7 +22,7 @@ OK = "ok"
 # The loop that every other one is compared with.
 BASELINE = "uvloop"
 # The loop that the reports are about.
-JUDGED = "uringloop"
+SUBJECT = "uringloop"
 
 # What a report says below its table.
 SPREAD_NOTE = "Medians of the rounds, ± half the distance between the lowest and the highest."

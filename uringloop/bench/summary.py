@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .client import Measurement
 from .loadgen import Histogram
 from .loops import REFERENCES
-from .rows import BASELINE, JUDGED, SPREAD_NOTE, Cell, Quantity, median_of
+from .rows import BASELINE, SPREAD_NOTE, SUBJECT, Cell, Quantity, median_of
 from .runner import EchoRow
 
 PERCENTILES = (50.0, 99.0, 99.9)
@@ -105,13 +105,13 @@ def verdict(results: list[Result], rate: float) -> str:
     measured = {(one.cell.loop, one.row.name): one.summary for one in results if one.summary}
     rows = list(dict.fromkeys(one.row.name for one in results))
     # The servers in C are the limit, and no loops.
-    others = {one.cell.loop for one in results} - {JUDGED, *REFERENCES}
+    others = {one.cell.loop for one in results} - {SUBJECT, *REFERENCES}
     parts: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):
         pairs = [
-            (measured[JUDGED, row], measured[name, row])
+            (measured[SUBJECT, row], measured[name, row])
             for row in rows
-            if (JUDGED, row) in measured and (name, row) in measured
+            if (SUBJECT, row) in measured and (name, row) in measured
         ]
         if not pairs:
             continue
@@ -126,7 +126,7 @@ def verdict(results: list[Result], rate: float) -> str:
             served = f"{speed} times the requests per second of {name}"
             parts.append(f"{served} with {cost} of its CPU time for each")
     if not parts:
-        return f"{JUDGED} was not compared with another loop."
+        return f"{SUBJECT} was not compared with another loop."
     means = f", on average over {len(rows)} cells" if len(rows) > 1 else ""
     verb = "took for each request" if rate else "served"
     return f"{SUBJECT} {verb} {'; '.join(parts)}{means}."

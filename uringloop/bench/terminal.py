@@ -13,7 +13,7 @@ from typing import Literal
 
 from . import report
 from .client import Measurement
-from .rows import JUDGED, OK, Cell
+from .rows import OK, SUBJECT, Cell
 from .runner import EchoRow
 from .summary import Result
 
@@ -111,7 +111,7 @@ def _print_rich_table(results: list[Result]) -> None:
         table.add_column(heading, justify=justify, no_wrap=True)
     for result, following in zip(results, [*results[1:], None], strict=True):
         ends = following is None or following.row is not result.row
-        style = "bold cyan" if result.cell.loop == JUDGED else None
+        style = "bold cyan" if result.cell.loop == SUBJECT else None
         table.add_row(*report.cells_of(result), style=style, end_section=ends)
     console = Console()
     # A terminal that is too narrow wraps the lines: better than columns without their figures.
