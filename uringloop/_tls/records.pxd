@@ -3,7 +3,7 @@
 cimport cython
 from cpython.object cimport PyObject
 
-from uringloop._tls.membio cimport membio_memory
+from uringloop._cpython.membio cimport membio_memory
 
 
 @cython.final

@@ -23,6 +23,15 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from libc.string cimport memcpy
 
+from uringloop._cpython.membio cimport (
+    membio_find,
+    membio_lend,
+    membio_memory,
+    membio_memory_of,
+    membio_pending,
+    membio_return,
+    membio_unread,
+)
 from uringloop._cpython.pyapi cimport (
     PyBytes_New,
     PyBytes_Resize,
@@ -31,15 +40,6 @@ from uringloop._cpython.pyapi cimport (
     get_attribute,
     raise_pending,
     take_bytes,
-)
-from uringloop._tls.membio cimport (
-    membio_find,
-    membio_lend,
-    membio_memory,
-    membio_memory_of,
-    membio_pending,
-    membio_return,
-    membio_unread,
 )
 
 

@@ -1,7 +1,7 @@
 """MemoryBIOs of the `ssl` module with other memory in them (membio.h)."""
 
 
-cdef extern from "_tls/membio.h":
+cdef extern from "_cpython/membio.h":
     ctypedef struct membio_memory:
         size_t length
         char *data
