@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from uringloop import __version__
+from uringloop._cpython import stdlib
 from uringloop._monitor import command_line
 from uringloop._ring import backends, features, limits
 from uringloop.loop import Loop
@@ -25,17 +26,22 @@ PROGRAM = "python -m uringloop.doctor"
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
-BENEFITS = {
-    "shared_accept": "a connection wakes one of the processes that share a listening socket",
-    "multishot_recv": "one submission for all receives of a socket",
-    "quiet_sends": "no completion for a send that sent everything",
-    "no_iowait": "a sleeping loop does not count as iowait (6.15)",
-    "min_wait": "the option batch_wait_us has an effect (6.12)",
-    "cached_files": "data in the page cache is read without a submission",
-    "cached_paths": "paths in the kernel's cache are examined and opened without one (6.8)",
-    "truncate": "a file's size is changed by a submission, not in a thread (6.9)",
-    "epoll_wait": "add_reader and add_writer need no system call for each turn (6.15)",
-    "nameless_files": "a file written by `write_atomic` has no name until it is complete",
+BRINGS = {
+    "shared_accept": "a connection wakes one of the processes that share its socket",
+    "multishot_recv": "one submission for all that a socket receives",
+    "quiet_sends": "no completion for a send that has done everything",
+    "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
+    "min_wait": "batch_wait_us (6.12)",
+    "cached_files": "what the kernel's cache has of a file is read without a submission",
+    "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
+    "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
+    "epoll_wait": "what is watched is told by a completion, not by a call more (6.15)",
+    "nameless_files": "a file that `write_atomic` writes has no name before it is whole",
+    "compiled_tls": "TLS records without Python code between the ring and OpenSSL",
+    "bio_memory": "OpenSSL reads and writes records in place, without copies",
+    "stream_reader": "received bytes go into a StreamReader's buffer without Python code",
+    "socket_slots": "a socket call that waits reads the socket's fields from C",
+    "kept_bytes": "the memory of received messages is used again, without malloc",
 }
 
 Report = dict[str, object]
@@ -73,7 +79,7 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     disabled = [name for name, state in states.items() if state == "disabled"]
     if disabled:
         lines.append(f"{backends.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
-    absent = [name for name, state in states.items() if state == "absent"]
+    absent = [name for name in features.FEATURES if states[name] == "absent"]
     if absent and backend == backends.IO_URING:
         lines.append(f"a newer kernel supports: {', '.join(absent)}")
     return lines + limits.advice(backend == backends.IO_URING)
@@ -89,7 +95,7 @@ def examine() -> Report:
     else:
         backend, reason = loop.backend, loop.backend_reason
         loop.close()
-    states = features.report(backend == backends.IO_URING)
+    states = {**features.report(backend == backends.IO_URING), **stdlib.report()}
     return {
         "uringloop": __version__,
         "python": platform.python_version(),

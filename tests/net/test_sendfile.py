@@ -30,6 +30,7 @@ from support.tls_contexts import Contexts
 from support.tls_peers import tls_stream
 
 import uringloop
+from uringloop._cpython import stdlib
 from uringloop._net import sendfile
 
 SIZE = 200_000
@@ -133,7 +134,7 @@ async def test_the_position_of_a_file_after_sending_nothing_is_that_of_asyncio(
     with pair() as (ours, _), on_disk(tmp_path, b"0123456789") as file:
         file.seek(3)
         assert await each_loop.sock_sendfile(ours, file, 1000) == 0
-        place = 1000 if sendfile.ALWAYS_MOVES else 3
+        place = 1000 if stdlib.SENDFILE_ALWAYS_MOVES else 3
         assert file.tell() == os.lseek(file.fileno(), 0, os.SEEK_CUR) == place
         file.seek(3)
         async with stream(each_loop, Echo()) as (transport, _):

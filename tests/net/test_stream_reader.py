@@ -12,8 +12,6 @@ import pytest
 from support.roles import Loop, complaints, noise, on_loop, turns, until
 from support.sockets import tcp_pair
 
-from uringloop._transport import stream_reader
-
 
 async def opened(
     limit: int = 1 << 16,
@@ -33,10 +31,6 @@ def is_reading(writer: asyncio.StreamWriter) -> bool:
     transport = writer.transport
     assert isinstance(transport, asyncio.Transport)
     return transport.is_reading()
-
-
-def test_asyncios_streams_have_the_expected_attributes() -> None:
-    assert stream_reader.shape_is_known()
 
 
 @on_loop

@@ -8,6 +8,7 @@ from support.leaks import open_fds
 from support.loops import each_ring, on_io_uring
 
 import uringloop
+from uringloop._cpython import stdlib
 from uringloop._ring import backends, features
 
 FEATURES = tuple(features.FEATURES)
@@ -175,7 +176,7 @@ def test_completions_gather_only_with_min_wait_enabled(backend: str) -> None:
 def test_unknown_feature_error_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("URINGLOOP_DISABLE", "quiet_sends,nonsense")
     fds = open_fds()
-    known = ", ".join(FEATURES)
+    known = ", ".join((*FEATURES, *stdlib.SWITCHES))
     wording = f"^URINGLOOP_DISABLE: nonsense is none of {known}$"
     for backend in ("auto", "soft"):
         with pytest.raises(ValueError, match=wording):

@@ -13,14 +13,9 @@ from support.tls_contexts import Contexts
 from support.tls_peers import tls_stream
 
 import uringloop
-from uringloop._cpython import ssl_shape
 from uringloop._tls import ssl_protocol
 
 RECORD = 16 * 1024
-
-
-def test_the_standard_library_has_the_shape_that_is_relied_on() -> None:
-    assert ssl_shape.shape_is_known()
 
 
 @on_loop

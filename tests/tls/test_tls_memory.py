@@ -19,21 +19,25 @@ from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import Peer, ending, tls_link, tls_stream
 
 import uringloop
+from uringloop._cpython import stdlib
+from uringloop._ring import backends
 from uringloop._tls import data_path
-from uringloop._tls import records as native
 
 RECORD = 16 * 1024
 PLENTY = 2 * data_path.SCRATCH_MAX + 7
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["lent", "copied"])
+@pytest.fixture(autouse=True, params=["used", "disabled"], ids=["lent", "copied"])
 def memory_lent(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Have records pass through memory that is lent, or through the BIOs' own."""
-    wanted: bool = request.param
-    if native.lend_memory(wanted) is not wanted:
-        pytest.skip("OpenSSL is no library of its own here")
-    yield wanted
-    native.lend_memory(True)
+    wanted: str = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("URINGLOOP_DISABLE", "" if wanted == "used" else "bio_memory")
+        backends.disable_features()
+        if stdlib.report()["bio_memory"] != wanted:
+            pytest.skip("OpenSSL is no library of its own here")
+        yield wanted == "used"
+    backends.disable_features()
 
 
 def exports_bio_ctrl(module: ModuleType) -> bool:
@@ -43,7 +47,7 @@ def exports_bio_ctrl(module: ModuleType) -> bool:
 
 @pytest.mark.skipif(not exports_bio_ctrl(_ssl), reason="OpenSSL is no library of its own here")
 def test_memory_is_lent_where_openssl_is_a_library() -> None:
-    assert native.lend_memory(True)
+    assert stdlib.report()["bio_memory"] != "absent"
 
 
 # ── in ───────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,8 @@ from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
 
 import uringloop
-from uringloop._tls import data_path, ssl_protocol, upgrade
+from uringloop._cpython import stdlib
+from uringloop._tls import data_path, ssl_protocol
 from uringloop._tls import records as native
 
 RECORD = 16 * 1024
@@ -395,7 +396,7 @@ async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: C
 
 
 @pytest.mark.skipif(
-    not upgrade.MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader"
+    not stdlib.START_TLS_MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader"
 )
 @on_loop
 async def test_a_hello_that_a_reader_has_read_ahead_is_not_lost(

@@ -6,7 +6,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "_cpython/membio.h"
 #include "compiled_modules.h"
+
+/* Shared by the modules. */
+membio_function membio_ctrl = NULL;
 
 static const char *const MODULES[] = {URINGLOOP_COMPILED_MODULES};
 

@@ -38,7 +38,8 @@ typedef struct {
 
 typedef long (*membio_function)(void *bio, int command, long number, void *pointer);
 
-static membio_function membio_ctrl = NULL;
+/* Defined in compiled.c, once for the modules that include this; NULL until membio_find. */
+extern membio_function membio_ctrl;
 
 /* Finds what is needed, of the type of MemoryBIO and of the loaded library at `path`, which is the
  * module that it is from; 0 if something is not there, or is something else. */
@@ -75,6 +76,14 @@ static inline membio_memory *membio_memory_of(PyObject *object) {
 
     membio_call(object, MEMBIO_GET_MEMORY, 0, &memory);
     return memory;
+}
+
+/* Has `lent` stand for memory to read from, which the caller keeps until membio_return. */
+static inline void membio_show(membio_memory *lent, const char *data, Py_ssize_t size) {
+    lent->data = (char *)data;
+    lent->length = size;
+    lent->max = size;
+    lent->flags = 0;
 }
 
 /* Lends memory to a BIO, and returns the BIO's own, which membio_return takes. What is lent may be

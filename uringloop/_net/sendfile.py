@@ -11,11 +11,12 @@ import errno
 import io
 import os
 import socket
-from asyncio import SendfileNotAvailableError, unix_events
+from asyncio import SendfileNotAvailableError
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from uringloop._cpython import stdlib
 from uringloop._files import operation
 from uringloop._net import sock_calls
 from uringloop._net.stream import StreamTransport
@@ -30,11 +31,6 @@ _sendfile = os.sendfile
 
 # Bytes of one sendfile(2): other connections are served in between.
 SLICE = 1024 * 1024
-
-# asyncio's function that sets a file's position after a transfer. From gh-150107 on (3.16, 3.14.10)
-# it does so even if nothing was sent, and it has no argument for the number of bytes.
-_MOVE = getattr(unix_events._UnixSelectorEventLoop, "_sock_sendfile_update_filepos", None)
-ALWAYS_MOVES = _MOVE is None or "total_sent" not in _MOVE.__code__.co_varnames
 
 
 async def to_socket(
@@ -123,8 +119,8 @@ async def to_descriptor(
                 await room()
                 since_wait = 0
     finally:
-        # Also after an exception: the file's position says how much was sent. A pipe has none.
-        if total or ALWAYS_MOVES:
+        # Wherever this ends: the file's position tells how much has gone. A pipe has none.
+        if total or stdlib.SENDFILE_ALWAYS_MOVES:
             with contextlib.suppress(OSError):
                 os.lseek(number, offset + total, os.SEEK_SET)
     return total

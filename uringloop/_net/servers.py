@@ -16,6 +16,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from uringloop._cpython import stdlib
 from uringloop._net.argument_checks import bind_failure, check_socket
 from uringloop._net.listener import Listener
 from uringloop._net.resolver import AddressInfo, ensure_resolved
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 # Not os.stat and os.unlink: tools that detect blocking calls replace these, and allow them to
 # asyncio's own servers by file and function name.
 _stat, _unlink = posix.stat, posix.unlink
-
-# From 3.14 on a cancelled serve_forever() closes the connections: it waits for their end.
-CANCEL_CLOSES_CLIENTS = "close_clients" in asyncio.Server.serve_forever.__code__.co_names
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
@@ -178,7 +176,7 @@ class Server(asyncio.Server):
             await self._serving_forever_fut
         except asyncio.CancelledError:
             self.close()
-            if CANCEL_CLOSES_CLIENTS:
+            if stdlib.CANCEL_CLOSES_CLIENTS:
                 self.close_clients()
             await self.wait_closed()
             raise

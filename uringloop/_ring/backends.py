@@ -13,11 +13,13 @@ import re
 import threading
 from typing import Final, Literal
 
+from uringloop._cpython import stdlib
 from uringloop._ring import features
 
 # Environment variable: the backend of all loops that are made without `backend=`.
 VARIABLE = "URINGLOOP_BACKEND"
-# Environment variable: comma-separated names of the features to disable.
+# Names of the ring's features and of the standard library's parts that are not to be used, with
+# commas between them.
 DISABLE_VARIABLE = "URINGLOOP_DISABLE"
 # Environment variable: 0 silences the warning that loops are not on io_uring.
 WARN_VARIABLE = "URINGLOOP_WARN_FALLBACK"
@@ -93,11 +95,13 @@ def disable_features() -> None:
     """Disable the features that URINGLOOP_DISABLE names. Raises ValueError for an unknown name."""
     value = os.environ.get(DISABLE_VARIABLE, "")
     names = frozenset(name.strip() for name in value.split(",") if name.strip())
-    unknown = names - features.FEATURES.keys()
+    known_names = (*features.FEATURES, *stdlib.SWITCHES)
+    unknown = names.difference(known_names)
     if unknown:
-        known = ", ".join(features.FEATURES)
+        known = ", ".join(known_names)
         raise ValueError(f"{DISABLE_VARIABLE}: {', '.join(sorted(unknown))} is none of {known}")
-    features.disable(names)
+    features.disable(names & features.FEATURES.keys())
+    stdlib.disable(names & stdlib.SWITCHES.keys())
 
 
 def known_refusal() -> str | None:

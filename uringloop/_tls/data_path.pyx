@@ -5,7 +5,7 @@ the buffer that the program gets, and from `write` into records.
 
 The fields that both sides use are C's, under the names that the standard library's methods know
 them by. So it works only as long as those use the names that they used when this was written
-(`ssl_shape.pyx`). For whatever is unusual they run alone.
+(`_cpython/stdlib.pyx`). For whatever is unusual they run alone.
 """
 
 import ssl
@@ -23,6 +23,8 @@ from uringloop._transport.stream_reader cimport feed, is_fed
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.writer cimport WriteSource, WriteTransport
 
+from uringloop._cpython.stdlib import ALERTS_ARE_SENT, find
+
 
 # The plaintext of a record, of which OpenSSL encrypts one at a time.
 RECORD_MAX = 16 * 1024
@@ -38,11 +40,10 @@ cdef Py_ssize_t RECORD = RECORD_MAX
 cdef Py_ssize_t HELD = HELD_MAX
 cdef Py_ssize_t SCRATCH_FROM = SCRATCH_MIN
 cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
-cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
-cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
+cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
+cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
 cdef str FAILED = "Fatal error on SSL protocol"
-# Whether the peer is told why its records are refused (gh-98078, Python 3.16).
-cdef bint sends_alerts = "SSLError" in sslproto.SSLProtocol._do_read.__code__.co_names
+cdef bint sends_alerts = ALERTS_ARE_SENT
 
 
 cdef class TLSCore(WriteSource):

@@ -12,7 +12,6 @@ Nothing here knows of asyncio, or calls a program.
 """
 
 import _ssl
-import os
 import ssl
 
 cimport cython
@@ -21,15 +20,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
-from libc.string cimport memcpy
 
 from uringloop._cpython.membio cimport (
-    membio_find,
     membio_lend,
     membio_memory,
     membio_memory_of,
     membio_pending,
     membio_return,
+    membio_show,
     membio_unread,
 )
 from uringloop._cpython.pyapi cimport (
@@ -41,6 +39,9 @@ from uringloop._cpython.pyapi cimport (
     raise_pending,
     take_bytes,
 )
+from uringloop._cpython.stdlib cimport BIO_MEMORY, uses
+
+from uringloop._cpython.stdlib import find
 
 
 cdef extern from "Python.h":
@@ -57,11 +58,11 @@ cdef Py_ssize_t HEADER = HEADER_SIZE
 cdef Py_ssize_t LONGEST = LENGTH_MAX
 cdef tuple AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
 cdef object OBJECT = ssl.SSLObject
-cdef object ENGINE = _ssl._SSLSocket
+cdef object ENGINE = find(_ssl, "_SSLSocket")
 cdef object BIO = ssl.MemoryBIO
 # Found once: else each call looks the name up.
-cdef object ENGINE_READ = _ssl._SSLSocket.read
-cdef object ENGINE_WRITE = _ssl._SSLSocket.write
+cdef object ENGINE_READ = find(_ssl, "_SSLSocket.read")
+cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
@@ -133,7 +134,7 @@ cdef class Scratch:
 
 cdef Scratch take_scratch():
     """Return one that is the caller's until `give_scratch`; None if memory can not be lent."""
-    if not lends:
+    if not uses(BIO_MEMORY):
         return None
     return scratches.pop() if scratches else Scratch()
 
@@ -217,7 +218,7 @@ cdef class Records:
             return self.decrypt_pending()
         # No plaintext is longer than its record.
         if end == size:
-            if lends and not begun:
+            if not begun and uses(BIO_MEMORY):
                 self.lend(data, size)
                 try:
                     return self.decrypt_one(size)
@@ -258,7 +259,7 @@ cdef class Records:
         try:
             while end and not self.peer_closed:
                 # In front of the first may be what the BIO has already.
-                if lends and (offset or room == size):
+                if (offset or room == size) and uses(BIO_MEMORY):
                     end = self.last_end(data + offset, size - offset, end)
                     filled += self.decrypt_lent(data + offset, end, start + filled, room - filled)
                     offset += end
@@ -304,7 +305,7 @@ cdef class Records:
         """Give OpenSSL whole records where they are, until `take_back`."""
         self.check_not_lent()
         assert not membio_pending(self.incoming)
-        show(&self.lent, data, size)
+        membio_show(&self.lent, data, size)
         self.own = membio_lend(self.incoming, &self.lent)
         return 0
 
@@ -460,50 +461,6 @@ cdef int forgive() except -1:
         raise_pending()
     PyErr_Clear()
     return 0
-
-
-cdef bint lending_works() except -1:
-    """Try whether BIOs are what membio.h takes them for."""
-    cdef char[4] memory
-    cdef membio_memory lent
-    cdef membio_memory *own
-    cdef char *rest
-    cdef object bio = BIO()
-    cdef object path = getattr(_ssl, "__file__", None)
-    if path is None or not membio_find(BIO, os.fsencode(path)):
-        # OpenSSL is a part of the interpreter, for instance.
-        return False
-    bio.write(b"own")
-    if membio_pending(bio) != 3:
-        return False
-    memcpy(memory, b"lent", 4)
-    show(&lent, memory, 4)
-    own = membio_lend(bio, &lent)
-    found = bio.read(1)
-    # Where it is, and not moved to the front.
-    in_place = membio_unread(bio, &rest) == 3 and rest == &memory[1]
-    found += bio.read()
-    membio_return(bio, own)
-    bio.write(b"ed")
-    return in_place and found == b"lent" and bio.read() == b"owned"
-
-
-cdef void show(membio_memory *lent, const char *data, Py_ssize_t size) noexcept:
-    """Have *lent* stand for memory to read from."""
-    lent.data = <char*>data
-    lent.length = size
-    lent.max = size
-    lent.flags = 0
-
-
-cdef bint lends = lending_works()
-
-
-def lend_memory(wanted):
-    """Have memory lent to BIOs where that works, or not; return whether it is."""
-    global lends
-    lends = bool(wanted) and lending_works()
-    return lends
 
 
 def framed(*pieces):

@@ -7,20 +7,24 @@ runs in the context of the connection, whoever writes, closes or resumes.
 With a standard library of another shape than the known one its SSLProtocol runs alone.
 """
 
+import asyncio
 import ssl
 from asyncio import sslproto
 
 from cpython.bytes cimport PyBytes_GET_SIZE
 
+from uringloop._cpython.stdlib cimport COMPILED_TLS, uses
 from uringloop._tls.data_path cimport TLSCore
 
-from uringloop._cpython.ssl_shape import shape_is_known
+from uringloop._cpython.stdlib import find
 
 
-cdef object WRAPPED = sslproto.SSLProtocolState.WRAPPED
-cdef object FLUSHING = sslproto.SSLProtocolState.FLUSHING
-cdef object SHUTDOWN = sslproto.SSLProtocolState.SHUTDOWN
-cdef tuple NOTHING_MORE = (*sslproto.SSLAgainErrors, ssl.SSLZeroReturnError)
+cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
+cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
+cdef object SHUTDOWN = find(sslproto, "SSLProtocolState.SHUTDOWN")
+cdef tuple NOTHING_MORE = (*(find(sslproto, "SSLAgainErrors") or ()), ssl.SSLZeroReturnError)
+# Not there on a standard library of another shape, whose SSLProtocol runs alone.
+cdef object STOCK_TRANSPORT = find(sslproto, "_SSLProtocolTransport") or asyncio.Transport
 
 
 class TLSProtocol(TLSCore, sslproto.SSLProtocol):
@@ -105,12 +109,11 @@ def go_on(protocol):
 
 
 cdef object PROTOCOL = TLSProtocol
-cdef bint known = shape_is_known()
 
 
 def new_protocol(*args, **options):
     """Make the protocol that does TLS, with the arguments of asyncio's SSLProtocol."""
-    return (PROTOCOL if known else sslproto.SSLProtocol)(*args, **options)
+    return (PROTOCOL if uses(COMPILED_TLS) else sslproto.SSLProtocol)(*args, **options)
 
 
 cdef bint is_secure(object protocol) except -1:
@@ -139,7 +142,7 @@ cdef class TransportCore:
                 if PyBytes_GET_SIZE(<bytes>data):
                     core.write(<bytes>data)
                 return
-        sslproto._SSLProtocolTransport.write(self, data)
+        STOCK_TRANSPORT.write(self, data)
 
     def writelines(self, list_of_data):
         """As asyncio's; the pieces leave in as few records as they fill."""
@@ -147,8 +150,8 @@ cdef class TransportCore:
         if all([type(piece) is bytes for piece in pieces]):
             self.write(b"".join(pieces))
         else:
-            sslproto._SSLProtocolTransport.writelines(self, pieces)
+            STOCK_TRANSPORT.writelines(self, pieces)
 
 
-class SSLTransport(TransportCore, sslproto._SSLProtocolTransport):
+class SSLTransport(TransportCore, STOCK_TRANSPORT):
     """What the program writes to."""

@@ -12,11 +12,8 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from uringloop._cpython import stdlib
 from uringloop._tls import data_path, ssl_protocol
-
-# A newer asyncio moves what a StreamReader already holds into TLS; with an older one it stays where
-# it is, for the program to find.
-MOVES_READ_AHEAD = "_incoming" in asyncio.BaseEventLoop.start_tls.__code__.co_names
 
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop
@@ -140,7 +137,7 @@ async def start(
     secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
     # Until it has heard of its connection it may not hear of any bytes.
     transport.pause_reading()
-    if MOVES_READ_AHEAD and wanted.server_side:
+    if stdlib.START_TLS_MOVES_READ_AHEAD and wanted.server_side:
         move_read_ahead(protocol, secured)
     transport.set_protocol(secured)
     steps = (

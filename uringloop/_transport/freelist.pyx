@@ -11,6 +11,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 from uringloop._cpython.pyapi cimport PyBytes_New, Py_DECREF_owned, Py_REFCNT, forget_hash
+from uringloop._cpython.stdlib cimport KEPT_BYTES, uses
 
 
 cdef enum:
@@ -45,7 +46,7 @@ cdef PyObject *from_shelf(Py_ssize_t size) except NULL:
 
 cdef void to_shelf(bytes data, Py_ssize_t size) noexcept:
     cdef Shelf *shelf
-    if Py_REFCNT(<PyObject*>data) != 1:
+    if Py_REFCNT(<PyObject*>data) != 1 or not uses(KEPT_BYTES):
         return
     shelf = shelf_of(size)
     if shelf.size != size:

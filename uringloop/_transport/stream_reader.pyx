@@ -19,17 +19,8 @@ from asyncio import sslproto, streams
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.string cimport memcpy
 
+from uringloop._cpython.stdlib cimport STREAM_READER, uses
 
-# The names that each function uses, from 3.11 on.
-SHAPE = {
-    streams.StreamReaderProtocol.data_received: {"_stream_reader", "feed_data"},
-    streams.StreamReaderProtocol._stream_reader.fget: {"_stream_reader_wr"},
-    streams.StreamReader.feed_data: {
-        "_eof", "_buffer", "extend", "_wakeup_waiter", "_transport", "_paused", "len", "_limit",
-        "pause_reading", "NotImplementedError",
-    },
-    streams.StreamReader._wakeup_waiter: {"_waiter", "cancelled", "set_result"},
-}
 
 cdef object PROTOCOL = streams.StreamReaderProtocol
 cdef object READER = streams.StreamReader
@@ -37,20 +28,12 @@ cdef object DATA_RECEIVED = streams.StreamReaderProtocol.data_received
 cdef object FEED_DATA = streams.StreamReader.feed_data
 cdef object FUTURE = asyncio.Future
 cdef object SSL_PROTOCOL = sslproto.SSLProtocol
-cdef bint known = all(
-    set(function.__code__.co_names) - {"AssertionError"} == names
-    for function, names in SHAPE.items())
-
-
-def shape_is_known():
-    """Return whether the standard library's classes are those that this module knows."""
-    return known
 
 
 cdef bint is_fed(object protocol) except -1:
     """Return whether `feed` may be tried for *protocol*."""
     # A program may have replaced the methods meanwhile.
-    return (known and type(protocol) is PROTOCOL
+    return (uses(STREAM_READER) and type(protocol) is PROTOCOL
             and PROTOCOL.data_received is DATA_RECEIVED and READER.feed_data is FEED_DATA)
 
 
@@ -99,7 +82,7 @@ cpdef object lose(object protocol, object exc):
     """Call `connection_lost` of *protocol*; a stream's protocol need not be asked for *exc*."""
     cdef object app_protocol = None
     if exc is not None and isinstance(protocol, SSL_PROTOCOL):
-        app_protocol = protocol._app_protocol
+        app_protocol = getattr(protocol, "_app_protocol", None)
     protocol.connection_lost(exc)
     if isinstance(app_protocol, PROTOCOL):
         # It hears of the end in a callback, which the call above has scheduled.

@@ -15,6 +15,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 
+from uringloop._cpython.stdlib cimport count_file, is_closed
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -30,37 +31,8 @@ from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, Operation, operation_init
 from uringloop._turn.turn cimport LoopCore
 
 
-cdef extern from *:
-    """
-    #include <structmember.h>
-
-    /* Returns the offset of a __slots__ member in an object; 0 if *descriptor* is not one. */
-    static inline Py_ssize_t uringloop_slot_offset(PyObject *descriptor) {
-        return Py_IS_TYPE(descriptor, &PyMemberDescr_Type)
-            ? ((PyMemberDescrObject *)descriptor)->d_member->offset : 0;
-    }
-    /* Get the value of that slot, borrowed, or NULL; set it. */
-    static inline PyObject *uringloop_slot(PyObject *object, Py_ssize_t offset) {
-        return *(PyObject **)((char *)object + offset);
-    }
-    static inline void uringloop_set_slot(PyObject *object, Py_ssize_t offset, PyObject *value) {
-        PyObject **slot = (PyObject **)((char *)object + offset);
-        PyObject *old = *slot;
-
-        *slot = Py_NewRef(value);
-        Py_XDECREF(old);
-    }
-    """
-    Py_ssize_t slot_offset "uringloop_slot_offset" (object descriptor)
-    PyObject *slot "uringloop_slot" (object target, Py_ssize_t offset)
-    void set_slot "uringloop_set_slot" (object target, Py_ssize_t offset, object value)
-
-
 cdef object SOCKET = socket.socket
-# As Python attributes these take 700 of the 13,000 instructions of a call that waits.
-cdef Py_ssize_t REFS_AT = slot_offset(socket.socket._io_refs)
-cdef Py_ssize_t CLOSED_AT = slot_offset(socket.socket._closed)
-# Seconds until a half-closed socket is polled again if no epoll instance can be made.
+# Without a descriptor for epoll a half-closed socket is looked at again after this many seconds.
 HALF_CLOSED_RETRY = 0.01
 
 
@@ -160,26 +132,6 @@ cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
     operation_init(&waiter.poll_op, poll_once_on_poll, <PyObject*>waiter)
     waiter.arm()
     return waiter
-
-
-cdef int add_io_refs(object sock, int change) except -1:
-    """Add to socket._io_refs, the count of files of a socket: close() is deferred until it is 0."""
-    cdef PyObject *count
-    if REFS_AT == 0:
-        sock._io_refs += change
-        return 0
-    count = slot(sock, REFS_AT)
-    set_slot(sock, REFS_AT, change if count == NULL else <object>count + change)
-    return 0
-
-
-cdef bint is_closed(object sock) except -1:
-    """Return whether the program has called socket.close()."""
-    cdef PyObject *state
-    if CLOSED_AT == 0:
-        return sock._closed
-    state = slot(sock, CLOSED_AT)
-    return state != NULL and <object>state
 
 
 cdef bint is_ready(int fd, unsigned int mask, int res) noexcept:

@@ -1,0 +1,21 @@
+"""Parts of the standard library that code of ours stands in for, and their switches."""
+
+from collections.abc import Mapping
+from types import CodeType, ModuleType
+
+Shape = Mapping[str, set[str]]
+
+TLS_SHAPE: Shape
+SSL_SHAPE: Shape
+STREAMS_SHAPE: Shape
+SWITCHES: dict[str, int]
+ALERTS_ARE_SENT: bool
+START_TLS_MOVES_READ_AHEAD: bool
+CANCEL_CLOSES_CLIENTS: bool
+SENDFILE_ALWAYS_MOVES: bool
+
+def find(target: ModuleType | type, path: str) -> object: ...
+def code_of(target: ModuleType | type, path: str) -> CodeType | None: ...
+def has_shape(target: ModuleType | type, shape: Shape) -> bool: ...
+def disable(names: frozenset[str]) -> None: ...
+def report() -> dict[str, str]: ...

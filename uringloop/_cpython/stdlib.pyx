@@ -1,0 +1,277 @@
+"""Parts of the standard library that code of ours stands in for, and their switches.
+
+`relied_on.py` lists every private name that uringloop uses. Those for which the standard library
+has code of its own, slower but public, are the parts here: a part is used if the standard library
+has the shape that the code of ours was written for, and if `URINGLOOP_DISABLE` does not name it.
+The shape is examined once, when this module is imported, and the variable is read whenever a loop
+is made (`_ring/backends.py`). A part that is not used costs time and memory, never behaviour.
+
+Also here: what asyncio does on this Python where versions, and bug-fix releases, differ, by what
+its functions use. Changed under the GIL only.
+"""
+
+import _ssl
+import asyncio
+import os
+import socket
+import ssl
+from asyncio import sslproto, streams, unix_events
+
+from cpython.object cimport PyObject
+from libc.string cimport memcpy
+
+from uringloop._cpython.membio cimport (
+    membio_find,
+    membio_lend,
+    membio_memory,
+    membio_pending,
+    membio_return,
+    membio_show,
+    membio_unread,
+)
+
+
+cdef extern from *:
+    """
+    #include <structmember.h>
+
+    /* The offset in its objects of what a class declares in __slots__, by the class's descriptor;
+     * 0 for any other object. */
+    static inline Py_ssize_t uringloop_slot_offset(PyObject *descriptor) {
+        return Py_IS_TYPE(descriptor, &PyMemberDescr_Type)
+            ? ((PyMemberDescrObject *)descriptor)->d_member->offset : 0;
+    }
+    /* Returns the content of that slot, borrowed, or NULL. */
+    static inline PyObject *uringloop_slot(PyObject *object, Py_ssize_t offset) {
+        return *(PyObject **)((char *)object + offset);
+    }
+    static inline void uringloop_set_slot(PyObject *object, Py_ssize_t offset, PyObject *value) {
+        PyObject **slot = (PyObject **)((char *)object + offset);
+        PyObject *old = *slot;
+
+        *slot = Py_NewRef(value);
+        Py_XDECREF(old);
+    }
+    """
+    Py_ssize_t slot_offset "uringloop_slot_offset" (object descriptor)
+    PyObject *slot "uringloop_slot" (object target, Py_ssize_t offset)
+    void set_slot "uringloop_set_slot" (object target, Py_ssize_t offset, object value)
+
+
+# ── shapes ───────────────────────────────────────────────────────────────────────────────────
+
+# The names that each function uses, from 3.11 on; those of IGNORED are left out.
+TLS_SHAPE = {
+    "SSLProtocol.buffer_updated": {
+        "_incoming", "write", "_ssl_buffer_view", "_state", "SSLProtocolState", "DO_HANDSHAKE",
+        "_do_handshake", "WRAPPED", "FLUSHING", "_do_flush", "SHUTDOWN", "_do_shutdown",
+    },
+    "SSLProtocol._do_read": {
+        "_state", "SSLProtocolState", "WRAPPED", "FLUSHING", "_app_reading_paused",
+        "_app_protocol_is_buffer", "_do_read__buffered", "_do_read__copied", "_write_backlog",
+        "_do_write", "_process_outgoing", "_control_ssl_reading", "Exception", "_fatal_error",
+    },
+    "SSLProtocol._do_read__buffered": {
+        "_app_protocol_get_buffer", "_get_read_buffer_size", "len", "_sslobj", "read", "_loop",
+        "call_soon", "SSLAgainErrors", "_app_protocol_buffer_updated", "_call_eof_received",
+        "_start_shutdown",
+    },
+    "SSLProtocol._do_read__copied": {
+        "_sslobj", "read", "max_size", "append", "SSLAgainErrors", "_app_protocol",
+        "data_received", "join", "_call_eof_received", "_start_shutdown",
+    },
+    "SSLProtocol._do_write": {
+        "_write_backlog", "_sslobj", "write", "len", "_write_buffer_size", "SSLAgainErrors",
+        "_process_outgoing",
+    },
+    "SSLProtocol._process_outgoing": {
+        "_ssl_writing_paused", "_outgoing", "read", "len", "_transport", "write",
+        "_control_app_writing",
+    },
+    "SSLProtocol._resume_reading": {"_app_reading_paused", "_loop", "call_soon"},
+    "SSLProtocol._do_flush": {"_set_state", "SSLProtocolState", "SHUTDOWN", "_do_shutdown"},
+    "SSLProtocol._do_shutdown": {
+        "_eof_received", "_sslobj", "unwrap", "SSLAgainErrors", "_process_outgoing",
+        "_on_shutdown_complete", "_call_eof_received",
+    },
+    "SSLProtocol._get_write_buffer_size": {"_outgoing", "pending", "_write_buffer_size"},
+    "SSLProtocol._get_read_buffer_size": {"_incoming", "pending"},
+    "SSLProtocol._get_app_transport": {
+        "_app_transport", "_app_transport_created", "RuntimeError", "_SSLProtocolTransport",
+        "_loop",
+    },
+    "_SSLProtocolTransport.write": {
+        "isinstance", "bytes", "bytearray", "memoryview", "TypeError", "type", "__name__",
+        "_ssl_protocol", "_write_appdata",
+    },
+}
+SSL_SHAPE = {
+    "SSLObject.read": {"_sslobj", "read"},
+    "SSLObject.write": {"_sslobj", "write"},
+}
+STREAMS_SHAPE = {
+    "StreamReaderProtocol.data_received": {"_stream_reader", "feed_data"},
+    "StreamReaderProtocol._stream_reader": {"_stream_reader_wr"},
+    "StreamReader.feed_data": {
+        "_eof", "_buffer", "extend", "_wakeup_waiter", "_transport", "_paused", "len", "_limit",
+        "pause_reading", "NotImplementedError",
+    },
+    "StreamReader._wakeup_waiter": {"_waiter", "cancelled", "set_result"},
+}
+# Names whose presence differs between versions without consequence: `_do_read` is used in a nested
+# function before 3.13, `ssl.SSLError` from 3.16 on for the alert that is sent when reading fails,
+# and an assert statement names AssertionError before 3.14.
+IGNORED = {"_do_read", "ssl", "SSLError", "AssertionError"}
+
+
+def find(target, path):
+    """Return the attribute of *target* that a dotted *path* names; None if there is none."""
+    for name in path.split("."):
+        target = getattr(target, name, None)
+    return target
+
+
+def code_of(target, path):
+    """Return the code of a function, or of a property's getter; None if that is not Python code."""
+    function = find(target, path)
+    return getattr(getattr(function, "fget", function), "__code__", None)
+
+
+def has_shape(target, shape):
+    """Return whether each function of *shape* uses the names that it is known to use."""
+    for path, names in shape.items():
+        code = code_of(target, path)
+        if code is None or set(code.co_names) - IGNORED != names:
+            return False
+    return True
+
+
+cdef bint uses_name(object target, str path, str name) except -1:
+    code = code_of(target, path)
+    return code is not None and name in code.co_names
+
+
+# ── what differs between versions of asyncio ─────────────────────────────────────────────────
+
+# The peer learns by an alert why its records are refused (gh-98078, Python 3.16).
+ALERTS_ARE_SENT = uses_name(sslproto, "SSLProtocol._do_read", "SSLError")
+# start_tls() moves what a StreamReader already holds into TLS; before, that stays where it is.
+START_TLS_MOVES_READ_AHEAD = uses_name(asyncio, "BaseEventLoop.start_tls", "_incoming")
+# A cancelled serve_forever() closes the connections, since it waits for their end (3.14).
+CANCEL_CLOSES_CLIENTS = uses_name(asyncio, "Server.serve_forever", "close_clients")
+# sock_sendfile() sets the position of its file even if nothing was sent (gh-150107, Python 3.16
+# and 3.14.10); the function that does so no longer gets the number of bytes that were sent.
+cdef object MOVES_FILE = code_of(
+    unix_events, "_UnixSelectorEventLoop._sock_sendfile_update_filepos")
+SENDFILE_ALWAYS_MOVES = MOVES_FILE is None or "total_sent" not in MOVES_FILE.co_varnames
+
+
+# ── a socket's fields ────────────────────────────────────────────────────────────────────────
+
+# As attributes they take 700 of the 13,000 instructions of a call that waits.
+cdef object IO_REFS = find(socket, "socket._io_refs")
+cdef Py_ssize_t REFS_AT = slot_offset(IO_REFS)
+cdef Py_ssize_t CLOSED_AT = slot_offset(find(socket, "socket._closed"))
+
+
+cdef int count_file(object sock, Py_ssize_t change) except -1:
+    """Change the number of files that are made of a socket: its close() waits until that is 0."""
+    cdef PyObject *count
+    if not uses(SOCKET_SLOTS):
+        if IO_REFS is not None:
+            sock._io_refs += change
+        return 0
+    count = slot(sock, REFS_AT)
+    set_slot(sock, REFS_AT, change if count == NULL else <object>count + change)
+    return 0
+
+
+cdef bint is_closed(object sock) except -1:
+    """Return whether close() has been called."""
+    cdef PyObject *state
+    if not uses(SOCKET_SLOTS):
+        return getattr(sock, "_closed", False)
+    state = slot(sock, CLOSED_AT)
+    return state != NULL and <object>state
+
+
+# ── parts and switches ───────────────────────────────────────────────────────────────────────
+
+# The names by which a part can be switched off.
+SWITCHES = {
+    "compiled_tls": COMPILED_TLS,
+    "bio_memory": BIO_MEMORY,
+    "stream_reader": STREAM_READER,
+    "socket_slots": SOCKET_SLOTS,
+    "kept_bytes": KEPT_BYTES,
+}
+
+
+cdef bint ssl_is_known() except -1:
+    """Return whether SSLProtocol, and what it calls, have the known shape."""
+    return (
+        has_shape(sslproto, TLS_SHAPE) and has_shape(ssl, SSL_SHAPE)
+        and find(_ssl, "_SSLSocket.read") is not None
+        and find(_ssl, "_SSLSocket.write") is not None)
+
+
+cdef bint bio_memory_is_known() except -1:
+    """Try whether a MemoryBIO is what membio.h takes it for."""
+    cdef char[4] memory
+    cdef membio_memory lent
+    cdef membio_memory *own
+    cdef char *rest
+    cdef object bio = ssl.MemoryBIO()
+    cdef object path = getattr(_ssl, "__file__", None)
+    if path is None or not membio_find(ssl.MemoryBIO, os.fsencode(path)):
+        # OpenSSL is a part of the interpreter, for instance.
+        return False
+    bio.write(b"own")
+    if membio_pending(bio) != 3:
+        return False
+    memcpy(memory, b"lent", 4)
+    membio_show(&lent, memory, 4)
+    own = membio_lend(bio, &lent)
+    found = bio.read(1)
+    # In place: OpenSSL has not moved the rest to the front.
+    in_place = membio_unread(bio, &rest) == 3 and rest == &memory[1]
+    found += bio.read()
+    membio_return(bio, own)
+    bio.write(b"ed")
+    return in_place and found == b"lent" and bio.read() == b"owned"
+
+
+# Bytes objects can be written again on every CPython that has a GIL.
+cdef unsigned int present = KEPT_BYTES
+cdef unsigned int disabled = 0
+
+if ssl_is_known():
+    present |= COMPILED_TLS
+if bio_memory_is_known():
+    present |= BIO_MEMORY
+if has_shape(streams, STREAMS_SHAPE):
+    present |= STREAM_READER
+if REFS_AT and CLOSED_AT:
+    present |= SOCKET_SLOTS
+
+
+cdef bint uses(unsigned int part) noexcept:
+    """Return whether the standard library has this part's shape and it is not switched off."""
+    return present & ~disabled & part != 0
+
+
+def disable(names):
+    """Do without the parts of these *names* from now on, and with all others."""
+    global disabled
+    disabled = 0
+    for name in names:
+        disabled |= <unsigned int>SWITCHES[name]
+
+
+def report():
+    """Return for the name of each part whether it is used, absent or disabled."""
+    return {
+        name: "disabled" if disabled & <unsigned int>bit
+        else "used" if uses(bit) else "absent"
+        for name, bit in SWITCHES.items()
+    }
