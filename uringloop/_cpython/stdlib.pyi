@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from types import CodeType, ModuleType
 
-Shape = Mapping[str, set[str]]
+_Shape = Mapping[str, set[str]]
 
-TLS_SHAPE: Shape
-SSL_SHAPE: Shape
-STREAMS_SHAPE: Shape
+TLS_SHAPE: _Shape
+SSL_SHAPE: _Shape
+STREAMS_SHAPE: _Shape
+IGNORED: set[str]
 SWITCHES: dict[str, int]
 ALERTS_ARE_SENT: bool
 START_TLS_MOVES_READ_AHEAD: bool
@@ -16,6 +17,6 @@ SENDFILE_ALWAYS_MOVES: bool
 
 def find(target: ModuleType | type, path: str) -> object: ...
 def code_of(target: ModuleType | type, path: str) -> CodeType | None: ...
-def has_shape(target: ModuleType | type, shape: Shape) -> bool: ...
+def has_shape(target: ModuleType | type, shape: _Shape) -> bool: ...
 def disable(names: frozenset[str]) -> None: ...
 def report() -> dict[str, str]: ...

@@ -4,6 +4,7 @@ from typing_extensions import disjoint_base
 
 from uringloop._transport.writer import WriteSource
 
+ALERTS_ARE_SENT: bool
 RECORD_MAX: int
 HELD_MAX: int
 SCRATCH_MIN: int

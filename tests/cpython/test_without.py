@@ -1,0 +1,337 @@
+"""uringloop without a part of the standard library's inside: stock code runs, traffic passes.
+
+Each in a process of its own: by the part's switch, and on a standard library that has changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import each_ring
+from support import seccomp
+
+from uringloop._cpython import stdlib
+
+CERTIFICATES = Path(__file__).resolve().parents[1] / "certificates"
+
+# Marks every Python function of the standard library that runs, without changing any.
+MARKS = """
+import asyncio, os, ssl, sys
+
+ran = set()
+
+def mark(frame, event, argument):
+    if event == "call":
+        ran.add(frame.f_code.co_qualname)
+
+sys.setprofile(mark)
+"""
+
+STREAMS = """
+async def echo(reader, writer):
+    while data := await reader.read(100_000):
+        writer.write(data)
+    writer.close()
+
+async def ask(**options):
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, **options.pop("listening", {}))
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
+        # Not so much that the reader pauses: what is held back meanwhile is fed by its method.
+        for size in (1, 1000, 10_000, 50_000):
+            data = os.urandom(size)
+            writer.write(data)
+            assert await reader.readexactly(size) == data
+        writer.close()
+        await writer.wait_closed()
+"""
+
+PLAIN = "uringloop.run(ask())\n"
+
+TLS = f"""
+serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+serving.load_cert_chain({str(CERTIFICATES / "server.pem")!r})
+trusting = ssl.create_default_context(cafile={str(CERTIFICATES / "ca.pem")!r})
+
+def ask_by_tls():
+    return ask(listening={{"ssl": serving}}, ssl=trusting, server_hostname="localhost")
+
+uringloop.run(ask_by_tls())
+"""
+
+STATE = """
+from uringloop._cpython import stdlib
+print(stdlib.report()[{name!r}])
+"""
+
+
+def outcome(script: str, name: str, *, backend: str = "auto", disable: str = "") -> list[str]:
+    """Return what *script* prints, and the state of the part *name* at its end."""
+    return seccomp.lines_of(
+        script + STATE.format(name=name), URINGLOOP_BACKEND=backend, URINGLOOP_DISABLE=disable
+    )
+
+
+def both(script: str, name: str, backend: str) -> None:
+    """Check that *script* prints False with the part *name*, and True without it."""
+    assert outcome(script, name, backend=backend) == ["False", "used"]
+    assert outcome(script, name, backend=backend, disable=name) == ["True", "disabled"]
+
+
+# ── by the switch ────────────────────────────────────────────────────────────────────────────
+
+
+@each_ring
+def test_without_the_compiled_data_path_asyncios_protocol_runs(backend: str) -> None:
+    script = MARKS + "import uringloop\n" + STREAMS + TLS
+    both(script + 'print("SSLProtocol._do_read__copied" in ran)\n', "compiled_tls", backend)
+
+
+@each_ring
+def test_without_the_buffer_of_a_reader_its_method_runs(backend: str) -> None:
+    script = MARKS + "import uringloop\n" + STREAMS + PLAIN
+    both(script + 'print("StreamReader.feed_data" in ran)\n', "stream_reader", backend)
+
+
+@each_ring
+def test_without_slots_the_fields_of_a_socket_are_attributes(backend: str) -> None:
+    script = """
+import asyncio, socket
+import uringloop
+
+changed = []
+
+class Socket(socket.socket):
+    def __setattr__(self, name, value):
+        changed.append(name)
+        super().__setattr__(name, value)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    left, right = socket.socketpair()
+    ours = Socket(fileno=left.detach())
+    ours.setblocking(False)
+    receiving = loop.create_task(loop.sock_recv(ours, 10))
+    await asyncio.sleep(0)
+    # The call that waits keeps the socket open.
+    ours.close()
+    assert ours.fileno() != -1
+    right.send(b"data")
+    assert await receiving == b"data"
+    assert ours.fileno() == -1
+    right.close()
+
+uringloop.run(main())
+# Once by its own __init__.
+print(changed.count("_io_refs") > 1)
+"""
+    both(script, "socket_slots", backend)
+
+
+@each_ring
+def test_without_kept_bytes_a_message_leaves_nothing_behind(backend: str) -> None:
+    script = """
+import asyncio, socket, tracemalloc
+import uringloop
+
+SIZE = 10_000
+
+class Protocol(asyncio.Protocol):
+    def __init__(self):
+        self.sizes = []
+    def data_received(self, data):
+        self.sizes.append(len(data))
+
+async def main():
+    loop = asyncio.get_running_loop()
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    transport, protocol = await loop.create_connection(Protocol, sock=left)
+    for number in range(20):
+        right.send(bytes(SIZE))
+        while sum(protocol.sizes) < (number + 1) * SIZE:
+            await asyncio.sleep(0)
+    assert SIZE in protocol.sizes
+    transport.close()
+    right.close()
+
+tracemalloc.start()
+uringloop.run(main())
+# A bytes object of that size that is kept for the next message.
+traces = tracemalloc.take_snapshot().traces
+print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
+"""
+    both(script, "kept_bytes", backend)
+
+
+@pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="OpenSSL is no library here")
+@each_ring
+def test_without_lent_memory_records_are_copied(backend: str) -> None:
+    # OpenSSL calls back while it reads: what comes then is refused if its memory is lent.
+    script = (
+        MARKS
+        + "import uringloop\n"
+        + STREAMS
+        + TLS
+        + """
+refused = []
+
+class Protocol(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.close()
+
+def called_back(*arguments):
+    if protocols and hasattr(protocols[-1], "transport"):
+        try:
+            protocols[-1].transport._ssl_protocol.take_ahead(b"")
+        except RuntimeError as exc:
+            refused.append(exc)
+
+protocols = []
+
+def factory():
+    protocols.append(Protocol())
+    return protocols[-1]
+
+async def main():
+    loop = asyncio.get_running_loop()
+    serving._msg_callback = called_back
+    async with await loop.create_server(factory, "127.0.0.1", 0, ssl=serving) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting, server_hostname="localhost")
+        writer.write(b"data")
+        assert await reader.read() == b""
+        writer.close()
+
+uringloop.run(main())
+print(not refused)
+"""
+    )
+    both(script, "bio_memory", backend)
+
+
+@each_ring
+def test_a_loop_does_without_all_parts(backend: str) -> None:
+    script = MARKS + "import uringloop\n" + STREAMS + PLAIN + TLS
+    script += "from uringloop._cpython import stdlib\nprint(*stdlib.report().values())\n"
+    lines = seccomp.lines_of(
+        script, URINGLOOP_BACKEND=backend, URINGLOOP_DISABLE=",".join(stdlib.SWITCHES)
+    )
+    assert lines == [" ".join(["disabled"] * len(stdlib.SWITCHES))]
+
+
+def test_a_part_is_used_again_once_it_is_not_named() -> None:
+    script = MARKS + "import uringloop\n" + STREAMS + PLAIN
+    script += """
+os.environ["URINGLOOP_DISABLE"] = ""
+ran.clear()
+uringloop.run(ask())
+print("StreamReader.feed_data" in ran)
+"""
+    assert outcome(script, "stream_reader", disable="stream_reader") == ["False", "used"]
+
+
+# ── on a standard library that has changed ───────────────────────────────────────────────────
+
+RENAMED = """
+from asyncio import sslproto
+sslproto.SSLProtocol._do_read__anew = sslproto.SSLProtocol._do_read__copied
+del sslproto.SSLProtocol._do_read__copied
+
+def _do_read(self):
+    self._do_read__anew()
+    self._process_outgoing()
+
+sslproto.SSLProtocol._do_read = _do_read
+"""
+ANOTHER_FIELD = """
+from asyncio import sslproto
+original = sslproto.SSLProtocol._resume_reading
+
+def _resume_reading(self):
+    self._resumed_anew = True
+    original(self)
+
+sslproto.SSLProtocol._resume_reading = _resume_reading
+"""
+NO_TRANSPORT_CLASS = """
+from asyncio import sslproto
+made = sslproto._SSLProtocolTransport
+del sslproto._SSLProtocolTransport
+sslproto.SSLProtocol._get_app_transport.__globals__["_Renamed"] = made
+
+def _get_app_transport(self):
+    if self._app_transport is None:
+        self._app_transport = made(self._loop, self)
+        self._app_transport_created = True
+    return self._app_transport
+
+sslproto.SSLProtocol._get_app_transport = _get_app_transport
+"""
+NO_ENGINE = """
+import _ssl
+del _ssl._SSLSocket
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(RENAMED, id="a-method-has-another-name"),
+        pytest.param(ANOTHER_FIELD, id="a-method-has-another-field"),
+        pytest.param(NO_TRANSPORT_CLASS, id="the-transport-has-another-name"),
+        pytest.param(NO_ENGINE, id="the-engine-has-another-name"),
+    ],
+)
+def test_tls_of_another_shape_runs_alone(change: str) -> None:
+    script = MARKS + change + "import uringloop\n" + STREAMS + TLS
+    script += 'print("SSLProtocol.buffer_updated" in ran)\n'
+    assert outcome(script, "compiled_tls") == ["True", "absent"]
+
+
+def test_a_reader_of_another_shape_is_fed_by_its_method() -> None:
+    change = """
+original = asyncio.StreamReader.feed_data
+
+def feed_data(self, data):
+    self._fed_anew = True
+    original(self, data)
+
+asyncio.StreamReader.feed_data = feed_data
+"""
+    script = MARKS + change + "import uringloop\n" + STREAMS + PLAIN
+    script += 'print("feed_data" in ran)\n'
+    assert outcome(script, "stream_reader") == ["True", "absent"]
+
+
+def test_a_socket_without_these_fields_is_waited_for() -> None:
+    script = """
+import asyncio, socket
+
+# As in a Python that counts the files of a socket elsewhere.
+class Socket(socket.socket):
+    _io_refs = _closed = None
+
+socket.socket = Socket
+
+import uringloop
+
+async def main():
+    loop = asyncio.get_running_loop()
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    receiving = loop.create_task(loop.sock_recv(left, 10))
+    await asyncio.sleep(0)
+    right.send(b"data")
+    print(await receiving)
+    left.close()
+    right.close()
+
+uringloop.run(main())
+"""
+    assert outcome(script, "socket_slots") == ["b'data'", "absent"]

@@ -1,0 +1,452 @@
+"""Everything that uringloop relies on inside CPython and its standard library.
+
+A row names what is not documented: private names, modules that the documentation does not mention,
+fields of C structures. It says since which Python these names exist, what their use gains, and what
+runs without them. A row with a switch is a faster path of ours: `URINGLOOP_DISABLE` with the
+switch's name, or a standard library of another shape, leaves the work to the standard library's own
+code (`stdlib.pyx`).
+
+Read by tests, which find a private name that stands in no row, a row that nothing uses, and a name
+that this Python lacks; never imported by a program. Names that a loop offers because programs read
+them from asyncio's loops, such as `_ready`, are not relied on and do not stand here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# What stands in `without` if there is no other way.
+REQUIRED = "nothing, uringloop needs it: "
+
+
+class Row(NamedTuple):
+    """Names of one owner, which are relied on for one reason."""
+
+    # A module or a class, by its dotted path; "" for modules; C for CPython's and OpenSSL's C.
+    owner: str
+    # Separated by blanks.
+    names: str
+    # The first Python that has all of them; uringloop itself needs 3.11.
+    since: str
+    gain: str
+    without: str
+    # The name that URINGLOOP_DISABLE accepts.
+    switch: str | None = None
+    # The last Python that has them; None for the newest.
+    until: str | None = None
+
+
+C = "C"
+
+# ── the contract between asyncio and its loops ───────────────────────────────────────────────
+
+# Loops other than asyncio's own have to take part in these.
+CONTRACT = (
+    Row(
+        "asyncio.events",
+        "_get_running_loop _set_running_loop",
+        "3.7",
+        "asyncio.get_running_loop() finds the loop; asyncio.__all__ has both, for implementers",
+        REQUIRED + "no public function says which loop runs",
+    ),
+    Row(
+        "asyncio.tasks",
+        "_enter_task _leave_task",
+        "3.7",
+        "a nested run leaves the current task; asyncio.tasks.__all__ has both, for implementers",
+        REQUIRED + "a nestable loop cannot run its tasks otherwise; other loops do not use it",
+    ),
+    Row(
+        "asyncio.tasks",
+        "_current_tasks",
+        "3.7",
+        "a nested run leaves a current task that is written in Python",
+        "tasks written in Python are not left; those of C are",
+    ),
+    Row(
+        "asyncio.tasks",
+        "_set_task_name",
+        "3.8",
+        "a task of a factory is named as this asyncio names it",
+        "set_name(), as asyncio does from 3.13 on",
+        until="3.12",
+    ),
+    Row(
+        "asyncio.Task",
+        "_log_destroy_pending _source_traceback",
+        "3.4",
+        "run_until_complete() and create_task() report tasks as asyncio's loop does",
+        REQUIRED + "asyncio's own loop sets both on its tasks",
+    ),
+    Row(
+        "asyncio.base_events",
+        "_run_until_complete_cb",
+        "3.4",
+        "anyio recognizes the root task by this callback",
+        REQUIRED + "it is what stops a run_until_complete()",
+    ),
+    Row(
+        "asyncio.BaseEventLoop",
+        "_check_sendfile_params _sendfile_fallback _sock_sendfile_fallback",
+        "3.7",
+        "loop.sendfile() and loop.sock_sendfile() check, fall back and complain as asyncio's",
+        REQUIRED + "asyncio's methods run on this loop and call these",
+    ),
+    Row(
+        "asyncio.BaseEventLoop",
+        "_sendfile_native _sock_sendfile_native _make_subprocess_transport _log_subprocess _debug",
+        "3.7",
+        "asyncio's sendfile() and subprocess_exec() run on this loop, which provides these",
+        REQUIRED + "asyncio's methods call these of the loop that they run on",
+    ),
+    Row(
+        "asyncio.base_subprocess.BaseSubprocessTransport",
+        "_check_proc _closed _connect_pipes _loop _pending_calls _pipes _proc _process_exited "
+        "_returncode _start",
+        "3.4",
+        "pipes, protocol calls and errors of child processes are asyncio's",
+        REQUIRED + "the transport of child processes derives from asyncio's",
+    ),
+    Row(
+        "asyncio.selector_events._SelectorSocketTransport",
+        "_sendfile_compatible _start_tls_compatible",
+        "3.7",
+        "asyncio's sendfile() and start_tls() accept a transport by these",
+        REQUIRED + "asyncio refuses transports without them",
+    ),
+    Row(
+        "asyncio.constants",
+        "_SendfileMode",
+        "3.7",
+        "the value of _sendfile_compatible",
+        REQUIRED + "asyncio compares with its members",
+    ),
+    Row(
+        "asyncio.transports",
+        "_FlowControlMixin",
+        "3.4",
+        "the class that asyncio's own stream transports derive from",
+        REQUIRED + "asyncio's sendfile() asks for a subclass of asyncio.Transport",
+    ),
+    Row(
+        "asyncio.coroutines",
+        "_is_debug_mode",
+        "3.7",
+        "a new loop is in debug mode when asyncio's would be",
+        REQUIRED + "-X dev, PYTHONASYNCIODEBUG and the flags together decide",
+    ),
+    Row(
+        "asyncio.format_helpers",
+        "_format_callback_source",
+        "3.7",
+        "reports name a callback as asyncio's reports do",
+        REQUIRED + "it is called when a callback has raised",
+    ),
+    Row(
+        "asyncio.Handle",
+        "_cancelled _source_traceback",
+        "3.4",
+        "repr() of a handle is asyncio's",
+        REQUIRED + "repr() sets them on a handle of asyncio's, and returns that one's",
+    ),
+    Row(
+        "asyncio.events",
+        "_ThreadSafeHandle",
+        "3.14",
+        "call_soon_threadsafe() returns what asyncio's does",
+        "an asyncio.Handle, as before 3.14",
+    ),
+    Row(
+        "asyncio.events",
+        "_BaseDefaultEventLoopPolicy",
+        "3.14",
+        "importing uringloop does not raise the warning of the public name",
+        "no policy at all, as in 3.16",
+        until="3.15",
+    ),
+    Row(
+        "asyncio.DefaultEventLoopPolicy",
+        "_local _loop_factory",
+        "3.4",
+        "the policy makes uringloop's loops, and install() warns when it is too late",
+        "no policy at all, as in 3.16",
+        until="3.15",
+    ),
+    Row(
+        "asyncio.DefaultEventLoopPolicy._Local",
+        "_loop",
+        "3.4",
+        "install() warns when this thread has another loop already",
+        "no warning",
+        until="3.15",
+    ),
+    Row(
+        "",
+        "asyncio.base_events asyncio.base_subprocess asyncio.constants asyncio.coroutines "
+        "asyncio.events asyncio.format_helpers asyncio.log asyncio.runners asyncio.sslproto "
+        "asyncio.staggered asyncio.streams asyncio.tasks asyncio.transports asyncio.trsock "
+        "asyncio.unix_events",
+        "3.8",
+        "constants, messages, the logger, TransportSocket and staggered_race() are asyncio's own",
+        REQUIRED + "asyncio is a package of these modules since 3.8",
+    ),
+)
+
+# ── the standard library has code of its own for the same ────────────────────────────────────
+
+# In place of the methods of asyncio's SSLProtocol, and of MemoryBIO's copies.
+TLS = (
+    Row(
+        "asyncio.sslproto.SSLProtocol",
+        "_do_read _do_read__buffered _do_read__copied _do_write _do_flush _do_shutdown "
+        "_process_outgoing _resume_reading _get_write_buffer_size _get_read_buffer_size "
+        "_get_app_transport _set_app_protocol _write_appdata _fatal_error _control_app_writing "
+        "_control_ssl_reading _start_shutdown _on_shutdown_complete _call_eof_received "
+        "_wakeup_waiter",
+        "3.11",
+        "a record passes without Python code; of a BufferedProtocol no byte is lost at the end",
+        "asyncio's SSLProtocol alone, with asyncio's behaviour and 256 KiB for each connection",
+        "compiled_tls",
+    ),
+    Row(
+        "asyncio.sslproto.SSLProtocol",
+        "_app_protocol _app_protocol_buffer_updated _app_protocol_get_buffer "
+        "_app_protocol_is_buffer _app_reading_paused _app_transport_created "
+        "_app_writing_paused _eof_received _incoming_high_water _loop "
+        "_outgoing _outgoing_high_water _ssl_buffer _ssl_reading_paused _ssl_writing_paused "
+        "_sslobj _state _transport _write_backlog _write_buffer_size",
+        "3.11",
+        "both halves share their state: these fields are C's, under the same names",
+        "asyncio's SSLProtocol alone",
+        "compiled_tls",
+    ),
+    Row(
+        "asyncio.sslproto._SSLProtocolTransport",
+        "_closed _ssl_protocol",
+        "3.11",
+        "write() of the program's transport leads to the compiled data path",
+        "asyncio's transport alone",
+        "compiled_tls",
+    ),
+    Row(
+        "asyncio.sslproto",
+        "SSLAgainErrors SSLProtocolState _SSLProtocolTransport",
+        "3.11",
+        "the compiled data path knows asyncio's states and errors",
+        "asyncio's SSLProtocol alone",
+        "compiled_tls",
+    ),
+    Row(
+        "ssl.SSLObject",
+        "_sslobj",
+        "3.5",
+        "OpenSSL is called without a Python function in between",
+        "SSLObject.read() and write()",
+        "compiled_tls",
+    ),
+    Row(
+        "_ssl",
+        "_SSLSocket",
+        "3.5",
+        "the methods of this class are found once, not at each call",
+        "SSLObject.read() and write()",
+        "compiled_tls",
+    ),
+    Row(
+        "asyncio.sslproto.SSLProtocol",
+        "_app_transport _incoming",
+        "3.11",
+        "create_connection() returns the program's transport; start_tls() passes read-ahead on",
+        REQUIRED + "asyncio's loop reads both of its SSLProtocol",
+    ),
+    Row(
+        "",
+        "_ssl",
+        "2.6",
+        "the class of OpenSSL's connections, and the file that is linked to OpenSSL",
+        REQUIRED + "the module `ssl` imports it",
+    ),
+    Row(
+        C,
+        "PySSLMemoryBIO BIO_ctrl PyTypeObject.tp_basicsize",
+        "3.5",
+        "OpenSSL reads records where they were received, and writes them where they are sent from",
+        "MemoryBIO.read() and write(): a copy more of each byte, and memory for it",
+        "bio_memory",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_descr_get",
+        "3.0",
+        "MemoryBIO.pending is read without a look-up of its name",
+        "asyncio's SSLProtocol alone",
+        "compiled_tls",
+    ),
+)
+
+# In place of StreamReader.feed_data().
+STREAMS = (
+    Row(
+        "asyncio.StreamReader",
+        "_buffer _eof _limit _paused _transport _waiter",
+        "3.4",
+        "received bytes go into the reader's buffer without an object and without Python code",
+        "StreamReaderProtocol.data_received() and StreamReader.feed_data()",
+        "stream_reader",
+    ),
+    Row(
+        "asyncio.StreamReaderProtocol",
+        "_stream_reader_wr",
+        "3.8",
+        "the reader of a protocol is found without Python code",
+        "StreamReaderProtocol.data_received() and StreamReader.feed_data()",
+        "stream_reader",
+    ),
+    Row(
+        "asyncio.StreamReaderProtocol",
+        "_closed _loop",
+        "3.7",
+        "the error of a lost connection is not reported as never retrieved (see stream_reader.pyx)",
+        "the report depends on the order of finalization, as with asyncio's loop",
+    ),
+    Row(
+        "asyncio.StreamReaderProtocol",
+        "_stream_reader",
+        "3.8",
+        "start_tls() on a server moves what the reader holds already into TLS",
+        "it stays in the reader, as in asyncio before that was fixed",
+    ),
+)
+
+# For socket calls that wait: sock_recv() and its like.
+SOCKETS = (
+    Row(
+        "socket.socket",
+        "_closed _io_refs",
+        "3.2",
+        "a socket that is closed while a call waits for it stays open until the call has ended",
+        "it is closed at once",
+    ),
+    Row(
+        C,
+        "PyMemberDescrObject.d_member",
+        "3.0",
+        "these two are read at their offset: 700 instructions less of 13,000 for a call that waits",
+        "they are read and set as attributes",
+        "socket_slots",
+    ),
+)
+
+# ── what this Python does, where versions differ ─────────────────────────────────────────────
+
+# Bug-fix releases change behaviour too: a version number does not tell.
+VERSIONS = (
+    Row(
+        "asyncio.unix_events._UnixSelectorEventLoop",
+        "_sock_sendfile_update_filepos",
+        "3.7",
+        "sendfile() leaves a file where asyncio's would, on this Python",
+        "as on the newest Python",
+    ),
+    Row(
+        "types.FunctionType",
+        "__code__",
+        "3.0",
+        "the names that a function of asyncio uses tell its shape, in bug-fix releases too",
+        "the shape counts as unknown, and the standard library's own code runs",
+    ),
+    Row(
+        "os.link",
+        "__text_signature__",
+        "3.4",
+        "fs.link() has the default that os.link() has on this Python",
+        "the newest Python's default",
+    ),
+)
+
+# ── the interpreter ──────────────────────────────────────────────────────────────────────────
+
+# CPython itself: its frames, its structures, its reference counts.
+INTERPRETER = (
+    Row(
+        "sys",
+        "_getframe",
+        "3.0",
+        "debug mode keeps where a callback was scheduled",
+        REQUIRED + "asyncio's debug mode uses it too",
+    ),
+    Row(
+        "sys",
+        "_current_frames",
+        "3.0",
+        "the monitor shows what a loop executes, and what blocks it",
+        REQUIRED + "programs that do not use the monitor never call it",
+    ),
+    Row(
+        "",
+        "posix",
+        "3.0",
+        "servers remove a socket's file by functions that tools for blocking calls do not replace",
+        REQUIRED + "the module `os` imports it",
+    ),
+    Row(
+        C,
+        "PyBytesObject.ob_shash Py_REFCNT",
+        "3.0",
+        "a message is received into the memory of one that nobody holds any more",
+        "a new bytes object for each message",
+        "kept_bytes",
+    ),
+    Row(
+        C,
+        "PyMethodDescrObject.d_method PyTypeObject.tp_dict",
+        "3.0",
+        "call_soon() gets its arguments by vectorcall",
+        "Cython's own method, which call_soon() leaves to for unusual arguments and debug mode",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_name",
+        "3.0",
+        "a trace names the class that owns an operation",
+        REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_iternext",
+        "3.0",
+        "awaiting a line that is there makes no traceback",
+        REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_traverse",
+        "3.0",
+        "the garbage collector sees timers and operations in flight as the loop's",
+        REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "PyTupleObject.ob_item",
+        "3.0",
+        "arguments are passed on without a copy",
+        REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "_PyBytes_Resize",
+        "3.0",
+        "a bytes object that is not full gives back its memory; documented despite its name",
+        REQUIRED + "a compile-time error",
+    ),
+    Row(
+        C,
+        "PyThreadState.context",
+        "3.7",
+        "a nested run leaves the contexts that are entered, and enters them again",
+        REQUIRED + "a compile-time error; PyContext_Exit() wants the context that is current",
+    ),
+)
+
+# All rows.
+TABLE = (*CONTRACT, *TLS, *STREAMS, *SOCKETS, *VERSIONS, *INTERPRETER)
