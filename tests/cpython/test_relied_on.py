@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sources import LIBRARY, PACKAGE, name_of
+from support.sources import LIBRARY, PACKAGE, ROOT, name_of
 
 from uringloop._cpython import relied_on, stdlib
 from uringloop._cpython.relied_on import REQUIRED, TABLE, Row
@@ -57,6 +57,15 @@ def test_no_name_stands_in_two_rows() -> None:
 
 def test_every_switch_has_a_row_and_every_row_a_known_switch() -> None:
     assert {row.switch for row in TABLE if row.switch} == set(stdlib.SWITCHES)
+
+
+def test_every_switch_is_documented() -> None:
+    (page,) = re.findall(
+        r"^## `URINGLOOP_DISABLE`$(.*?)(?:^## |\Z)",
+        (ROOT / "docs" / "options.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == list(stdlib.SWITCHES)
 
 
 # ── this Python ──────────────────────────────────────────────────────────────────────────────
