@@ -1,1 +1,1 @@
-"""CPython: its C API, and how the package's compiled modules are loaded."""
+"""CPython: its C API, what is relied on inside it, and loading of the compiled modules."""

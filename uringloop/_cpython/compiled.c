@@ -1,7 +1,7 @@
-/* The module `uringloop._compiled`, which names the compiled modules that share its file.
+/* The module `uringloop._compiled`, which names the compiled modules in its file.
  *
- * They are linked into one file, each with a PyInit function; `loading.py` makes modules of them.
- * The build derives compiled_modules.h from the sources: a module comes after those it imports.
+ * They are linked into one file, each with a PyInit function; `loading.py` creates the modules. The
+ * build writes compiled_modules.h from the sources: a module comes after those that it imports.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,7 +9,7 @@
 #include "_cpython/membio.h"
 #include "compiled_modules.h"
 
-/* Shared by the modules. */
+/* One variable for all modules that include membio.h. */
 membio_function membio_ctrl = NULL;
 
 static const char *const MODULES[] = {URINGLOOP_COMPILED_MODULES};

@@ -1,13 +1,12 @@
-/* The memory of a MemoryBIO of the `ssl` module, exchanged for other memory while OpenSSL is called.
+/* Exchanges the memory of a MemoryBIO of the `ssl` module while OpenSSL is called.
  *
- * A MemoryBIO copies what is written to it, and what is read from it into an object. OpenSSL lets
- * the memory of such a BIO be exchanged (BIO_set_mem_buf(3)): lent memory is read where it is, or
- * written to by one connection after the other.
+ * MemoryBIO.write() and read() copy. OpenSSL allows the memory of such a BIO to be exchanged
+ * (BIO_set_mem_buf(3)): received records are read in place, and memory to write to is used by one
+ * connection after the other.
  *
- * That takes the place where CPython's object keeps its BIO, which no API tells, and of OpenSSL one
- * function that does no more than call the BIO's own. membio_find looks for both; without them a
- * program on this loop does the same with more copies. Linking to OpenSSL instead would bring a
- * second one into the process.
+ * This needs the BIO pointer in CPython's object, which no API returns, and OpenSSL's BIO_ctrl,
+ * which only calls the BIO's own function. membio_find looks for both; without them the records are
+ * copied. Linking to OpenSSL instead would load a second OpenSSL into the process.
  */
 #ifndef URINGLOOP_MEMBIO_H
 #define URINGLOOP_MEMBIO_H
@@ -41,8 +40,8 @@ typedef long (*membio_function)(void *bio, int command, long number, void *point
 /* Defined in compiled.c, once for the modules that include this; NULL until membio_find. */
 extern membio_function membio_ctrl;
 
-/* Finds what is needed, of the type of MemoryBIO and of the loaded library at `path`, which is the
- * module that it is from; 0 if something is not there, or is something else. */
+/* Checks the type of MemoryBIO and finds BIO_ctrl in the loaded module at `path`, which is `_ssl`;
+ * returns 0 if either is not as expected. */
 static inline int membio_find(PyObject *type, const char *path) {
     void *library;
 
@@ -60,17 +59,17 @@ static inline long membio_call(PyObject *object, int command, long number, void 
     return membio_ctrl(((membio_object *)object)->bio, command, number, pointer);
 }
 
-/* Returns the number of bytes that wait to be read. */
+/* Returns the number of unread bytes. */
 static inline Py_ssize_t membio_pending(PyObject *object) {
     return membio_call(object, MEMBIO_PENDING, 0, NULL);
 }
 
-/* As membio_pending, and where they are. */
+/* Like membio_pending; sets `start` to the first unread byte. */
 static inline Py_ssize_t membio_unread(PyObject *object, char **start) {
     return membio_call(object, MEMBIO_INFO, 0, start);
 }
 
-/* Returns the memory that the BIO has. */
+/* Returns the BIO's current memory, which stays the BIO's. */
 static inline membio_memory *membio_memory_of(PyObject *object) {
     membio_memory *memory = NULL;
 
@@ -78,7 +77,7 @@ static inline membio_memory *membio_memory_of(PyObject *object) {
     return memory;
 }
 
-/* Has `lent` stand for memory to read from, which the caller keeps until membio_return. */
+/* Sets `lent` to memory to read from, which the caller keeps until membio_return. */
 static inline void membio_show(membio_memory *lent, const char *data, Py_ssize_t size) {
     lent->data = (char *)data;
     lent->length = size;
@@ -86,12 +85,12 @@ static inline void membio_show(membio_memory *lent, const char *data, Py_ssize_t
     lent->flags = 0;
 }
 
-/* Lends memory to a BIO, and returns the BIO's own, which membio_return takes. What is lent may be
- * written to only if it is some BIO's own: OpenSSL makes it larger. */
+/* Lends memory to a BIO and returns the BIO's own, to be passed to membio_return. The BIO may be
+ * written to only if the lent memory is another BIO's: OpenSSL enlarges it. */
 static inline membio_memory *membio_lend(PyObject *object, membio_memory *lent) {
     membio_memory *own = membio_memory_of(object);
 
-    /* Else what the BIO has would be freed for what it gets. */
+    /* Otherwise OpenSSL frees the BIO's own memory when it is exchanged. */
     membio_call(object, MEMBIO_SET_CLOSE, 0, NULL);
     membio_call(object, MEMBIO_SET_MEMORY, 0, lent);
     return own;

@@ -1,4 +1,4 @@
-"""MemoryBIOs of the `ssl` module with other memory in them (membio.h)."""
+"""Lends memory to MemoryBIOs of the `ssl` module (membio.h)."""
 
 
 cdef extern from "_cpython/membio.h":

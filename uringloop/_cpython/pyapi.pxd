@@ -1,7 +1,7 @@
-"""The parts of CPython's C API that Cython's own declarations lack or wrap too heavily.
+"""The parts of CPython's C API that Cython's own declarations lack or wrap with overhead.
 
-A call that returns ``PyObject *`` gives a new reference, or NULL with the exception set: the
-caller owns both.
+A function that returns ``PyObject *`` returns a new reference, or NULL with an exception set,
+unless its name ends in ``_borrowed``. All functions need the GIL.
 """
 
 from cpython.object cimport PyObject
@@ -22,7 +22,7 @@ cdef extern from "Python.h":
         object name, PyObject *const *args, size_t nargs, PyObject *kwnames)
     object PyContext_CopyCurrent()
     int PyContext_Enter(object context) except -1
-    # Returns -1 with the exception set, which the caller handles.
+    # Returns a negative number with the exception set; the caller handles it.
     int PyContext_TryEnter "PyContext_Enter" (object context)
     int PyContext_Exit(object context) except -1
     void Py_DECREF_owned "Py_DECREF" (PyObject *reference)
@@ -34,7 +34,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
-    # *to* must be a new string without other references.
+    # `to` must be new, with no other reference.
     Py_ssize_t PyUnicode_CopyCharacters(
         PyObject *to, Py_ssize_t to_start, object text, Py_ssize_t start, Py_ssize_t count
     ) except -1
@@ -50,15 +50,15 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    /* Binds a descriptor of a type to an object of that type. */
+    /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \
         Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
 
-    /* The items of a tuple, in the form that vectorcall takes its arguments. */
+    /* The items of a tuple, as the arguments of a vectorcall. */
     #define uringloop_tuple_items(t) (((PyTupleObject *)(t))->ob_item)
 
-    /* Replaces a method of a type of ours, as Cython made it, by one with vectorcall's arguments:
-     * Cython's own takes four times as long to parse its keywords. */
+    /* Replaces a method that Cython has generated for one of our types by one that takes vectorcall
+     * arguments: Cython's parsing of keywords takes four times as long. */
     typedef PyObject *(*uringloop_method)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
     static int uringloop_set_method(PyObject *type, PyObject *made, PyMethodDef *definition,
                                     uringloop_method method) {
@@ -80,13 +80,14 @@ cdef extern from *:
         return res;
     }
 
-    /* Sets tp_iternext of an awaitable type of ours that never suspends: *step* returns NULL with
-     * StopIteration, which has the result. Cython's own would make a traceback each time. */
+    /* Sets __next__ of one of our awaitable types that never suspend: it returns NULL with a
+     * StopIteration that holds the result. Cython's own would create a traceback each time. */
     static void uringloop_set_step(PyObject *type, iternextfunc step) {
         ((PyTypeObject *)type)->tp_iternext = step;
     }
 
-    /* Sets tp_traverse of a type of ours, for its subclasses, too; returns the former function. */
+    /* Sets the traverse function of one of our types, which derived types call too; returns the
+     * previous one. */
     static traverseproc uringloop_set_traverse(PyObject *type, traverseproc traverse) {
         traverseproc before = ((PyTypeObject *)type)->tp_traverse;
 
@@ -94,8 +95,7 @@ cdef extern from *:
         return before;
     }
 
-    /* Clears the hash of a bytes object whose content is about to change. ob_shash is deprecated as
-     * a public field. */
+    /* Clears the cached hash of a bytes object that is written again. The field is deprecated. */
     static inline void uringloop_forget_hash(PyObject *bytes) {
         _Pragma("GCC diagnostic push")
         _Pragma("GCC diagnostic ignored \\"-Wdeprecated-declarations\\"")
@@ -103,9 +103,9 @@ cdef extern from *:
         _Pragma("GCC diagnostic pop")
     }
 
-    /* For a context that PyContext_Enter refuses because it is entered already. If it is the
-     * current context it stays so; if it was entered further out, a copy of it is entered. Returns
-     * the argument for uringloop_leave_nested, or NULL with an exception. */
+    /* Called when PyContext_Enter has failed because the context is entered already. If it is the
+     * current context, nothing is entered; if it was entered further out, a copy is entered.
+     * Returns the argument of uringloop_leave_nested, or NULL with an exception. */
     static inline PyObject *uringloop_enter_nested(PyObject *context) {
         PyObject *copy;
 
@@ -128,7 +128,7 @@ cdef extern from *:
     /* Prefetches the memory of an object that is used soon. */
     #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
 
-    /* Take the pending exception, NULL if there is none, and set it again. */
+    /* Take and restore the pending exception; NULL if there is none. */
     #if PY_VERSION_HEX >= 0x030C0000
     #define uringloop_take_pending() PyErr_GetRaisedException()
     #define uringloop_set_pending(e) PyErr_SetRaisedException(e)
@@ -179,7 +179,7 @@ cdef inline int raise_pending() except -1:
 
 
 cdef inline str take_text(PyObject *result):
-    """Take over a new reference to a str that a C function has returned."""
+    """Convert a new reference that a C function returned to a str."""
     cdef str taken = <str>result
     Py_DECREF_owned(result)
     return taken
@@ -203,7 +203,7 @@ cdef inline int leave(object context, PyObject *entered) except -1:
 
 
 cdef inline bytes take_bytes(PyObject *result):
-    """Take over a new reference to bytes that a C function has returned."""
+    """Convert a new reference that a C function returned to bytes."""
     cdef bytes taken = <bytes>result
     Py_DECREF_owned(result)
     return taken

@@ -4,10 +4,10 @@
 has code of its own, slower but public, are the parts here: a part is used if the standard library
 has the shape that the code of ours was written for, and if `URINGLOOP_DISABLE` does not name it.
 The shape is examined once, when this module is imported, and the variable is read whenever a loop
-is made (`_ring/backends.py`). A part that is not used costs time and memory, never behaviour.
+is made (`_ring/backends.py`). Without a part the standard library's code runs, with its behaviour.
 
-Also here: what asyncio does on this Python where versions, and bug-fix releases, differ, by what
-its functions use. Changed under the GIL only.
+Also here: what asyncio does on this Python where versions, bug-fix releases included, differ. Only
+threads that hold the GIL may call or change anything here.
 """
 
 import _ssl

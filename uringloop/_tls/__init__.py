@@ -1,1 +1,1 @@
-"""TLS: records, asyncio's SSLProtocol on top of our transports."""
+"""TLS: records, and asyncio's SSLProtocol on uringloop's transports."""

@@ -1,38 +1,38 @@
-"""TLS: the way of the bytes."""
+"""The data path of TLS."""
 
 from uringloop._tls.records cimport Records, Scratch
 from uringloop._transport.writer cimport WriteSource, WriteTransport
 
 
 cdef class TLSCore(WriteSource):
-    # What the Python methods of SSLProtocol read and set, under names of theirs; those without
-    # the underscore by a property, because something follows from them.
+    # Fields that SSLProtocol's methods read and set, under the names that they use. Those without
+    # an underscore are set by a property, which updates the derived fields below.
     cdef object sslobj                      # SSLObject
     cdef object state                       # SSLProtocolState
-    cdef object transport                   # below; None before and after the connection
-    cdef object context                     # of the connection; None before it
-    cdef object incoming_high_water         # any number
-    cdef object outgoing_high_water         # any number
+    cdef object transport                   # of the records; None before and after the connection
+    cdef object context                     # the connection's; None before the connection
+    cdef object incoming_high_water         # bytes, a number of any type
+    cdef object outgoing_high_water         # bytes, a number of any type
     cdef public object _app_protocol
     cdef public object _app_protocol_get_buffer
     cdef public object _app_protocol_buffer_updated
-    cdef public object _write_backlog       # deque of what OpenSSL has not taken
+    cdef public object _write_backlog       # deque of data that OpenSSL has not encrypted
     cdef public Py_ssize_t _write_buffer_size
     cdef public bint _app_protocol_is_buffer
     cdef public bint _app_reading_paused
     cdef public bint _ssl_reading_paused
     cdef public bint _ssl_writing_paused
     cdef public bint _app_writing_paused
-    # What follows.
-    cdef Records records                    # _incoming and _outgoing, and the way through
-    cdef WriteTransport writer              # transport, if it is one of ours
-    cdef bint is_open                       # the state is WRAPPED, and nothing is unusual
-    cdef bint opening                       # it is, and the first bytes wait for their callback
-    cdef bint first_read_scheduled          # that callback
-    cdef double reading_stops               # incoming_high_water
-    cdef double writing_stops               # outgoing_high_water
-    cdef list held                          # small writes of this turn, to share a record
-    cdef Py_ssize_t held_size               # their bytes
+    # Derived fields, and this class's own.
+    cdef Records records                    # owns _incoming and _outgoing; encrypts, decrypts
+    cdef WriteTransport writer              # `transport` if it is uringloop's, else None
+    cdef bint is_open                       # the compiled data path may be used
+    cdef bint opening                       # WRAPPED; the first bytes wait for their callback
+    cdef bint first_read_scheduled          # that callback is scheduled
+    cdef double reading_stops               # incoming_high_water, at most sys.maxsize
+    cdef double writing_stops               # outgoing_high_water, at most sys.maxsize
+    cdef list held                          # small writes of this turn, which share a record
+    cdef Py_ssize_t held_size               # bytes in `held`
 
     cdef int settle(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1

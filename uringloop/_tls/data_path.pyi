@@ -1,4 +1,4 @@
-"""TLS: the way of the bytes."""
+"""The data path of TLS."""
 
 from typing_extensions import disjoint_base
 

@@ -1,11 +1,13 @@
-"""TLS: the way of the bytes, from the receive buffer into OpenSSL, from OpenSSL into the object or
-the buffer that the program gets, and from `write` into records.
+"""The data path of TLS: records to OpenSSL, plaintext to the protocol, writes to records.
 
-`TLSCore` is what `ssl_protocol.pyx` puts in front of asyncio's SSLProtocol.
+`TLSCore` is the base class that `ssl_protocol.pyx` puts before asyncio's SSLProtocol.
 
-The fields that both sides use are C's, under the names that the standard library's methods know
-them by. So it works only as long as those use the names that they used when this was written
-(`_cpython/stdlib.pyx`). For whatever is unusual they run alone.
+Both classes share their fields, which are C fields under the names that SSLProtocol's methods use.
+This works only while those methods use the names that they used when this was written, which
+`_cpython/stdlib.pyx` checks. SSLProtocol's own methods do the handshake, the shutdown, and whatever
+is not an open connection between objects of exactly the `ssl` module's classes.
+
+Nothing here touches a socket. Only the loop's thread may call it.
 """
 
 import ssl
@@ -26,14 +28,14 @@ from uringloop._transport.writer cimport WriteSource, WriteTransport
 from uringloop._cpython.stdlib import ALERTS_ARE_SENT, find
 
 
-# The plaintext of a record, of which OpenSSL encrypts one at a time.
+# The most plaintext that a record holds; OpenSSL encrypts one record at a time.
 RECORD_MAX = 16 * 1024
-# Writes up to this size wait for the end of the turn, to share a record with others: a record
-# costs as much as encrypting 4 KiB.
+# Writes up to this size wait for the end of the turn and share a record: a record costs as much as
+# encrypting 4 KiB.
 HELD_MAX = 4 * 1024
-# From this size on the transport sends at once, and so records may be sent from where they are.
+# From this size on the transport sends at once, so the records can be sent from a Scratch.
 SCRATCH_MIN = 8 * 1024
-# Plaintext that becomes records there at a time: as much as asyncio reads at once.
+# The most plaintext that is encrypted to a Scratch before it is sent: what asyncio reads at once.
 SCRATCH_MAX = 256 * 1024
 
 cdef Py_ssize_t RECORD = RECORD_MAX
@@ -47,16 +49,16 @@ cdef bint sends_alerts = ALERTS_ARE_SENT
 
 
 cdef class TLSCore(WriteSource):
-    """What TLSProtocol adds to SSLProtocol, and the fields of it that both use."""
+    """The compiled half of TLSProtocol, with the fields that it shares with SSLProtocol."""
 
     def __cinit__(self, *args, **options):
         self.records = Records()
         self.held = []
 
-    # ── the fields from which something follows ──────────────────────────────────────────────
+    # ── fields with derived fields ───────────────────────────────────────────────────────────
 
     cdef int settle(self) except -1:
-        """Find out whether the compiled way may be gone."""
+        """Update `is_open`: whether the compiled data path may be used."""
         self.records.look(self.sslobj)
         self.is_open = self.state is WRAPPED and self.records.usual and not self.opening
         return 0
@@ -95,7 +97,7 @@ cdef class TLSCore(WriteSource):
     @_state.setter
     def _state(self, state):
         if self.is_open and state is not WRAPPED:
-            # Before the end of the connection.
+            # Held writes are sent before close_notify.
             self.release()
         self.opening = state is WRAPPED
         self.state = state
@@ -132,7 +134,7 @@ cdef class TLSCore(WriteSource):
         self.outgoing_high_water = size
         self.writing_stops = min(size, sys.maxsize)
 
-    # ── what SSLProtocol calls ───────────────────────────────────────────────────────────────
+    # ── overrides of SSLProtocol's methods ───────────────────────────────────────────────────
 
     def buffer_updated(self, nbytes):
         self.receive(PyByteArray_AS_STRING(self._ssl_buffer), nbytes)
@@ -155,7 +157,7 @@ cdef class TLSCore(WriteSource):
 
     def eof_received(self):
         if self.opening:
-            # In order with the first bytes.
+            # After the callback that delivers the first bytes.
             self._loop.call_soon(self._end_received)
             return True
         return sslproto.SSLProtocol.eof_received(self)
@@ -171,7 +173,8 @@ cdef class TLSCore(WriteSource):
     def _set_app_protocol(self, app_protocol):
         sslproto.SSLProtocol._set_app_protocol(self, app_protocol)
         if not hasattr(app_protocol, "data_received") and hasattr(app_protocol, "get_buffer"):
-            # By its methods, where asyncio could do nothing with it, as StreamTransport does.
+            # A BufferedProtocol by its methods only: asyncio could not deliver to it.
+            # StreamTransport accepts it as well.
             self._app_protocol_get_buffer = app_protocol.get_buffer
             self._app_protocol_buffer_updated = app_protocol.buffer_updated
             self._app_protocol_is_buffer = True
@@ -179,7 +182,7 @@ cdef class TLSCore(WriteSource):
     def _write_appdata(self, list_of_data):
         cdef bytes held = self.take_held()
         if held is not None:
-            # In one go: the program may leave the run when it is told to pause.
+            # In one call: pause_writing() may raise KeyboardInterrupt after the first write.
             list_of_data = [held, *list_of_data]
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
 
@@ -194,7 +197,7 @@ cdef class TLSCore(WriteSource):
         return self.records.unread()
 
     def take_ahead(self, bytes data not None):
-        """Take bytes of the connection that came before it was this protocol's."""
+        """Take bytes of the connection that were received before it was this protocol's."""
         self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef int fail_reading(self, object exc) except -1:
@@ -203,10 +206,10 @@ cdef class TLSCore(WriteSource):
         self._fatal_error(exc, FAILED)
         return 0
 
-    # ── callbacks ────────────────────────────────────────────────────────────────────────────
+    # ── calls of the program ─────────────────────────────────────────────────────────────────
 
     cdef object within(self, method):
-        """Call a method of SSLProtocol in the context of the connection, as any callback of it."""
+        """Call a method of SSLProtocol in the connection's context, like its callbacks."""
         cdef PyObject *entered
         if self.context is None:
             return method(self)
@@ -217,7 +220,7 @@ cdef class TLSCore(WriteSource):
             leave(self.context, entered)
 
     cdef int wait_for_program(self) except -1:
-        """Let whoever waits for the handshake have the connection before its first byte."""
+        """Deliver the first bytes in a later callback, after the handshake's waiter has run."""
         self.send_records()
         if not self.first_read_scheduled:
             self.first_read_scheduled = True
@@ -234,20 +237,20 @@ cdef class TLSCore(WriteSource):
         return self._app_transport is None or self._app_transport._closed
 
     cdef int leave_run(self) except -1:
-        """The program leaves the run out of a method of its protocol: the next run goes on."""
+        """Schedule what is left after a protocol's method raised KeyboardInterrupt."""
         if self.state is WRAPPED:
-            # The method may be connection_made, and somebody waits for the connection.
+            # The method may be connection_made(): resolve the waiter of the handshake.
             self._loop.call_soon(self._wakeup_waiter)
         if not self._app_reading_paused:
-            # asyncio looks at everything anew when reading is resumed.
+            # SSLProtocol delivers whatever is left when reading is resumed.
             self._app_reading_paused = True
             self._resume_reading()
         return 0
 
-    # ── in ───────────────────────────────────────────────────────────────────────────────────
+    # ── receiving ────────────────────────────────────────────────────────────────────────────
 
     cdef int receive(self, const char *data, Py_ssize_t size) except -1:
-        """Do what get_buffer and buffer_updated do with *size* bytes of the connection."""
+        """Process *size* received bytes, in place of get_buffer() and buffer_updated()."""
         if self.is_open:
             try:
                 self.receive_open(data, size)
@@ -263,7 +266,7 @@ cdef class TLSCore(WriteSource):
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1:
         self.records.take_in_all(data, size)
         try:
-            # Of nothing: the bytes are there.
+            # With no bytes: OpenSSL has them already.
             sslproto.SSLProtocol.buffer_updated(self, 0)
         except (KeyboardInterrupt, SystemExit):
             self.leave_run()
@@ -279,7 +282,7 @@ cdef class TLSCore(WriteSource):
         return self.control_reading()
 
     cdef int read_pending(self) except -1:
-        """Do what SSLProtocol._do_read does while the connection is open."""
+        """Deliver the pending plaintext, in place of SSLProtocol._do_read()."""
         if not self._app_reading_paused:
             if self._app_protocol_is_buffer:
                 self.fill_app_buffer()
@@ -289,7 +292,7 @@ cdef class TLSCore(WriteSource):
         return self.control_reading()
 
     cdef int deliver(self, bytes data) except -1:
-        """Hand over what has been decrypted, in one piece."""
+        """Pass plaintext to the protocol; None if no record was complete."""
         cdef object app_protocol = self._app_protocol
         if data is not None and not (is_fed(app_protocol) and feed(
                 app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
@@ -299,7 +302,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int fill_app_buffer(self) except -1:
-        """Decrypt into the buffer of a BufferedProtocol, as often in a turn as asyncio: once."""
+        """Decrypt into the buffer of a BufferedProtocol, once in a turn like asyncio."""
         cdef Records records = self.records
         cdef Py_buffer view
         cdef Py_ssize_t filled
@@ -313,14 +316,14 @@ cdef class TLSCore(WriteSource):
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
         except (BufferError, TypeError):
-            # OpenSSL's object has words of its own for that.
+            # read() of the `ssl` module raises its own error for such a buffer.
             records.engine.read(len(buffer), buffer)
             raise
         try:
             filled = records.fill(<char*>view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
-        # Released, so that the protocol may resize it now.
+        # The buffer is released: buffer_updated() may resize it.
         del buffer
         if records.unsure:
             self._loop.call_soon(self._go_on)
@@ -331,7 +334,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef bint fill_until_paused(self) except -1:
-        """Hand a BufferedProtocol all that is there; False if it has paused before the end."""
+        """Deliver all plaintext to a BufferedProtocol; False if it paused before the end."""
         cdef Records records = self.records
         cdef Py_ssize_t before = -1
         while records.has_more() and records.left() != before:
@@ -342,13 +345,13 @@ cdef class TLSCore(WriteSource):
         return True
 
     cdef int close_received(self) except -1:
-        """The peer has said that no more comes."""
+        """Process the peer's close_notify."""
         self._call_eof_received()
         self._start_shutdown()
         return 0
 
     cdef int answer(self) except -1:
-        """Send what waited for a read, or what a read has brought about."""
+        """Send writes that waited for a read, and records that a read has produced."""
         if self._write_backlog:
             self._do_write()
         else:
@@ -356,16 +359,16 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int control_reading(self) except -1:
-        """Stop the transport if too much is unread, or let it go on."""
+        """Pause or resume the transport by the number of unread bytes."""
         cdef Py_ssize_t size = self.records.unread() if self.records.unsure else 0
         if size >= self.reading_stops or self._ssl_reading_paused:
             self._control_ssl_reading()
         return 0
 
-    # ── out ──────────────────────────────────────────────────────────────────────────────────
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     cdef int write(self, bytes data) except -1:
-        """Do what SSLProtocol._write_appdata does while the connection is open."""
+        """Hold or send *data*, in place of SSLProtocol._write_appdata()."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         if self.held_size and self.held_size + size > RECORD:
             self.release_before(data)
@@ -378,13 +381,13 @@ cdef class TLSCore(WriteSource):
         return self.write_now(data)
 
     cdef int hold(self, bytes data) except -1:
-        """Keep a write for the end of the turn."""
+        """Hold a write until the flush at the end of the turn."""
         self.held.append(data)
         self.held_size += PyBytes_GET_SIZE(data)
         return self.writer.expect(self, PyBytes_GET_SIZE(data))
 
     cdef bytes take_held(self):
-        """Return what has been held, in one piece; None if there is nothing."""
+        """Remove and return the held writes as one object; None if there are none."""
         cdef bytes data
         if not self.held_size:
             return None
@@ -394,14 +397,14 @@ cdef class TLSCore(WriteSource):
         return data
 
     cdef int release(self) except -1:
-        """Write what has been held: it may not wait any longer."""
+        """Write what is held now, before the end of the turn."""
         cdef bytes data = self.take_held()
         if data is not None:
             self.write_now(data)
         return 0
 
     cdef int release_before(self, bytes data) except -1:
-        """Write what has been held, and *data* too if the program leaves the run meanwhile."""
+        """Write what is held, and *data* too if that raises KeyboardInterrupt."""
         try:
             self.release()
         except (KeyboardInterrupt, SystemExit):
@@ -410,7 +413,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef bytes give(self):
-        """Return the record of what has been held."""
+        """Return the records of the held writes for the transport's flush; None without any."""
         cdef bytes data = self.take_held()
         cdef Py_ssize_t done
         if data is None or not self.is_open:
@@ -425,7 +428,7 @@ cdef class TLSCore(WriteSource):
         return None
 
     cdef int write_now(self, bytes data) except -1:
-        """Encrypt *data*, and hand it to the transport."""
+        """Encrypt *data* and pass the records to the transport."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t done = 0
         try:
@@ -440,7 +443,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
-        """Encrypt what is left of *data*, and send it."""
+        """Encrypt *data* from the offset *done* on, and send the records."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef list pieces = []
         cdef Scratch scratch = None
@@ -458,7 +461,7 @@ cdef class TLSCore(WriteSource):
             self._write_backlog.append(data[done:])
             self._write_buffer_size += size - done
         if pieces:
-            # In one go, for we are told to pause when the socket does not take all of it.
+            # In one call: the transport pauses this protocol when the socket is full.
             if self.writer is not None:
                 self.writer.put_all(pieces)
             else:
@@ -466,7 +469,7 @@ cdef class TLSCore(WriteSource):
         return self.control_writing()
 
     cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
-        """Encrypt one record after the other: they pass through the same memory."""
+        """Encrypt record by record, so that each passes through the same memory of the BIO."""
         cdef Records records = self.records
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t count = 1
@@ -479,7 +482,7 @@ cdef class TLSCore(WriteSource):
 
     cdef Py_ssize_t encrypt_lent(
             self, Scratch scratch, bytes data, Py_ssize_t done, list pieces) except -1:
-        """Encrypt to *scratch* and send from there; what the socket does not take are *pieces*."""
+        """Encrypt to *scratch* and send from there; append to *pieces* what the socket refuses."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t taken
         cdef Py_ssize_t count = 1
@@ -493,7 +496,7 @@ cdef class TLSCore(WriteSource):
         return done
 
     cdef int send_records(self) except -1:
-        """Do what SSLProtocol._process_outgoing does."""
+        """Send pending records, in place of SSLProtocol._process_outgoing()."""
         if not self._ssl_writing_paused and self.records.unsent():
             if self.writer is not None:
                 self.writer.put(self.records.take_out())
@@ -502,7 +505,7 @@ cdef class TLSCore(WriteSource):
         return self.control_writing()
 
     cdef int control_writing(self) except -1:
-        """Have the program pause its writing, or go on."""
+        """Call pause_writing() or resume_writing() by the number of unsent bytes."""
         cdef Py_ssize_t size = self._write_buffer_size
         if self._ssl_writing_paused:
             size += self.records.unsent()
@@ -512,7 +515,7 @@ cdef class TLSCore(WriteSource):
 
 
 cdef object context_of(object transport):
-    """Return the context that the callbacks of *transport*'s protocol run in."""
+    """Return the context in which the callbacks of *transport*'s protocol run."""
     if isinstance(transport, Transport):
         return (<Transport>transport).context
     protocol = getattr(transport, "_ssl_protocol", None)

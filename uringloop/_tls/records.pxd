@@ -1,4 +1,4 @@
-"""TLS records, in and out of OpenSSL as the `ssl` module shows it."""
+"""TLS records, to and from OpenSSL by the `ssl` module's objects."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -9,15 +9,15 @@ from uringloop._cpython.membio cimport membio_memory
 @cython.final
 cdef class RecordFramer:
     cdef unsigned char header[5]
-    cdef Py_ssize_t tail        # bytes seen of the record that is not complete
-    cdef bint broken            # what came is no sequence of records: nothing is known any more
+    cdef Py_ssize_t tail        # bytes seen of the incomplete record
+    cdef bint broken            # a header was invalid: the ends of records are unknown
 
     cdef Py_ssize_t end_of_record(self, const char *data, Py_ssize_t size) noexcept
 
 
 @cython.final
 cdef class Window:
-    cdef char *start            # borrowed: set before each call, of no meaning after it
+    cdef char *start            # borrowed; set before each call, invalid after it
     cdef Py_ssize_t size
     cdef bint readonly
 
@@ -27,10 +27,10 @@ cdef class Window:
 
 @cython.final
 cdef class Scratch:
-    cdef object bio             # owns `memory`, and has no other use
-    cdef membio_memory *memory  # lent to one connection's BIO at a time
-    cdef char *start            # into it, at the records of the last call
-    cdef Py_ssize_t size        # of these
+    cdef object bio             # MemoryBIO, there only to own `memory`
+    cdef membio_memory *memory  # bio's; lent to one connection's BIO at a time
+    cdef char *start            # the records of the last call, in `memory`
+    cdef Py_ssize_t size        # their bytes
 
     cdef bytes rest(self, Py_ssize_t offset)
 
@@ -39,14 +39,14 @@ cdef class Scratch:
 cdef class Records:
     cdef object incoming        # MemoryBIO: records from the peer
     cdef object outgoing        # MemoryBIO: records for the peer
-    cdef object engine          # the _SSLSocket between them; None if it is another
-    cdef bint usual             # all three are exactly what they are called here
-    cdef RecordFramer framer    # of what went into `incoming`
-    cdef Window window          # lent to one call at a time
-    cdef bint unsure            # whole records, or plaintext, may be left unread
-    cdef bint peer_closed       # a read has met close_notify
-    cdef membio_memory lent     # what `incoming` reads in place of its own memory
-    cdef membio_memory *own     # the BIO's own meanwhile; else NULL
+    cdef object engine          # the SSLObject's _SSLSocket; None for a subclass of SSLObject
+    cdef bint usual             # all three have exactly the `ssl` module's classes
+    cdef RecordFramer framer    # of the bytes that went into `incoming`
+    cdef Window window          # borrowed memory of one call
+    cdef bint unsure            # whole records, or plaintext, may be unread
+    cdef bint peer_closed       # a read has found close_notify
+    cdef membio_memory lent     # read by `incoming` in place of its own memory
+    cdef membio_memory *own     # the BIO's own memory while other memory is lent; else NULL
 
     cdef int look(self, object sslobj) except -1
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1

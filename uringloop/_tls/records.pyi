@@ -1,4 +1,4 @@
-"""TLS records, in and out of OpenSSL as the `ssl` module shows it."""
+"""TLS records, to and from OpenSSL by the `ssl` module's objects."""
 
 from typing import final
 

@@ -1,14 +1,14 @@
-"""TLS records, in and out of OpenSSL as the `ssl` module shows it: an object between two BIOs.
+"""Passes TLS records to and from OpenSSL: an `_ssl._SSLSocket` between two MemoryBIOs.
 
-A RecordFramer reads the headers of records, which are in the clear, so that OpenSSL need not be
-asked whether it has a whole one: its "no" is an exception, dearer than a record. A Window is a
-bytes-like object over memory that somebody else owns: a memoryview is two allocations each time.
+A RecordFramer reads the headers of records, which are not encrypted, so that OpenSSL is called only
+when a whole record is there: without one it raises an exception, which costs more than a record. A
+Window is a bytes-like object over borrowed memory: a memoryview takes two allocations each time.
 
-Where memory can be lent to a BIO (membio.h), OpenSSL reads records where they were received, and
-writes them to a Scratch, from which they are sent. Elsewhere records pass one after the other, so
-that what OpenSSL holds of a connection stays small, and in the cache.
+Where memory can be lent to a BIO (`_cpython/membio.h`), OpenSSL reads records where they were
+received and writes them to a Scratch, from which they are sent. Elsewhere records are processed one
+by one, so that a connection's BIOs stay small and in the processor's cache.
 
-Nothing here knows of asyncio, or calls a program.
+Nothing here uses asyncio or calls the program.
 """
 
 import _ssl
@@ -48,10 +48,10 @@ cdef extern from "Python.h":
     Py_ssize_t size_of_long "PyLong_AsSsize_t" (PyObject *number) except? -1
 
 
-# type, version, length: RFC 8446, 5.1.
+# Type, version, length: RFC 8446, section 5.1.
 HEADER_SIZE = 5
-# What TLS 1.3 allows a record beyond its 2**14 bytes of plaintext. 1.2 allows more, and no
-# implementation makes use of it.
+# TLS 1.3 allows a record 256 bytes more than its 2**14 bytes of plaintext. TLS 1.2 allows 2,048,
+# which no implementation uses.
 LENGTH_MAX = 2 ** 14 + 256
 
 cdef Py_ssize_t HEADER = HEADER_SIZE
@@ -60,13 +60,13 @@ cdef tuple AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
 cdef object OBJECT = ssl.SSLObject
 cdef object ENGINE = find(_ssl, "_SSLSocket")
 cdef object BIO = ssl.MemoryBIO
-# Found once: else each call looks the name up.
+# Looked up once, instead of at each call.
 cdef object ENGINE_READ = find(_ssl, "_SSLSocket.read")
 cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
-# Those that nobody uses: mostly one for each thread that ever runs a loop.
+# Unused ones: about one for each thread that runs a loop.
 cdef list scratches = []
 
 
@@ -74,9 +74,9 @@ cdef list scratches = []
 cdef class RecordFramer:
 
     cdef Py_ssize_t end_of_record(self, const char *data, Py_ssize_t size) noexcept:
-        """Return how many of the next *size* bytes end the current record; 0 if they do not.
+        """Return how many of the next *size* bytes complete the current record; 0 if it continues.
 
-        In that case all of them are counted as seen, otherwise as many as were returned.
+        The framer advances by the number returned, or by *size* if that is 0.
         """
         cdef Py_ssize_t used = 0
         cdef Py_ssize_t length, missing
@@ -87,7 +87,7 @@ cdef class RecordFramer:
             self.header[self.tail + used] = <unsigned char>data[used]
             used += 1
         length = (self.header[3] << 8) | self.header[4]
-        # change_cipher_spec to heartbeat, and any version from SSL 3.0 on.
+        # Types change_cipher_spec (20) to heartbeat (24), version SSL 3.0 or newer.
         if (self.broken or self.header[0] < 20 or self.header[0] > 24 or self.header[1] != 3
                 or length > LONGEST):
             self.broken = True
@@ -105,13 +105,13 @@ cdef class RecordFramer:
 cdef class Window:
 
     cdef void show(self, const char *start, Py_ssize_t size) noexcept:
-        """Stand for memory to read from."""
+        """Set the memory that is read from."""
         self.start = <char*>start
         self.size = size
         self.readonly = True
 
     cdef void lend(self, char *start, Py_ssize_t size) noexcept:
-        """Stand for memory to write to."""
+        """Set the memory that is written to."""
         self.start = start
         self.size = size
         self.readonly = False
@@ -128,12 +128,12 @@ cdef class Scratch:
         self.memory = membio_memory_of(self.bio)
 
     cdef bytes rest(self, Py_ssize_t offset):
-        """Return the records from *offset* on, which soon are no longer here."""
+        """Return a copy of the records from *offset* on: the next call overwrites them."""
         return PyBytes_FromStringAndSize(self.start + offset, self.size - offset)
 
 
 cdef Scratch take_scratch():
-    """Return one that is the caller's until `give_scratch`; None if memory can not be lent."""
+    """Return a Scratch, the caller's until `give_scratch`; None if memory cannot be lent."""
     if not uses(BIO_MEMORY):
         return None
     return scratches.pop() if scratches else Scratch()
@@ -153,19 +153,19 @@ cdef class Records:
         self.unsure = True
 
     cdef int look(self, object sslobj) except -1:
-        """Find out whether *sslobj* and the BIOs are what can be called without their names."""
+        """Set `usual`: *sslobj* and the BIOs have exactly the `ssl` module's classes."""
         self.engine = sslobj._sslobj if type(sslobj) is OBJECT else None
         self.usual = (type(self.engine) is ENGINE
                       and type(self.incoming) is BIO and type(self.outgoing) is BIO)
         return 0
 
-    # ── in ───────────────────────────────────────────────────────────────────────────────────
+    # ── receiving ────────────────────────────────────────────────────────────────────────────
 
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1:
-        """Give OpenSSL bytes that have been framed."""
+        """Pass bytes that the framer has seen to OpenSSL."""
         self.check_not_lent()
         if type(self.incoming) is not BIO:
-            # It may keep what it is given.
+            # A copy: this BIO may keep the object.
             self.incoming.write(PyBytes_FromStringAndSize(data, size))
             return 0
         self.window.show(data, size)
@@ -173,7 +173,7 @@ cdef class Records:
         return 0
 
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1:
-        """Give OpenSSL bytes as they come, to be decrypted later."""
+        """Pass received bytes to OpenSSL, to be decrypted later."""
         cdef Py_ssize_t offset = 0
         cdef Py_ssize_t end
         while offset < size:
@@ -185,26 +185,26 @@ cdef class Records:
         return self.take_in(data, size)
 
     cdef Py_ssize_t unread(self) except -1:
-        """Return how many bytes have come and not been read, without the front of a record.
+        """Return the number of unread bytes, without those of an incomplete record.
 
-        OpenSSL would take that at once, and then it does not count.
+        With asyncio's SSLProtocol OpenSSL has read the latter from the BIO, and they do not count.
         """
         return max(0, pending(self.incoming) - self.framer.tail)
 
     cdef bint has_more(self) except -1:
-        """Return whether to ask OpenSSL for plaintext, which may still refuse."""
+        """Return whether OpenSSL may have plaintext; a read may still find none."""
         if not self.unsure:
             return False
         return self.unread() > 0 or self.engine.pending() > 0
 
     cdef Py_ssize_t left(self) except -1:
-        """Return how much there is, as records or as plaintext."""
+        """Return the number of unread bytes, records and plaintext together."""
         return self.unread() + <Py_ssize_t>self.engine.pending()
 
     # ── decrypting ───────────────────────────────────────────────────────────────────────────
 
     cdef bytes decrypt(self, const char *data, Py_ssize_t size):
-        """Take in *size* bytes, and return the plaintext of the records that they end."""
+        """Take in *size* bytes; return the plaintext of the records that they complete."""
         cdef Py_ssize_t begun = self.framer.tail
         cdef Py_ssize_t end
         cdef bytes piece
@@ -216,7 +216,7 @@ cdef class Records:
             self.take_in(data, size)
             self.unsure = True
             return self.decrypt_pending()
-        # No plaintext is longer than its record.
+        # The size of the records is room enough: no plaintext is longer than its record.
         if end == size:
             if not begun and uses(BIO_MEMORY):
                 self.lend(data, size)
@@ -231,17 +231,17 @@ cdef class Records:
             return None
         piece = self.decrypt_several(data, size, end, begun + size)
         if self.unsure:
-            # What follows is no record.
+            # The bytes that follow are not a record.
             return (piece or b"") + (self.decrypt_pending() or b"") or None
         return piece
 
     cdef bytes decrypt_one(self, Py_ssize_t room):
-        """Return up to *room* bytes of plaintext; None if there are none yet, or no more."""
+        """Return up to *room* bytes of plaintext; None if there are none yet or at the end."""
         cdef object wanted = room
         cdef PyObject *result = called(ENGINE_READ, self.engine, <PyObject*>wanted)
         cdef bytes data
         if result == NULL:
-            # A record of the protocol's own: a session ticket, new keys.
+            # A record without application data: a session ticket, a key update.
             return None
         data = take_bytes(result)
         if not data:
@@ -251,14 +251,14 @@ cdef class Records:
 
     cdef bytes decrypt_several(
             self, const char *data, Py_ssize_t size, Py_ssize_t end, Py_ssize_t room):
-        """Take in *size* bytes, and decrypt into *room* the records that they end."""
+        """Take in *size* bytes; return the plaintext of several records, at most *room* bytes."""
         cdef PyObject *piece = PyBytes_New(NULL, room)
         cdef char *start = PyBytes_AS_STRING(<bytes>piece)
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t offset = 0
         try:
             while end and not self.peer_closed:
-                # In front of the first may be what the BIO has already.
+                # Not the first record if its beginning is in the BIO already.
                 if (offset or room == size) and uses(BIO_MEMORY):
                     end = self.last_end(data + offset, size - offset, end)
                     filled += self.decrypt_lent(data + offset, end, start + filled, room - filled)
@@ -271,14 +271,14 @@ cdef class Records:
             if offset < size:
                 self.take_in(data + offset, size - offset)
                 self.unsure = self.framer.broken
-            # Nobody else has seen it yet.
+            # Allowed: this is the only reference.
             PyBytes_Resize(&piece, filled)
             return <bytes>piece if filled else None
         finally:
             Py_XDECREF(piece)
 
     cdef Py_ssize_t last_end(self, const char *data, Py_ssize_t size, Py_ssize_t end) noexcept:
-        """Return where the last whole record ends, if the first does at *end*."""
+        """Return the end of the last whole record; the first one ends at *end*."""
         cdef Py_ssize_t more = end
         while more:
             more = self.framer.end_of_record(data + end, size - end)
@@ -287,7 +287,7 @@ cdef class Records:
 
     cdef Py_ssize_t decrypt_lent(
             self, const char *data, Py_ssize_t size, char *start, Py_ssize_t room) except -1:
-        """Have OpenSSL read whole records where they are; return how many bytes they were."""
+        """Have OpenSSL read *size* bytes of whole records in place; return the plaintext's size."""
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t before = 0
         cdef Py_ssize_t left = size
@@ -302,7 +302,7 @@ cdef class Records:
         return filled
 
     cdef int lend(self, const char *data, Py_ssize_t size) except -1:
-        """Give OpenSSL whole records where they are, until `take_back`."""
+        """Lend whole records to OpenSSL, in place, until `take_back`."""
         self.check_not_lent()
         assert not membio_pending(self.incoming)
         membio_show(&self.lent, data, size)
@@ -315,19 +315,19 @@ cdef class Records:
         membio_return(self.incoming, self.own)
         self.own = NULL
         if left:
-            # Behind the end, or behind what has failed.
+            # Unread: records after close_notify, or after a record that has failed.
             self.take_in(rest, left)
             self.unsure = not self.peer_closed
         return 0
 
     cdef int check_not_lent(self) except -1:
-        """Refuse bytes that come from within OpenSSL, which would write them to what is lent."""
+        """Refuse bytes that a callback of OpenSSL passes in: they would go to the lent memory."""
         if self.own != NULL:
             raise RuntimeError("bytes came while OpenSSL was reading others")
         return 0
 
     cdef bytes decrypt_pending(self):
-        """Return the plaintext of everything that OpenSSL has, of which little is known."""
+        """Return the plaintext of all that OpenSSL has, where the framer's count is not enough."""
         cdef list pieces = []
         cdef bytes piece
         cdef Py_ssize_t room
@@ -337,14 +337,14 @@ cdef class Records:
             if piece is None:
                 break
             pieces.append(piece)
-        # Of a sequence that is none every byte is shown to OpenSSL, which will say what is wrong.
+        # If the bytes are not records, OpenSSL gets all of them and raises the error.
         self.unsure = self.framer.broken
         if len(pieces) > 1:
             return b"".join(pieces)
         return pieces[0] if pieces else None
 
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1:
-        """Return how many bytes were decrypted to *start*; 0 if none yet, or no more."""
+        """Return the number of bytes decrypted to *start*; 0 if none yet or at the end."""
         cdef PyObject *args[3]
         cdef PyObject *result
         cdef object wanted = room
@@ -364,7 +364,7 @@ cdef class Records:
         return count
 
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1:
-        """Decrypt until *room* is full, which leaves us unsure, or nothing is left."""
+        """Decrypt until *room* is full, then more may be left, or until nothing is left."""
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t count
         while True:
@@ -377,10 +377,10 @@ cdef class Records:
                 self.unsure = self.framer.broken
                 return filled
 
-    # ── out ──────────────────────────────────────────────────────────────────────────────────
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     cdef Py_ssize_t encrypt(self, bytes data) except -1:
-        """Return how many bytes went into a record; 0 if OpenSSL wants to read first."""
+        """Return the number of bytes encrypted; 0 if OpenSSL wants to read first."""
         cdef PyObject *result = called(ENGINE_WRITE, self.engine, <PyObject*>data)
         cdef Py_ssize_t count
         if result == NULL:
@@ -390,7 +390,7 @@ cdef class Records:
         return count
 
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1:
-        """As `encrypt`, of bytes that are part of an object."""
+        """Encrypt like `encrypt`, from memory."""
         cdef PyObject *result
         cdef Py_ssize_t count
         self.window.show(data, size)
@@ -403,7 +403,7 @@ cdef class Records:
 
     cdef Py_ssize_t encrypt_to(
             self, Scratch scratch, const char *data, Py_ssize_t size) except -1:
-        """As `encrypt_from`, with the records in *scratch*, of a BIO that has none."""
+        """Encrypt like `encrypt_from`, to *scratch*; `outgoing` must be empty."""
         cdef membio_memory *own
         scratch.memory.length = 0
         own = membio_lend(self.outgoing, scratch.memory)
@@ -414,11 +414,11 @@ cdef class Records:
             membio_return(self.outgoing, own)
 
     cdef Py_ssize_t unsent(self) except -1:
-        """Return how many bytes of records wait to be taken out."""
+        """Return the number of bytes in `outgoing`."""
         return pending(self.outgoing)
 
     cdef bytes take_out(self):
-        """Return all records that wait, which may be nothing."""
+        """Remove and return all bytes in `outgoing`, maybe none."""
         cdef PyObject *argument = <PyObject*>self.outgoing
         cdef PyObject *result
         if type(self.outgoing) is not BIO:
@@ -430,7 +430,7 @@ cdef class Records:
 
 
 cdef Py_ssize_t pending(object bio) except -1:
-    """Return how many bytes are in a MemoryBIO."""
+    """Return the number of bytes in a MemoryBIO."""
     cdef PyObject *number
     cdef Py_ssize_t size
     if type(bio) is not BIO:
@@ -444,7 +444,7 @@ cdef Py_ssize_t pending(object bio) except -1:
 
 
 cdef PyObject *called(object method, object target, PyObject *argument) except? NULL:
-    """Call a method with one argument; NULL without an exception if OpenSSL wants to read first."""
+    """Call a method with one argument; NULL without exception if OpenSSL wants to read first."""
     cdef PyObject *args[2]
     cdef PyObject *result
     args[0] = <PyObject*>target
@@ -456,7 +456,7 @@ cdef PyObject *called(object method, object target, PyObject *argument) except? 
 
 
 cdef int forgive() except -1:
-    """Clear the exception that says that OpenSSL wants to read first; raise any other."""
+    """Clear SSLWantReadError and SSLSyscallError; raise any other exception."""
     if not PyErr_ExceptionMatches(AGAIN):
         raise_pending()
     PyErr_Clear()
@@ -464,7 +464,7 @@ cdef int forgive() except -1:
 
 
 def framed(*pieces):
-    """Return the sizes of the records in *pieces*, what is left, and whether it makes sense."""
+    """Return the sizes of the records in *pieces*, the bytes left, and whether all were valid."""
     cdef RecordFramer framer = RecordFramer()
     cdef bytes piece
     cdef Py_ssize_t used, begun, offset

@@ -1,10 +1,11 @@
 """TLS: asyncio's SSLProtocol on this loop's transports.
 
-The state machine (handshake, shutdown, flow control, every error) is the standard library's, with
-what happens for every message compiled (`data_path.pyx`). Every callback of the program's protocol
-runs in the context of the connection, whoever writes, closes or resumes.
+The state machine (handshake, shutdown, flow control, all errors) is the standard library's; what
+happens for each message is compiled (`data_path.pyx`). Every callback of the program's protocol
+runs in the connection's context, also if another task writes, closes or resumes.
 
-With a standard library of another shape than the known one its SSLProtocol runs alone.
+If the standard library does not have the known shape (`_cpython/stdlib.pyx`), or URINGLOOP_DISABLE
+names `compiled_tls`, asyncio's SSLProtocol runs alone.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
 cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
 cdef object SHUTDOWN = find(sslproto, "SSLProtocolState.SHUTDOWN")
 cdef tuple NOTHING_MORE = (*(find(sslproto, "SSLAgainErrors") or ()), ssl.SSLZeroReturnError)
-# Not there on a standard library of another shape, whose SSLProtocol runs alone.
+# The second is for a standard library of another shape, where SSLTransport is not used.
 cdef object STOCK_TRANSPORT = find(sslproto, "_SSLProtocolTransport") or asyncio.Transport
 
 
 class TLSProtocol(TLSCore, sslproto.SSLProtocol):
-    """SSLProtocol for this loop's transports, which feed it by `receive_records`."""
+    """SSLProtocol for this loop's transports, which pass received bytes to `receive_records`."""
 
-    # No more is read from OpenSSL at a time: a record. asyncio's 256 KiB are touched by each
-    # connection, and none of them is needed here.
+    # The size of SSLProtocol's buffer and of a read from OpenSSL: one record. Each connection
+    # would touch asyncio's 256 KiB, which the compiled data path does not need.
     max_size = 16 * 1024
 
     def _get_app_transport(self):
@@ -44,7 +45,7 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
         (<TLSCore>self).within(sslproto.SSLProtocol._control_app_writing)
 
     def _go_on(self):
-        """Look at everything anew, in a callback of the loop's."""
+        """Continue by the current state, as a callback of the loop."""
         (<TLSCore>self).end_opening()
         (<TLSCore>self).within(go_on)
 
@@ -55,15 +56,16 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
 
     def _start_shutdown(self):
         if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
-            # The end came while reading was paused. asyncio waits for reading to be resumed, and
-            # who has closed does not do that. Not at once: this may be called in a flush.
+            # EOF arrived while reading was paused. asyncio waits for resume_reading(), which a
+            # program that has called close() does not call. In a callback, because the loop's
+            # flush may be the caller.
             self._loop.call_soon(self._go_on)
         else:
             (<TLSCore>self).within(sslproto.SSLProtocol._start_shutdown)
 
     def _do_shutdown(self):
-        # asyncio leaves the peer's bytes where they are, and OpenSSL fails when it finds them
-        # behind the close_notify.
+        # asyncio leaves unread records in the BIO, and OpenSSL fails when it reads data after it
+        # has sent close_notify.
         try:
             if not self._eof_received:
                 self._drop_unread()
@@ -73,33 +75,33 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
             sslproto.SSLProtocol._do_shutdown(self)
 
     def _drop_unread(self):
-        """Read what the program, which has closed, does not want any more."""
+        """Read and drop plaintext that arrives after the program's close()."""
         try:
             while self._sslobj.read(self.max_size):
                 pass
         except NOTHING_MORE:
-            # For now, or for good.
+            # No whole record is left, or the peer has sent close_notify.
             pass
         if self._ssl_reading_paused:
-            # The peer's close_notify is awaited.
+            # To receive the peer's close_notify.
             self._ssl_reading_paused = False
             self._transport.resume_reading()
 
     def _do_read__buffered(self):
-        # As the connection ends; asyncio loses bytes if the buffer is a bytearray.
+        # Called at the end of the connection; asyncio's loses bytes if the buffer is a bytearray.
         (<TLSCore>self).fill_app_buffer()
 
     def _do_flush(self):
-        # asyncio fills the buffer of a BufferedProtocol once, and drops the rest.
+        # asyncio fills the buffer of a BufferedProtocol once and drops the remaining plaintext.
         if self._eof_received and self._app_protocol_is_buffer:
             if not (<TLSCore>self).fill_until_paused():
-                # Reading is resumed, and then this is called again.
+                # resume_reading() calls this again.
                 return
         sslproto.SSLProtocol._do_flush(self)
 
 
 def go_on(protocol):
-    """Do what asyncio does when reading is resumed."""
+    """Continue by the current state, as SSLProtocol does when reading is resumed."""
     if protocol._state is WRAPPED:
         protocol._do_read()
     elif protocol._state is FLUSHING:
@@ -112,28 +114,28 @@ cdef object PROTOCOL = TLSProtocol
 
 
 def new_protocol(*args, **options):
-    """Make the protocol that does TLS, with the arguments of asyncio's SSLProtocol."""
+    """Return a new protocol for TLS; the arguments are those of asyncio's SSLProtocol."""
     return (PROTOCOL if uses(COMPILED_TLS) else sslproto.SSLProtocol)(*args, **options)
 
 
 cdef bint is_secure(object protocol) except -1:
-    """Return whether *protocol* is one for `receive_records`."""
+    """Return whether *protocol* is a TLSProtocol, for `receive_records`."""
     return type(protocol) is PROTOCOL
 
 
 cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1:
-    """Give *protocol* bytes of its connection."""
+    """Pass received bytes to *protocol*, a TLSProtocol."""
     return (<TLSCore>protocol).receive(data, size)
 
 
-# ── what the program writes to ───────────────────────────────────────────────────────────────
+# ── the program's transport ──────────────────────────────────────────────────────────────────
 
 
 cdef class TransportCore:
-    """What SSLTransport adds to asyncio's."""
+    """The compiled half of SSLTransport."""
 
     def write(self, data):
-        """As asyncio's; what is mutable may change as soon as this returns."""
+        """Write *data*; a mutable buffer may be changed as soon as this returns."""
         cdef object protocol = self._ssl_protocol
         cdef TLSCore core
         if type(data) is bytes and type(protocol) is PROTOCOL:
@@ -145,7 +147,7 @@ cdef class TransportCore:
         STOCK_TRANSPORT.write(self, data)
 
     def writelines(self, list_of_data):
-        """As asyncio's; the pieces leave in as few records as they fill."""
+        """Write the pieces, joined to as few records as they fill."""
         cdef list pieces = list(list_of_data)
         if all([type(piece) is bytes for piece in pieces]):
             self.write(b"".join(pieces))
@@ -154,4 +156,4 @@ cdef class TransportCore:
 
 
 class SSLTransport(TransportCore, STOCK_TRANSPORT):
-    """What the program writes to."""
+    """The transport that the program gets: asyncio's, with a compiled write()."""

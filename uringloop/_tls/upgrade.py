@@ -1,7 +1,7 @@
-"""TLS on a stream: an SSLProtocol, which speaks to our transport like any protocol.
+"""Puts TLS on a stream: for clients, servers and start_tls().
 
-Nothing here touches a socket. The SSLProtocol holds the records that are incomplete; what it
-hands to the program is a transport of its own, on top of ours.
+An SSLProtocol is the protocol of uringloop's transport, holds incomplete records, and gives the
+program a transport of its own. Nothing here touches a socket.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Options:
-    """What a connection or a server was asked to do about TLS."""
+    """The TLS arguments of a connection or a server."""
 
-    # Written out: making a dataclass takes as long as importing all that is compiled here.
+    # Not a dataclass: creating one takes as long as importing the compiled modules of this package.
     def __init__(
         self,
         context: ssl.SSLContext | None,
@@ -46,10 +46,10 @@ def options(
     handshake_timeout: float | None = None,
     shutdown_timeout: float | None = None,
 ) -> Options | None:
-    """Return the Options that an `ssl` argument stands for; None for a plain connection."""
+    """Return the Options for an `ssl` argument; None for a plain connection."""
     if not argument:
         return None
-    # True stands for a default context, which asyncio makes for the host.
+    # True means a default context, which asyncio creates for the host.
     context = None if isinstance(argument, bool) else argument
     return Options(context, server_side, server_hostname, handshake_timeout, shutdown_timeout)
 
@@ -62,11 +62,11 @@ def wrap(
     *,
     call_connection_made: bool = True,
 ) -> SSLProtocol:
-    """Return the protocol that does TLS for *protocol*; *waiter* is told of the handshake's end."""
+    """Return the protocol that does TLS for *protocol*; the handshake's end resolves *waiter*."""
     return ssl_protocol.new_protocol(
         loop,
         protocol,
-        wanted.context,  # None makes a default one
+        wanted.context,  # None for a default context
         waiter,
         wanted.server_side,
         wanted.server_hostname,
@@ -77,7 +77,7 @@ def wrap(
 
 
 def app_transport(protocol: SSLProtocol) -> asyncio.Transport:
-    """Return the transport on which the program's protocol works."""
+    """Return the transport that the program's protocol uses."""
     transport: asyncio.Transport = protocol._app_transport
     return transport
 
@@ -87,7 +87,7 @@ def server_factory(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
     wanted: Options,
 ) -> Callable[[], asyncio.BaseProtocol]:
-    """Return the factory for a server's connections; a failed handshake ends one of them."""
+    """Return the protocol factory for a server; a failed handshake ends one connection only."""
 
     def make() -> asyncio.BaseProtocol:
         protocol = protocol_factory()
@@ -98,7 +98,7 @@ def server_factory(
         def handshake_ended(waiter: asyncio.Future[None]) -> None:
             if waiter.cancelled() or waiter.exception() is None:
                 return
-            # The SSLProtocol has closed the connection; only debug mode wants to know.
+            # The SSLProtocol has closed the connection; only debug mode reports it.
             if loop.get_debug():
                 loop.call_exception_handler(
                     {
@@ -116,7 +116,7 @@ def server_factory(
     return make
 
 
-# ── in mid-stream ────────────────────────────────────────────────────────────────────────────
+# ── start_tls() ──────────────────────────────────────────────────────────────────────────────
 
 
 async def start(
@@ -125,7 +125,7 @@ async def start(
     protocol: asyncio.BaseProtocol,
     wanted: Options,
 ) -> asyncio.Transport:
-    """Put TLS between *transport* and *protocol*, which has a connection already."""
+    """Put TLS between *transport* and *protocol*, which are connected already."""
     if not isinstance(wanted.context, ssl.SSLContext):
         raise TypeError(
             f"sslcontext is expected to be an instance of ssl.SSLContext, got {wanted.context!r}"
@@ -135,7 +135,7 @@ async def start(
     assert isinstance(transport, asyncio.Transport)
     waiter = loop.create_future()
     secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
-    # Until it has heard of its connection it may not hear of any bytes.
+    # No bytes may be delivered before connection_made().
     transport.pause_reading()
     if stdlib.START_TLS_MOVES_READ_AHEAD and wanted.server_side:
         move_read_ahead(protocol, secured)
@@ -152,13 +152,13 @@ async def start(
             step.cancel()
         raise
     finally:
-        # Its exception refers to this frame.
+        # The traceback of its exception refers to this frame: a reference cycle.
         del waiter
     return app_transport(secured)
 
 
 def move_read_ahead(protocol: asyncio.BaseProtocol, secured: SSLProtocol) -> None:
-    """Take what a client has sent ahead out of the StreamReader, where it would pass for plain."""
+    """Move bytes that a client has sent ahead out of the StreamReader: they are TLS records."""
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(protocol, asyncio.StreamReaderProtocol) or reader is None:
         return

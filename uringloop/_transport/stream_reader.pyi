@@ -1,4 +1,4 @@
-"""asyncio's streams: their bytes, and the end of their connection."""
+"""asyncio's streams: received bytes, and the end of a connection."""
 
 from asyncio import BaseProtocol
 

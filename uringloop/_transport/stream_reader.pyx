@@ -1,16 +1,18 @@
-"""asyncio's streams: bytes straight into a StreamReader's buffer, and the end of its connection.
+"""asyncio's streams: received bytes into a StreamReader's buffer, and the end of a connection.
 
-What StreamReaderProtocol.data_received and StreamReader.feed_data do, step by step, for the exact
-classes of the standard library, and only as long as these are what they were when this was written:
-that is looked at when this module is imported. Whatever is unusual is left to them.
+`feed` does what StreamReaderProtocol.data_received() and StreamReader.feed_data() do, without
+Python code, for exactly these classes of the standard library, while they have the known shape
+(`_cpython/stdlib.pyx`) and URINGLOOP_DISABLE does not name `stream_reader`. In every other case it
+does nothing, and the caller calls data_received(). Only the loop's thread may call these functions.
 
-A StreamReaderProtocol keeps the error of a lost connection in a future that nobody need await; its
-`__del__` retrieves the exception, so that the future does not report it. The traceback of an error
-that a handler has caught makes protocol, future and error one reference cycle, and the garbage
-collector promises no order of finalization. A full collection examines the youngest generation
-before the middle one (CPython 3.11 to 3.13): when a collection has run between the creation of the
-protocol and that of its future, the future is finalized first and reports the error (on asyncio,
-too). `lose` therefore retrieves it as soon as the protocol has it.
+A StreamReaderProtocol stores the error of a lost connection in a future that the program may never
+await; the protocol's `__del__` retrieves the exception, so that the future does not report it. The
+traceback of an error that a handler has caught makes protocol, future and error one reference
+cycle, and the garbage collector finalizes a cycle in no particular order. A full collection
+examines the youngest generation before the middle one (CPython 3.11 to 3.13): if a collection has
+run between the creation of the protocol and that of its future, the future is finalized first and
+reports the error, on asyncio too. `lose` therefore retrieves the exception as soon as the protocol
+has it.
 """
 
 import asyncio
@@ -31,14 +33,14 @@ cdef object SSL_PROTOCOL = sslproto.SSLProtocol
 
 
 cdef bint is_fed(object protocol) except -1:
-    """Return whether `feed` may be tried for *protocol*."""
-    # A program may have replaced the methods meanwhile.
+    """Return whether `feed` may be called for *protocol*."""
+    # A program may have replaced the methods since the import.
     return (uses(STREAM_READER) and type(protocol) is PROTOCOL
             and PROTOCOL.data_received is DATA_RECEIVED and READER.feed_data is FEED_DATA)
 
 
 cdef bint feed(object protocol, const char *data, Py_ssize_t size) except -1:
-    """Append *data* to the reader's buffer and wake who waits; False if nothing was done."""
+    """Append *data* to the reader's buffer and wake its waiter; False if nothing was done."""
     cdef object reference = protocol._stream_reader_wr
     cdef object reader, waiter, buffer
     cdef Py_ssize_t old
@@ -66,7 +68,7 @@ cdef bint feed(object protocol, const char *data, Py_ssize_t size) except -1:
 
 
 cdef int pause(object reader) except -1:
-    """Stop a transport that is ahead of its reader."""
+    """Pause the transport of a reader whose buffer is over twice its limit."""
     if reader._transport is None or reader._paused:
         return 0
     try:
@@ -79,20 +81,20 @@ cdef int pause(object reader) except -1:
 
 
 cpdef object lose(object protocol, object exc):
-    """Call `connection_lost` of *protocol*; a stream's protocol need not be asked for *exc*."""
+    """Call connection_lost() of *protocol*, and retrieve *exc* from a stream's future."""
     cdef object app_protocol = None
     if exc is not None and isinstance(protocol, SSL_PROTOCOL):
         app_protocol = getattr(protocol, "_app_protocol", None)
     protocol.connection_lost(exc)
     if isinstance(app_protocol, PROTOCOL):
-        # It hears of the end in a callback, which the call above has scheduled.
+        # Its connection_lost() is a callback, which the call above has scheduled.
         protocol._loop.call_soon(retrieve_closed, app_protocol)
     elif exc is not None and isinstance(protocol, PROTOCOL):
         retrieve_closed(protocol)
 
 
 def retrieve_closed(protocol):
-    """Do what a StreamReaderProtocol does when it is finalized."""
+    """Retrieve the exception of the future, as StreamReaderProtocol.__del__() does."""
     cdef object closed = getattr(protocol, "_closed", None)
     if asyncio.isfuture(closed) and closed.done() and not closed.cancelled():
         closed.exception()
