@@ -1,4 +1,4 @@
-"""asyncio's StreamReader fed by compiled code: the same behaviour as asyncio's own feed_data()."""
+"""StreamReaders that receive bytes without Python code behave as with asyncio's own methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_reading(writer: asyncio.StreamWriter) -> bool:
 
 
 @on_loop
-async def test_all_bytes_arrive_in_order_by_every_way_of_reading(each_loop: Loop) -> None:
+async def test_all_bytes_arrive_in_order_with_every_read_method(each_loop: Loop) -> None:
     reader, writer, peer = await opened(limit=1000)
     data = noise(30_000).replace(b"\n", b".")
     sent = each_loop.create_task(
@@ -102,7 +102,7 @@ async def test_a_cancelled_read_keeps_every_byte(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_a_patched_feed_data_is_called(each_loop: Loop) -> None:
+async def test_replaced_methods_are_called(each_loop: Loop) -> None:
     seen = []
     original = asyncio.StreamReader.feed_data
 
@@ -119,7 +119,7 @@ async def test_a_patched_feed_data_is_called(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_feed_data_of_a_subclass_is_called(each_loop: Loop) -> None:
+async def test_methods_of_subclasses_are_called(each_loop: Loop) -> None:
     class Shouting(asyncio.StreamReader):
         def feed_data(self, data: Any) -> None:
             super().feed_data(data.upper())
@@ -136,7 +136,7 @@ async def test_feed_data_of_a_subclass_is_called(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_an_exported_buffer_is_a_fatal_error_of_the_protocol(each_loop: Loop) -> None:
+async def test_an_exported_buffer_ends_the_connection_with_buffer_error(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     peer.send(b"first")
     await until(lambda: len(reader._buffer) == 5)  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ async def test_an_exported_buffer_is_a_fatal_error_of_the_protocol(each_loop: Lo
 
 
 @on_loop
-async def test_data_after_feed_eof_is_a_fatal_error_of_the_protocol(each_loop: Loop) -> None:
+async def test_data_after_feed_eof_ends_the_connection(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     reader.feed_eof()
     said = complaints(each_loop)
@@ -161,7 +161,7 @@ async def test_data_after_feed_eof_is_a_fatal_error_of_the_protocol(each_loop: L
 
 
 @on_loop
-async def test_data_for_a_collected_reader_is_dropped(each_loop: Loop) -> None:
+async def test_data_for_a_reader_that_is_gone_is_dropped(each_loop: Loop) -> None:
     ours, peer = tcp_pair()
     reader: asyncio.StreamReader | None = asyncio.StreamReader()
     assert reader is not None

@@ -1,4 +1,4 @@
-"""start_tls: an open connection becomes TLS, with all that may be on its way at that moment."""
+"""start_tls: an open connection becomes TLS, with bytes in flight or paused at that moment."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_client_turns_to_tls(each_loop: Loop, contexts: Contexts) -> Non
         assert await left.received(6) == b"answer"
         await peer.close()
         assert await left.lost is None
-        # The protocol goes on: no second connection_made.
+        # No second connection_made.
         assert left.calls == [
             "connection_made",
             "data_received",
@@ -136,7 +136,9 @@ async def test_both_ends_turn_to_tls_and_send_a_lot(each_loop: Loop, contexts: C
 
 
 @on_loop
-async def test_plain_bytes_in_the_queue_go_first(each_loop: Loop, contexts: Contexts) -> None:
+async def test_queued_plain_bytes_are_sent_before_the_handshake(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     left = Collector(each_loop)
     async with opened(each_loop, left) as (plain, sock):
         plain.write(b"in the clear")
@@ -151,11 +153,11 @@ async def test_plain_bytes_in_the_queue_go_first(each_loop: Loop, contexts: Cont
         assert await peer.read_exactly(6) == b"secret"
 
 
-# ── what the peer has sent already ───────────────────────────────────────────────────────────
+# ── bytes that the peer has sent before ──────────────────────────────────────────────────────
 
 
 class Frame(asyncio.BufferedProtocol):
-    """Takes exactly *size* bytes and starts TLS inside buffer_updated, in a task of its own."""
+    """Receives exactly *size* bytes, pauses reading and calls *ready*, in buffer_updated."""
 
     def __init__(self, size: int, ready: Callable[[], None]) -> None:
         self.buffer = bytearray(size)
@@ -177,10 +179,10 @@ class Frame(asyncio.BufferedProtocol):
 
 
 @on_loop
-async def test_a_hello_behind_the_plain_bytes_is_not_lost(
+async def test_a_hello_in_the_segment_of_plain_bytes_is_not_lost(
     each_loop: Loop, contexts: Contexts
 ) -> None:
-    """One segment: the plain bytes, which fill the protocol's buffer, and the ClientHello."""
+    """One segment has the plain bytes, which fill the protocol's buffer, and the ClientHello."""
     done = asyncio.Event()
     first = Frame(9, done.set)
     async with opened(each_loop, first) as (plain, sock):
@@ -216,7 +218,7 @@ async def test_a_paused_transport_turns_to_tls(each_loop: Loop, contexts: Contex
 
 
 @on_loop
-async def test_a_paused_transport_that_has_received_turns_to_tls(
+async def test_bytes_received_while_paused_belong_to_tls(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     right = Collector(each_loop)
@@ -224,7 +226,7 @@ async def test_a_paused_transport_that_has_received_turns_to_tls(
         peer = Peer(each_loop, sock, contexts.client)
         sock.send(b"plain")
         assert await right.received(5) == b"plain"
-        # The receive is armed when the pause comes: what arrives is kept for TLS.
+        # The receive is armed when reading is paused: what arrives is stashed for TLS.
         plain.pause_reading()
         hello = peer.records(peer.tls.do_handshake)
         for piece in (hello[:7], hello[7:200], hello[200:]):
@@ -237,7 +239,9 @@ async def test_a_paused_transport_that_has_received_turns_to_tls(
 
 
 @on_loop
-async def test_a_hello_between_the_turns_is_not_lost(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_hello_before_connection_made_is_not_lost(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     right = Collector(each_loop)
     async with opened(each_loop, right) as (plain, sock):
         sock.send(b"STARTTLS\n")
@@ -247,7 +251,7 @@ async def test_a_hello_between_the_turns_is_not_lost(each_loop: Loop, contexts: 
             secured(each_loop, plain, right, contexts, server_side=True)
         )
         await turns(1)
-        # Reading is paused for the one turn until the new protocol has its connection.
+        # Reading is paused for one turn, until connection_made() of the new protocol.
         assert not plain.is_reading()
         sock.send(peer.records(peer.tls.do_handshake))
         await asyncio.gather(starting, peer.handshake())
@@ -307,7 +311,9 @@ async def test_an_unknown_authority_ends_the_connection(
 
 
 @on_loop
-async def test_a_peer_that_hangs_up_is_a_reset(each_loop: Loop, contexts: Contexts) -> None:
+async def test_eof_in_the_handshake_is_a_connection_reset(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     left = Collector(each_loop)
     async with opened(each_loop, left) as (plain, sock):
         starting = each_loop.create_task(secured(each_loop, plain, left, contexts))
@@ -319,7 +325,9 @@ async def test_a_peer_that_hangs_up_is_a_reset(each_loop: Loop, contexts: Contex
 
 
 @on_loop
-async def test_garbage_is_an_error(each_loop: Loop, contexts: Contexts) -> None:
+async def test_garbage_in_the_handshake_raises_ssl_error(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     left = Collector(each_loop)
     async with opened(each_loop, left) as (plain, sock):
         starting = each_loop.create_task(secured(each_loop, plain, left, contexts))
@@ -371,7 +379,7 @@ async def test_wrong_arguments_are_refused(each_loop: Loop, contexts: Contexts) 
             options: dict[str, Any] = {option: 0}
             with pytest.raises(ValueError, match=rf"^{option} should be a positive number, got 0$"):
                 await start(transport, protocol, contexts.client, **options)
-        # Nothing has happened to the connection.
+        # The connection is as it was.
         assert transport.get_protocol() is protocol
         peer.send(b"ping")
         assert await read_exactly(each_loop, peer, 4) == b"ping"
@@ -400,13 +408,11 @@ async def test_tls_inside_tls_works(each_loop: Loop, contexts: Contexts) -> None
 
 
 @on_loop
-async def test_tls_inside_tls_is_really_encrypted_twice(
-    each_loop: Loop, contexts: Contexts
-) -> None:
+async def test_tls_inside_tls_is_encrypted_twice(each_loop: Loop, contexts: Contexts) -> None:
     left = Collector(each_loop)
     async with tls_stream(each_loop, left, contexts) as (outer, peer):
         starting = each_loop.create_task(secured(each_loop, outer, left, contexts))
-        # Inside the outer records: the inner ClientHello.
+        # The outer records contain the inner ClientHello.
         assert (await peer.read())[:1] == b"\x16"
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):

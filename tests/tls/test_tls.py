@@ -1,4 +1,4 @@
-"""TLS connections: who offers them, their handshakes and names, what they tell, their errors."""
+"""TLS connections: ways to open them, arguments, handshakes, certificates, extra info, errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def check_echo(transport: asyncio.Transport, collector: Collector) -> None
         assert await collector.lost is None
 
 
-# ── every way to a connection ────────────────────────────────────────────────────────────────
+# ── opening connections ──────────────────────────────────────────────────────────────────────
 
 
 @on_loop
@@ -67,7 +67,7 @@ async def test_a_server_and_a_client_speak_tls(each_loop: Loop, contexts: Contex
 
 
 @pytest.mark.parametrize("host", ["localhost", LOCALHOST, pytest.param("::1", marks=needs_ipv6)])
-def test_the_host_is_the_name_to_check(each_loop: Loop, contexts: Contexts, host: str) -> None:
+def test_the_host_is_the_server_hostname(each_loop: Loop, contexts: Contexts, host: str) -> None:
     @on_loop
     async def check(each_loop: Loop) -> None:
         server = await each_loop.create_server(Echo, host, 0, ssl=contexts.server)
@@ -147,7 +147,7 @@ async def test_streams_speak_tls(each_loop: Loop, contexts: Contexts) -> None:
 @on_loop
 async def test_ssl_true_is_a_default_context(each_loop: Loop, contexts: Contexts) -> None:
     async with tls_serving(each_loop, Echo, contexts.server) as address:
-        # It knows the authorities of the system, and not ours.
+        # It has the authorities of the system, which do not include the tests' own.
         with pytest.raises(ssl.SSLCertVerificationError, match="CERTIFICATE_VERIFY_FAILED"):
             await each_loop.create_connection(Echo, "localhost", address[1], ssl=True)
 
@@ -227,7 +227,7 @@ async def test_timeouts_must_be_positive(each_loop: Loop, contexts: Contexts) ->
     for option in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
         for value in (0, -1.5):
             options: dict[str, Any] = {option: value}
-            # One for each call: from 3.14 on asyncio closes it.
+            # A socket for each call: from 3.14 on asyncio closes it.
             ours, theirs = tcp_pair()
             accepted, their_other = tcp_pair()
             with ours, theirs, accepted, their_other:
@@ -243,7 +243,7 @@ async def test_timeouts_must_be_positive(each_loop: Loop, contexts: Contexts) ->
 
 
 @on_loop
-async def test_a_refused_argument_leaves_no_socket(
+async def test_a_refused_argument_closes_the_socket(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     # Stock asyncio leaves the connected socket to the garbage collector.
@@ -264,14 +264,14 @@ async def test_a_refused_argument_leaves_no_socket(
 
 @contextlib.asynccontextmanager
 async def goes_on(loop: Loop, server: ssl.SSLContext) -> AsyncIterator[tuple[str, int]]:
-    """Serve, and check afterwards that a good client is still answered."""
+    """Serve, and check afterwards that the server still answers a valid client."""
     async with tls_serving(loop, Echo, server) as address:
         yield address
         await check_echo(*await tls_client(loop, address, known_client_context()))
 
 
 @on_loop
-async def test_an_unknown_authority_is_an_error_at_the_client_alone(
+async def test_an_unknown_authority_fails_at_the_client_only(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     async with goes_on(each_loop, contexts.server) as address:
@@ -280,9 +280,7 @@ async def test_an_unknown_authority_is_an_error_at_the_client_alone(
 
 
 @on_loop
-async def test_a_wrong_name_is_an_error_at_the_client_alone(
-    each_loop: Loop, contexts: Contexts
-) -> None:
+async def test_a_wrong_name_fails_at_the_client_only(each_loop: Loop, contexts: Contexts) -> None:
     async with goes_on(each_loop, contexts.server) as address:
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
             await each_loop.create_connection(
@@ -291,7 +289,7 @@ async def test_a_wrong_name_is_an_error_at_the_client_alone(
 
 
 @on_loop
-async def test_an_empty_server_hostname_is_no_name(each_loop: Loop, contexts: Contexts) -> None:
+async def test_an_empty_server_hostname_means_no_name(each_loop: Loop, contexts: Contexts) -> None:
     unchecked = client_context()
     unchecked.check_hostname = False
     async with tls_serving(each_loop, Echo, contexts.server) as address:
@@ -312,7 +310,7 @@ def test_a_failed_handshake_is_reported_in_debug_mode(each_loop: Loop, contexts:
 
     check(each_loop=each_loop)
     assert [report["message"] for report in reports] == [DEBUG_REPORT]
-    # The client's alert lets the server know.
+    # The server receives the client's alert.
     kind = ssl.SSLError if SENDS_ALERTS else ConnectionResetError
     assert isinstance(reports[0]["exception"], kind)
     assert isinstance(reports[0]["protocol"], Echo)
@@ -329,7 +327,7 @@ async def reports_of_a_refusal(loop: Loop, contexts: Contexts) -> list[Complaint
 
 
 @on_loop
-async def test_a_client_shows_its_certificate(each_loop: Loop) -> None:
+async def test_a_client_certificate_is_peercert_of_the_server(each_loop: Loop) -> None:
     guests = Guests(each_loop)
     async with tls_serving(each_loop, guests, strict_server_context()) as address:
         transport, _ = await tls_client(each_loop, address, known_client_context())
@@ -353,7 +351,7 @@ def test_a_client_without_a_certificate_is_refused(
                 with pytest.raises((ssl.SSLError, ConnectionResetError)):
                     await tls_client(each_loop, address, client)
                 return
-            # With TLS 1.3 the client is done before the server has looked.
+            # With TLS 1.3 the client's handshake ends before the server checks the certificate.
             transport, collector = await tls_client(each_loop, address, client)
             async with ending(transport):
                 await collector.lost
@@ -362,7 +360,7 @@ def test_a_client_without_a_certificate_is_refused(
     check(each_loop=each_loop)
 
 
-# ── what is agreed on ────────────────────────────────────────────────────────────────────────
+# ── negotiation ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -385,7 +383,9 @@ def test_both_versions_of_tls_work(each_loop: Loop, version: ssl.TLSVersion) -> 
 
 
 @on_loop
-async def test_no_common_version_is_an_error(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_handshake_without_a_common_version_fails(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     old = client_context()
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     modern = server_context()
@@ -396,7 +396,7 @@ async def test_no_common_version_is_an_error(each_loop: Loop, contexts: Contexts
 
 
 @on_loop
-async def test_alpn_is_agreed_on(each_loop: Loop) -> None:
+async def test_alpn_is_negotiated(each_loop: Loop) -> None:
     server, client = server_context(), client_context()
     server.set_alpn_protocols(["h2", "http/1.1"])
     client.set_alpn_protocols(["http/1.1"])
@@ -414,9 +414,7 @@ async def test_alpn_is_agreed_on(each_loop: Loop) -> None:
 
 
 @on_loop
-async def test_extra_info_tells_of_tls_and_of_the_socket(
-    each_loop: Loop, contexts: Contexts
-) -> None:
+async def test_extra_info_describes_tls_and_the_socket(each_loop: Loop, contexts: Contexts) -> None:
     left, right = Collector(each_loop), Collector(each_loop)
     async with tls_link(each_loop, left, right, contexts) as (client, server):
         info = client.get_extra_info
@@ -435,7 +433,7 @@ async def test_extra_info_tells_of_tls_and_of_the_socket(
 
 
 @on_loop
-async def test_the_context_of_the_client_may_choose_by_name(each_loop: Loop) -> None:
+async def test_the_server_learns_the_name_by_sni(each_loop: Loop) -> None:
     names: list[str | None] = []
     server = server_context()
     server.sni_callback = lambda _, name, __: names.append(name)
@@ -445,11 +443,11 @@ async def test_the_context_of_the_client_may_choose_by_name(each_loop: Loop) -> 
     assert names == ["localhost"]
 
 
-# ── handshakes that do not end ───────────────────────────────────────────────────────────────
+# ── handshakes that do not complete ──────────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_a_silent_server_times_the_client_out(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_client_of_a_silent_server_times_out(each_loop: Loop, contexts: Contexts) -> None:
     with accepting() as (listener, address):
         before = open_fds()
         with pytest.raises(ConnectionAbortedError, match=r"^SSL handshake is taking longer than"):
@@ -459,13 +457,13 @@ async def test_a_silent_server_times_the_client_out(each_loop: Loop, contexts: C
 
 
 @on_loop
-async def test_a_silent_client_is_thrown_out(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_silent_client_is_disconnected(each_loop: Loop, contexts: Contexts) -> None:
     guests = Guests(each_loop)
     serving = tls_serving(each_loop, guests, contexts.server, handshake_timeout=0.02)
     async with serving as address:
         with socket.create_connection(address) as sock:
             sock.setblocking(False)
-            # Aborted, with nothing said.
+            # The server aborts the connection without an alert.
             with contextlib.suppress(ConnectionResetError):
                 assert await each_loop.sock_recv(sock, 100) == b""
         assert [guest.calls for guest in guests.seen] == [[]]
@@ -478,7 +476,7 @@ async def test_a_cancelled_handshake_closes_the_socket(each_loop: Loop, contexts
         task = each_loop.create_task(tls_client(each_loop, address, contexts.client))
         sock, _ = await each_loop.sock_accept(listener)
         with sock:
-            # The ClientHello has come: the client waits for the answer.
+            # The ClientHello has arrived: the client waits for the answer.
             assert (await each_loop.sock_recv(sock, 1)) == b"\x16"
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -487,7 +485,9 @@ async def test_a_cancelled_handshake_closes_the_socket(each_loop: Loop, contexts
 
 
 @on_loop
-async def test_a_server_that_hangs_up_is_a_reset(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_close_in_the_handshake_is_a_connection_reset(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     with accepting() as (listener, address):
         task = each_loop.create_task(tls_client(each_loop, address, contexts.client))
         sock, _ = await each_loop.sock_accept(listener)
@@ -507,7 +507,7 @@ def test_garbage_instead_of_a_hello_ends_that_connection_only(
             with socket.create_connection(address) as sock:
                 sock.setblocking(False)
                 sock.send(first)
-                # Perhaps an alert, then the end.
+                # Perhaps an alert, then EOF.
                 with contextlib.suppress(ConnectionResetError):
                     while await each_loop.sock_recv(sock, 100):
                         continue
@@ -516,7 +516,7 @@ def test_garbage_instead_of_a_hello_ends_that_connection_only(
 
 
 @on_loop
-async def test_half_a_hello_and_no_more_ends_that_connection_only(
+async def test_eof_within_a_hello_ends_that_connection_only(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     async with goes_on(each_loop, contexts.server) as address:
@@ -532,7 +532,7 @@ async def test_half_a_hello_and_no_more_ends_that_connection_only(
 
 
 @on_loop
-async def test_a_hello_byte_by_byte_is_understood(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_hello_may_arrive_byte_by_byte(each_loop: Loop, contexts: Contexts) -> None:
     ours, theirs = tcp_pair()
     theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with theirs:
@@ -550,7 +550,7 @@ async def test_a_hello_byte_by_byte_is_understood(each_loop: Loop, contexts: Con
             assert await peer.read_exactly(4) == b"ping"
 
 
-# ── debug mode, and what is left ─────────────────────────────────────────────────────────────
+# ── debug mode ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_debug_mode_speaks_tls(each_loop: Loop, contexts: Contexts) -> None:

@@ -1,4 +1,4 @@
-"""Bytes over TLS: exact both ways, paused and resumed, held back, and brought to an end."""
+"""Data over TLS: both directions, pausing, backpressure, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import uringloop
 LOCALHOST = "127.0.0.1"
 LARGE = 10 * 1024 * 1024
 NARROW = 16 * 1024
-# More than the kernel's narrow buffers and SSLProtocol's own 512 KiB take.
+# More than small socket buffers and SSLProtocol's own 512 KiB hold.
 PLENTY = 2 * 1024 * 1024
 
 
@@ -41,12 +41,12 @@ class Pauser(Collector):
         self.transport.pause_reading()
 
 
-# ── both ways ────────────────────────────────────────────────────────────────────────────────
+# ── both directions ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_ten_megabytes_both_ways_are_exact(each_loop: Loop, version: ssl.TLSVersion) -> None:
+def test_ten_megabytes_both_ways_arrive_unchanged(each_loop: Loop, version: ssl.TLSVersion) -> None:
     client = client_context()
     client.minimum_version = client.maximum_version = version
 
@@ -116,7 +116,7 @@ async def test_write_eof_is_not_supported(each_loop: Loop, contexts: Contexts) -
 
 
 @on_loop
-async def test_what_comes_with_the_end_of_the_handshake_is_received(
+async def test_data_in_the_last_packet_of_the_handshake_is_received(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     ours, theirs = tcp_pair()
@@ -127,7 +127,7 @@ async def test_what_comes_with_the_end_of_the_handshake_is_received(
             each_loop.connect_accepted_socket(lambda: right, ours, ssl=contexts.server)
         )
         theirs.send(peer.records(peer.tls.do_handshake))
-        # All of the server's flight, then our Finished and data as one piece.
+        # The server's whole flight, then the client's Finished and data in one send.
         while not right.made.done() and peer.tls.version() is None:
             peer.incoming.write(await each_loop.sock_recv(theirs, 1 << 16))
             finished = peer.records(peer.tls.do_handshake)
@@ -140,7 +140,7 @@ async def test_what_comes_with_the_end_of_the_handshake_is_received(
 
 
 @on_loop
-async def test_records_in_pieces_are_put_together(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_record_may_arrive_byte_by_byte(each_loop: Loop, contexts: Contexts) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         peer.tls.write(b"one record")
@@ -216,7 +216,7 @@ async def test_a_paused_protocol_receives_nothing(each_loop: Loop, contexts: Con
 
 
 @pytest.mark.parametrize("server_side", [False, True])
-def test_pausing_inside_data_received_holds(
+def test_pause_reading_in_data_received_takes_effect(
     each_loop: Loop, contexts: Contexts, server_side: bool
 ) -> None:
     @on_loop
@@ -241,7 +241,9 @@ def test_pausing_inside_data_received_holds(
 
 
 @on_loop
-async def test_a_paused_protocol_holds_the_peer_back(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_paused_protocol_applies_backpressure_to_the_peer(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW)
@@ -258,7 +260,9 @@ async def test_a_paused_protocol_holds_the_peer_back(each_loop: Loop, contexts: 
 
 
 @on_loop
-async def test_an_end_that_comes_while_paused_waits(each_loop: Loop, contexts: Contexts) -> None:
+async def test_eof_while_paused_is_delivered_after_resuming(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
         transport.pause_reading()
@@ -272,7 +276,7 @@ async def test_an_end_that_comes_while_paused_waits(each_loop: Loop, contexts: C
         assert right.data == b"last words"
 
 
-# ── back-pressure ────────────────────────────────────────────────────────────────────────────
+# ── backpressure ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("server_side", [False, True])
@@ -301,7 +305,7 @@ def test_a_slow_reader_pauses_and_resumes_the_writer(
 
 
 @on_loop
-async def test_write_limits_are_the_programs(each_loop: Loop, contexts: Contexts) -> None:
+async def test_the_program_sets_the_write_limits(each_loop: Loop, contexts: Contexts) -> None:
     left = Collector(each_loop)
     async with tls_stream(each_loop, left, contexts) as (transport, _):
         assert transport.get_write_buffer_limits() == (128 * 1024, 512 * 1024)
@@ -338,7 +342,7 @@ async def test_drain_waits_for_a_slow_tls_reader(each_loop: Loop, contexts: Cont
 
 
 @pytest.mark.parametrize("server_side", [False, True])
-def test_close_says_goodbye(each_loop: Loop, contexts: Contexts, server_side: bool) -> None:
+def test_close_sends_close_notify(each_loop: Loop, contexts: Contexts, server_side: bool) -> None:
     @on_loop
     async def check(each_loop: Loop) -> None:
         ours = Collector(each_loop)
@@ -359,7 +363,7 @@ def test_close_says_goodbye(each_loop: Loop, contexts: Contexts, server_side: bo
 
 
 @pytest.mark.parametrize("server_side", [False, True])
-def test_the_peers_goodbye_ends_the_connection(
+def test_close_notify_of_the_peer_ends_the_connection(
     each_loop: Loop, contexts: Contexts, server_side: bool
 ) -> None:
     @on_loop
@@ -382,13 +386,13 @@ def test_the_peers_goodbye_ends_the_connection(
 
 
 @pytest.mark.parametrize("server_side", [False, True])
-def test_close_delivers_what_the_socket_did_not_take(
+def test_close_sends_buffered_data_first(
     each_loop: Loop, contexts: Contexts, server_side: bool
 ) -> None:
     @on_loop
     async def check(each_loop: Loop) -> None:
         ours = Collector(each_loop)
-        # Below the raw transport's high water: SSLProtocol itself keeps nothing back.
+        # Below the high-water mark of the TCP transport: SSLProtocol itself buffers nothing.
         data = noise(200_000)
         link = tls_stream(each_loop, ours, contexts, server_side=server_side, buffer_size=NARROW)
         async with link as (transport, peer):
@@ -405,7 +409,9 @@ def test_close_delivers_what_the_socket_did_not_take(
 
 
 @on_loop
-async def test_a_peer_that_says_no_goodbye_times_out(each_loop: Loop, contexts: Contexts) -> None:
+async def test_shutdown_times_out_without_close_notify_of_the_peer(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     left = Collector(each_loop)
     async with tls_stream(each_loop, left, contexts, shutdown_timeout=0.02) as (transport, _):
         transport.close()
@@ -414,7 +420,7 @@ async def test_a_peer_that_says_no_goodbye_times_out(each_loop: Loop, contexts: 
 
 
 @on_loop
-async def test_abort_ends_at_once(each_loop: Loop, contexts: Contexts) -> None:
+async def test_abort_closes_without_close_notify(each_loop: Loop, contexts: Contexts) -> None:
     left = Collector(each_loop)
     link = tls_stream(each_loop, left, contexts, buffer_size=NARROW)
     async with link as (transport, peer):
@@ -424,13 +430,13 @@ async def test_abort_ends_at_once(each_loop: Loop, contexts: Contexts) -> None:
         assert await left.lost is None
         await turns(3)
         assert left.calls.count("connection_lost") == 1
-        # What has gone has gone; there is no close_notify after it.
+        # The peer gets what was sent before, without a close_notify.
         with pytest.raises((ssl.SSLError, ConnectionResetError)):
             await peer.read_to_end()
 
 
 @pytest.mark.parametrize("server_side", [False, True])
-def test_a_bare_end_of_stream_is_an_end(
+def test_eof_without_close_notify_ends_the_connection(
     each_loop: Loop, contexts: Contexts, server_side: bool
 ) -> None:
     @on_loop
@@ -449,7 +455,7 @@ def test_a_bare_end_of_stream_is_an_end(
 
 
 @on_loop
-async def test_a_reset_is_an_error(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_reset_is_passed_to_connection_lost(each_loop: Loop, contexts: Contexts) -> None:
     left = Collector(each_loop)
     async with tls_stream(each_loop, left, contexts) as (_, peer):
         await turns(2)
@@ -532,7 +538,7 @@ async def test_a_server_can_be_started_again(each_loop: Loop, contexts: Contexts
 
 @pytest.mark.parametrize("method", ["close_clients", "abort_clients"])
 def test_a_server_ends_its_clients(loop: uringloop.Loop, contexts: Contexts, method: str) -> None:
-    # Stock asyncio has these since 3.13; both end the TCP connection, as there.
+    # asyncio has these methods since 3.13; both end the TCP connection.
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
         guests = Guests(loop)

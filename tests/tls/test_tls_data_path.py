@@ -1,4 +1,4 @@
-"""TLS whose bytes go by the compiled way: what the tests of TLS do not look at."""
+"""The compiled data path of TLS: what the other tests of TLS do not cover."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_lines_are_written_in_order(each_loop: Loop, contexts: Contexts) -
 
 
 @on_loop
-async def test_a_reader_of_streams_is_fed(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_stream_reader_receives_plaintext(each_loop: Loop, contexts: Contexts) -> None:
     reader = asyncio.StreamReader(limit=1000)
     protocol = asyncio.StreamReaderProtocol(reader)
     async with tls_stream(each_loop, protocol, contexts) as (_, peer):
@@ -50,7 +50,9 @@ async def test_a_reader_of_streams_is_fed(each_loop: Loop, contexts: Contexts) -
 
 
 @on_loop
-async def test_another_engine_is_asked_by_its_methods(each_loop: Loop, contexts: Contexts) -> None:
+async def test_the_methods_of_an_sslobject_subclass_are_called(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     class Counting(ssl.SSLObject):
         reads = 0
 
@@ -68,7 +70,7 @@ async def test_another_engine_is_asked_by_its_methods(each_loop: Loop, contexts:
 
 
 @on_loop
-async def test_an_error_of_the_protocol_is_reported_as_asyncio_does(
+async def test_an_exception_of_the_protocol_is_reported_as_by_asyncio(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     class Interrupting(Collector):
@@ -86,7 +88,9 @@ async def test_an_error_of_the_protocol_is_reported_as_asyncio_does(
     assert said[0]["message"] == "Fatal error on SSL protocol"
 
 
-def test_a_connection_has_a_record_of_memory(loop: uringloop.Loop, contexts: Contexts) -> None:
+def test_the_buffer_of_a_connection_holds_one_record(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
     protocol = ssl_protocol.new_protocol(
         loop, asyncio.Protocol(), contexts.server, None, server_side=True
     )
@@ -96,7 +100,9 @@ def test_a_connection_has_a_record_of_memory(loop: uringloop.Loop, contexts: Con
 
 @pytest.mark.parametrize("name", ["SSLProtocol", "_SSLProtocolTransport"])
 @on_loop
-async def test_classes_are_asyncios(each_loop: Loop, contexts: Contexts, name: str) -> None:
+async def test_classes_derive_from_those_of_asyncio(
+    each_loop: Loop, contexts: Contexts, name: str
+) -> None:
     async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, _):
         shown = transport if name == "_SSLProtocolTransport" else transport._ssl_protocol  # type: ignore[attr-defined]
         assert isinstance(shown, getattr(asyncio.sslproto, name))

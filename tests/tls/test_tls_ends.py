@@ -1,4 +1,4 @@
-"""Ends of TLS connections beside pauses; some that asyncio does not bring to an end."""
+"""Ends of TLS connections, also while paused; some tests show cases where asyncio hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import uringloop
 async def test_close_ends_what_an_end_has_left_waiting(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
-    # asyncio waits for ever here: for reading to be resumed, by a program that has closed.
+    # asyncio waits forever for resume_reading(), which a program that has closed does not call.
     right = Collector(loop)
     async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
         transport.pause_reading()
@@ -35,7 +35,7 @@ async def test_close_ends_what_an_end_has_left_waiting(
 
 
 class Sleepy(Collector):
-    """Pauses reading in the midst of what it is given."""
+    """Pauses reading in data_received."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -44,7 +44,7 @@ class Sleepy(Collector):
 
 
 class Closing(Sleepy):
-    """And then closes."""
+    """Pauses and then closes in data_received."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -57,7 +57,7 @@ class Closing(Sleepy):
 async def test_a_pause_within_the_last_bytes_does_not_disturb_the_end(
     each_loop: Loop, contexts: Contexts, kind: type[Sleepy]
 ) -> None:
-    # The end of the records and that of the connection are both there already.
+    # close_notify and EOF have both arrived already.
     right = kind(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
         transport.pause_reading()
@@ -74,7 +74,7 @@ async def test_a_pause_within_the_last_bytes_does_not_disturb_the_end(
 
 
 class Cautious(Filler):
-    """Pauses reading after each piece; its buffer's slices are copies."""
+    """Pauses reading after each piece; returns a bytearray, whose slices are copies."""
 
     def get_buffer(self, sizehint: int) -> bytearray:
         assert isinstance(self.buffer, bytearray)
@@ -91,7 +91,7 @@ class Cautious(Filler):
 async def test_a_small_buffer_gets_everything_before_the_end(
     loop: uringloop.Loop, contexts: Contexts, kind: type[Filler]
 ) -> None:
-    # asyncio fills it once, copies of it with what comes in the next records, and then ends.
+    # asyncio fills the buffer once, decrypts further records into copies of it, and then closes.
     data = noise(50_000)
     right = kind(loop, 1000)
     async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
@@ -108,7 +108,7 @@ async def test_a_small_buffer_gets_everything_before_the_end(
 
 
 class Unfit(Filler):
-    """May have memory that takes no bytes."""
+    """Returns a buffer that may be unusable."""
 
     memory: Any = bytearray(9)
 
@@ -120,13 +120,13 @@ class Unfit(Filler):
     "buffer", [b"bytes", memoryview(b"read-only"), memoryview(bytearray(9))[::2], [1, 2], "text"]
 )
 @on_loop
-async def test_memory_that_takes_no_bytes_ends_the_connection(
+async def test_an_unusable_buffer_ends_the_connection(
     each_loop: Loop, contexts: Contexts, buffer: object
 ) -> None:
     seen = complaints(each_loop)
     right = Unfit(each_loop, 0)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
-        # Not before: asyncio asks for a buffer in the handshake.
+        # Not before: asyncio calls get_buffer() in the handshake.
         right.memory = buffer
         await peer.send(b"x")
         error = await right.lost
@@ -137,11 +137,11 @@ async def test_memory_that_takes_no_bytes_ends_the_connection(
     assert [report["exception"] for report in seen] == [error]
 
 
-# ── what the peer sends to a program that has closed ─────────────────────────────────────────
+# ── data from the peer after close() ─────────────────────────────────────────────────────────
 
 
 async def goodbye(peer: Peer) -> None:
-    """Read our close_notify, and answer it."""
+    """Read the close_notify of the transport and answer it."""
     while await peer.read():
         raise AssertionError("data in place of a close_notify")
     await peer.close()
@@ -149,10 +149,11 @@ async def goodbye(peer: Peer) -> None:
 
 @pytest.mark.parametrize("buffered", [False, True])
 @on_loop
-async def test_what_comes_after_close_is_dropped(
+async def test_data_after_close_is_dropped(
     loop: uringloop.Loop, contexts: Contexts, buffered: bool
 ) -> None:
-    # OpenSSL fails when it finds data behind its close_notify, and asyncio tells the protocol so.
+    # OpenSSL fails when it reads data after it has sent close_notify, and asyncio passes the error
+    # to connection_lost().
     left = Filler(loop, 100) if buffered else Collector(loop)
     async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
         transport.close()
@@ -166,10 +167,10 @@ async def test_what_comes_after_close_is_dropped(
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["a-record", "more-than-is-read-ahead"])
 @on_loop
-async def test_close_while_paused_says_goodbye(
+async def test_close_while_paused_sends_close_notify(
     loop: uringloop.Loop, contexts: Contexts, size: int
 ) -> None:
-    # asyncio reads no more, and so waits for the peer's answer until the shutdown times out.
+    # asyncio no longer reads, and waits for the peer's answer until the shutdown times out.
     left = Collector(loop)
     async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
         transport.pause_reading()
@@ -186,7 +187,7 @@ async def test_close_while_paused_says_goodbye(
 
 @pytest.mark.parametrize("closed_first", [False, True])
 @on_loop
-async def test_close_beats_what_resuming_would_deliver(
+async def test_nothing_is_delivered_after_close(
     loop: uringloop.Loop, contexts: Contexts, closed_first: bool
 ) -> None:
     left = Collector(loop)
@@ -206,7 +207,7 @@ async def test_close_beats_what_resuming_would_deliver(
 
 
 @on_loop
-async def test_a_damaged_record_after_close_is_told(
+async def test_a_damaged_record_after_close_is_passed_to_connection_lost(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     left = Collector(loop)
@@ -219,11 +220,11 @@ async def test_a_damaged_record_after_close_is_told(
         assert isinstance(await asyncio.wait_for(left.lost, 5), ssl.SSLError)
 
 
-# ── what comes with the end of the handshake ─────────────────────────────────────────────────
+# ── data with the end of the handshake ───────────────────────────────────────────────────────
 
 
 async def last_flight(peer: Peer, *after: bytes) -> bytes:
-    """Shake hands as a client; return its last flight and some data, which are not sent."""
+    """Do a client's handshake; return its last flight and records of *after*, unsent."""
     flight = peer.records(peer.tls.do_handshake)
     while peer.tls.version() is None or not flight:
         await peer.loop.sock_sendall(peer.sock, flight)
@@ -237,10 +238,10 @@ async def last_flight(peer: Peer, *after: bytes) -> bytes:
 @pytest.mark.parametrize("ends", [False, True], ids=["data", "data-and-end"])
 @pytest.mark.parametrize("buffered", [False, True])
 @on_loop
-async def test_who_waits_for_tls_has_it_before_the_first_bytes(
+async def test_start_tls_returns_before_the_first_bytes_are_delivered(
     loop: uringloop.Loop, contexts: Contexts, buffered: bool, ends: bool
 ) -> None:
-    # In asyncio data_received is called first, with a transport that the program does not know.
+    # asyncio calls data_received first, before the program has the new transport.
     ours, theirs = tcp_pair()
     with theirs:
         right: Any = Filler(loop, 100) if buffered else Collector(loop)

@@ -1,4 +1,4 @@
-"""What TLS and sendfile leave behind: descriptors, operations, buffers, objects."""
+"""TLS and sendfile release descriptors, operations, buffers and objects, however they end."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_no_end_leaves_anything(
+def test_every_end_releases_everything(
     loop: uringloop.Loop, contexts: Contexts, scenario: Scenario
 ) -> None:
     @on_loop
@@ -184,7 +184,7 @@ def test_no_end_leaves_anything(
 @on_loop
 async def test_closed_connections_are_freed(each_loop: Loop, contexts: Contexts) -> None:
     class Mortal(Collector):
-        """One of ours, to be found again."""
+        """A class of this test, for weak references."""
 
     freed: list[weakref.ref[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Memory that is lent to OpenSSL: records read where they came, and sent from where they are."""
+"""Memory that is lent to OpenSSL: records are read where received, and sent where written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLENTY = 2 * data_path.SCRATCH_MAX + 7
 
 @pytest.fixture(autouse=True, params=["used", "disabled"], ids=["lent", "copied"])
 def memory_lent(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Have records pass through memory that is lent, or through the BIOs' own."""
+    """Run each test with lent memory, and with copies through the BIOs' own memory."""
     wanted: str = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("URINGLOOP_DISABLE", "" if wanted == "used" else "bio_memory")
@@ -50,11 +50,11 @@ def test_memory_is_lent_where_openssl_is_a_library() -> None:
     assert stdlib.report()["bio_memory"] != "absent"
 
 
-# ── in ───────────────────────────────────────────────────────────────────────────────────────
+# ── receiving ────────────────────────────────────────────────────────────────────────────────
 
 
 async def handshake_without_a_last_word(loop: Loop, peer: Peer) -> None:
-    """Do the server's part of the handshake, and keep the session tickets back."""
+    """Do the server's part of the handshake; the session tickets are not sent."""
     while True:
         try:
             peer.tls.do_handshake()
@@ -89,7 +89,9 @@ async def test_session_tickets_and_data_may_come_together(
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 700, RECORD, RECORD + 10])
-def test_the_front_of_a_record_and_many_more(each_loop: Loop, contexts: Contexts, cut: int) -> None:
+def test_an_incomplete_record_may_be_followed_by_several(
+    each_loop: Loop, contexts: Contexts, cut: int
+) -> None:
     @on_loop
     async def check(each_loop: Loop) -> None:
         right = Collector(each_loop)
@@ -107,7 +109,7 @@ def test_the_front_of_a_record_and_many_more(each_loop: Loop, contexts: Contexts
 
 
 @on_loop
-async def test_what_follows_a_goodbye_is_not_read(each_loop: Loop, contexts: Contexts) -> None:
+async def test_records_after_close_notify_are_not_read(each_loop: Loop, contexts: Contexts) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         peer.tls.write(b"one ")
@@ -134,13 +136,13 @@ def test_a_damaged_record_among_others_is_an_error(
             records[damaged][500] ^= 1
             await each_loop.sock_sendall(peer.sock, b"".join(records))
             assert isinstance(await right.lost, ssl.SSLError)
-            # As asyncio: what was in front of it is lost too.
+            # As with asyncio, the records before it are lost too.
             assert right.data == b""
 
     check(each_loop=each_loop)
 
 
-# ── out ──────────────────────────────────────────────────────────────────────────────────────
+# ── sending ──────────────────────────────────────────────────────────────────────────────────
 
 SIZES = (
     1,
@@ -189,7 +191,7 @@ async def test_large_writes_pause_and_resume(each_loop: Loop, contexts: Contexts
 
 
 @pytest.mark.parametrize("size", [RECORD, PLENTY])
-def test_a_large_write_to_a_peer_that_is_gone(
+def test_a_large_write_after_a_reset_is_a_connection_reset(
     each_loop: Loop, contexts: Contexts, size: int
 ) -> None:
     @on_loop
@@ -205,7 +207,9 @@ def test_a_large_write_to_a_peer_that_is_gone(
 
 
 @on_loop
-async def test_a_large_write_and_close(each_loop: Loop, contexts: Contexts) -> None:
+async def test_close_after_a_large_write_sends_all_of_it(
+    each_loop: Loop, contexts: Contexts
+) -> None:
     left, right = Collector(each_loop), Collector(each_loop)
     async with tls_link(each_loop, left, right, contexts, buffer_size=RECORD) as (client, _):
         client.write(b"first")
@@ -215,7 +219,7 @@ async def test_a_large_write_and_close(each_loop: Loop, contexts: Contexts) -> N
         assert right.data == b"first" + noise(PLENTY)
 
 
-# ── who else is there ────────────────────────────────────────────────────────────────────────
+# ── threads and callbacks ────────────────────────────────────────────────────────────────────
 
 
 def test_loops_of_several_threads_write_at_once() -> None:
@@ -240,19 +244,19 @@ def test_loops_of_several_threads_write_at_once() -> None:
 
 
 @on_loop
-async def test_bytes_that_come_from_within_openssl_are_refused(
+async def test_bytes_from_a_callback_of_openssl_are_refused(
     loop: uringloop.Loop, memory_lent: bool
 ) -> None:
-    """A callback of the program's may do much, but not write to memory that is lent."""
+    """A callback of the program must not write to lent memory."""
     if not memory_lent:
-        pytest.skip("of no harm to a BIO's own memory")
+        pytest.skip("allowed with the BIO's own memory")
     refused = []
     right = Collector(loop)
     contexts = Contexts(server_context(), client_context())
 
     def more(*_: object) -> None:
         with contextlib.suppress(AttributeError):
-            # There is no transport before the end of the handshake.
+            # The protocol has no transport before the end of the handshake.
             protocol = right.transport._ssl_protocol  # type: ignore[attr-defined]
             with pytest.raises(RuntimeError) as caught:
                 protocol.take_ahead(b"more")

@@ -1,4 +1,4 @@
-"""TLS record by record: cut anywhere, joined, damaged, and into the buffers of the program."""
+"""TLS records: cut anywhere, joined, damaged, and decrypted into buffers of the program."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HELD = data_path.HELD_MAX
 
 
 def record(size: int, kind: int = 23) -> bytes:
-    """Return something with the header of a record."""
+    """Return a record of *size* zero bytes, with a valid header if *kind* is a known type."""
     return bytes((kind, 3, 3)) + size.to_bytes(2) + bytes(size)
 
 
-# ── where records end ────────────────────────────────────────────────────────────────────────
+# ── the ends of records ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 100, 1000])
-def test_the_ends_of_records_are_found_in_pieces_of_any_size(cut: int) -> None:
+def test_record_ends_are_found_in_pieces_of_any_size(cut: int) -> None:
     data = record(0) + record(1) + record(300) + record(native.LENGTH_MAX) + record(17, 21)
     pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
     sizes = [5, 6, 305, native.LENGTH_MAX + 5, 22]
@@ -43,16 +43,16 @@ def test_the_ends_of_records_are_found_in_pieces_of_any_size(cut: int) -> None:
     "garbage",
     [record(1, 19), record(1, 25), b"\x17\x02\x03\0\x01.", record(native.LENGTH_MAX + 1)],
 )
-def test_what_is_no_record_is_noticed(garbage: bytes) -> None:
+def test_an_invalid_header_is_detected(garbage: bytes) -> None:
     assert native.framed(record(3), garbage) == ([8], 0, False)
     assert native.framed(record(3), garbage[:4]) == ([8], 4, True)
 
 
-# ── records in ───────────────────────────────────────────────────────────────────────────────
+# ── receiving ────────────────────────────────────────────────────────────────────────────────
 
 
 def sent_by(peer: Peer, *messages: bytes) -> list[bytes]:
-    """Return the records of *messages*, one list item for each message."""
+    """Return the records of *messages*, a list item for each message."""
     made = []
     for message in messages:
         peer.tls.write(message)
@@ -84,7 +84,7 @@ def test_records_may_be_cut_anywhere(each_loop: Loop, version: ssl.TLSVersion) -
 
 
 @on_loop
-async def test_several_records_byte_by_byte(each_loop: Loop, contexts: Contexts) -> None:
+async def test_several_records_may_arrive_byte_by_byte(each_loop: Loop, contexts: Contexts) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         data = b"".join(sent_by(peer, b"one ", b"two ", b"three"))
@@ -130,7 +130,7 @@ async def test_reading_goes_on_with_limits_below_a_record(
 
 
 @pytest.mark.parametrize("garbage", [b"no record at all", record(8), record(0, 99)])
-def test_garbage_behind_records_is_an_error(
+def test_garbage_after_records_is_an_error(
     each_loop: Loop, contexts: Contexts, garbage: bytes
 ) -> None:
     @on_loop
@@ -160,7 +160,7 @@ async def test_a_peer_whose_record_is_refused_gets_an_alert_where_asyncio_sends_
 
 
 @on_loop
-async def test_a_header_that_is_none_is_an_error_before_its_end(
+async def test_an_invalid_header_is_an_error_before_the_record_is_complete(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     right = Collector(each_loop)
@@ -170,7 +170,7 @@ async def test_a_header_that_is_none_is_an_error_before_its_end(
 
 
 @on_loop
-async def test_a_record_that_does_not_end_is_an_end(each_loop: Loop, contexts: Contexts) -> None:
+async def test_eof_within_a_record_ends_the_connection(each_loop: Loop, contexts: Contexts) -> None:
     right = Collector(each_loop)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         whole, half = sent_by(peer, b"whole", b"half")
@@ -192,7 +192,7 @@ class Resizing(Filler):
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
         assert isinstance(self.buffer, bytearray)
-        # Refused while somebody holds on to its memory.
+        # BufferError while its memory is exported.
         self.buffer.append(0)
 
 
@@ -205,7 +205,7 @@ class Pausing(Filler):
 
 @pytest.mark.parametrize("kind", [Filler, Pausing])
 @pytest.mark.parametrize("size", [1, 7, RECORD, 100_000])
-def test_plaintext_goes_into_the_programs_buffer(
+def test_plaintext_is_decrypted_into_the_buffer_of_the_protocol(
     each_loop: Loop, contexts: Contexts, kind: type[Filler], size: int
 ) -> None:
     @on_loop
@@ -223,9 +223,7 @@ def test_plaintext_goes_into_the_programs_buffer(
 
 
 @on_loop
-async def test_a_protocol_is_buffered_by_its_methods(
-    loop: uringloop.Loop, contexts: Contexts
-) -> None:
+async def test_methods_make_a_protocol_buffered(loop: uringloop.Loop, contexts: Contexts) -> None:
     class Duck(asyncio.BaseProtocol):
         def __init__(self) -> None:
             self.buffer = bytearray(100)
@@ -244,7 +242,7 @@ async def test_a_protocol_is_buffered_by_its_methods(
 
 
 @on_loop
-async def test_a_buffer_may_grow_when_it_has_been_filled(
+async def test_buffer_updated_may_resize_the_buffer(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     right = Resizing(loop, 1)
@@ -255,7 +253,7 @@ async def test_a_buffer_may_grow_when_it_has_been_filled(
 
 
 @on_loop
-async def test_a_goodbye_behind_the_last_bytes_waits_for_room(
+async def test_close_notify_waits_until_a_small_buffer_has_all_data(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     right = Filler(each_loop, 10)
@@ -269,9 +267,7 @@ async def test_a_goodbye_behind_the_last_bytes_waits_for_room(
 
 
 @on_loop
-async def test_a_buffer_that_can_not_be_written_ends_the_connection(
-    each_loop: Loop, contexts: Contexts
-) -> None:
+async def test_a_read_only_buffer_ends_the_connection(each_loop: Loop, contexts: Contexts) -> None:
     said = []
     each_loop.set_exception_handler(lambda _, context: said.append(context))
     right = Filler(each_loop, 1)
@@ -282,7 +278,7 @@ async def test_a_buffer_that_can_not_be_written_ends_the_connection(
     assert [report["message"] for report in said] == ["Fatal error on SSL protocol"]
 
 
-# ── records out ──────────────────────────────────────────────────────────────────────────────
+# ── sending ──────────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
@@ -342,9 +338,7 @@ def test_a_small_write_before_the_end_is_sent(
 
 
 @on_loop
-async def test_what_the_socket_has_room_for_is_not_in_the_buffer(
-    each_loop: Loop, contexts: Contexts
-) -> None:
+async def test_get_write_buffer_size_sends_held_writes(each_loop: Loop, contexts: Contexts) -> None:
     async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, peer):
         transport.write(b"small")
         assert transport.get_write_buffer_size() == 0
@@ -353,7 +347,7 @@ async def test_what_the_socket_has_room_for_is_not_in_the_buffer(
 
 
 @on_loop
-async def test_a_limit_of_nothing_pauses_at_once(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_write_limit_of_zero_pauses_at_once(each_loop: Loop, contexts: Contexts) -> None:
     left = Collector(each_loop)
     async with tls_stream(each_loop, left, contexts) as (transport, peer):
         transport.set_write_buffer_limits(high=0)
@@ -363,7 +357,7 @@ async def test_a_limit_of_nothing_pauses_at_once(each_loop: Loop, contexts: Cont
 
 
 @on_loop
-async def test_small_writes_do_not_pile_up_before_a_full_socket(
+async def test_small_writes_to_a_full_socket_pause_the_program(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     left = Collector(each_loop)
@@ -379,11 +373,13 @@ async def test_small_writes_do_not_pile_up_before_a_full_socket(
         await until(lambda: left.calls[-1] == "resume_writing")
 
 
-# ── which way is gone ────────────────────────────────────────────────────────────────────────
+# ── start_tls, and objects left behind ───────────────────────────────────────────────────────
 
 
 @on_loop
-async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: Contexts) -> None:
+async def test_start_tls_uses_the_compiled_data_path(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
     left, right = Collector(loop), Collector(loop)
     async with tls_link(loop, left, right, contexts) as (client, server):
         inner, _ = await asyncio.gather(
@@ -399,7 +395,7 @@ async def test_start_tls_goes_the_compiled_way(loop: uringloop.Loop, contexts: C
     not stdlib.START_TLS_MOVES_READ_AHEAD, reason="this asyncio leaves it in the StreamReader"
 )
 @on_loop
-async def test_a_hello_that_a_reader_has_read_ahead_is_not_lost(
+async def test_a_hello_in_the_buffer_of_a_reader_is_not_lost(
     each_loop: Loop, contexts: Contexts
 ) -> None:
     accepted: asyncio.Future[asyncio.StreamWriter] = each_loop.create_future()
