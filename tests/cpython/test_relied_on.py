@@ -19,7 +19,6 @@ from uringloop._cpython import relied_on, stdlib
 from uringloop._cpython.relied_on import REQUIRED, TABLE, Row
 
 TABLE_FILE = PACKAGE / "_cpython" / "relied_on.py"
-# The programs and plugins on top rely on the inside of other packages, not of CPython.
 SOURCES = [path for path in LIBRARY if path.suffix != ".pyi" and path != TABLE_FILE]
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
 CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
@@ -134,7 +133,7 @@ def test_a_name_is_there_or_its_replacement_is_used(row: Row, name: str) -> None
     assert not row.without.startswith(REQUIRED) or not is_expected(row)
     if row.switch is not None:
         assert stdlib.report()[row.switch] != "used"
-    # A standard library that has lost a name is one that the table does not know yet.
+    # The row's `until` is missing: this Python no longer has the name.
     assert not is_expected(row)
 
 
@@ -188,7 +187,7 @@ def own_names() -> set[str]:
     return found
 
 
-# What a class of ours overrides or shares with one of asyncio's is asyncio's too.
+# Includes names that a class overrides or shares with its base class in asyncio.
 OWN = own_names()
 
 GETATTR = re.compile(r"\b(?:get|has|set|del)attr\(\s*[\w.]+,\s*[\"'](_[a-zA-Z]\w*)[\"']")
@@ -251,7 +250,7 @@ def test_every_private_name_that_is_used_stands_in_the_table() -> None:
     for path, line, text in USES:
         head = text.partition(".")[0]
         words = {word for word in text.split(".") if private(word)} - OTHERS - WORDS
-        # A module of the standard library has no name of ours.
+        # Names that uringloop defines do not excuse an attribute of a standard module.
         if words - (set() if head in MODULES else OWN):
             missing.append(f"{name_of(path)}:{line}: {text}")
     assert missing == []

@@ -1,6 +1,6 @@
-"""uringloop without a part of the standard library's inside: stock code runs, traffic passes.
+"""Without a part of `_cpython/stdlib.pyx` the standard library's own code runs, and traffic passes.
 
-Each in a process of its own: by the part's switch, and on a standard library that has changed.
+Each test runs processes of its own: with the part's switch, or on a changed standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uringloop._cpython import stdlib
 
 CERTIFICATES = Path(__file__).resolve().parents[1] / "certificates"
 
-# Marks every Python function of the standard library that runs, without changing any.
+# Collects the names of the Python functions that run, without changing the standard library.
 MARKS = """
 import asyncio, os, ssl, sys
 
@@ -169,7 +169,7 @@ print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
 @pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="OpenSSL is no library here")
 @each_ring
 def test_without_lent_memory_records_are_copied(backend: str) -> None:
-    # OpenSSL calls back while it reads: what comes then is refused if its memory is lent.
+    # A callback of OpenSSL passes bytes in while OpenSSL reads: refused if memory is lent.
     script = (
         MARKS
         + "import uringloop\n"

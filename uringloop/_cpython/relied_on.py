@@ -1,26 +1,26 @@
 """Everything that uringloop relies on inside CPython and its standard library.
 
 A row names what is not documented: private names, modules that the documentation does not mention,
-fields of C structures. It says since which Python these names exist, what their use gains, and what
-runs without them. A row with a switch is a faster path of ours: `URINGLOOP_DISABLE` with the
-switch's name, or a standard library of another shape, leaves the work to the standard library's own
-code (`stdlib.pyx`).
+fields of C structures. It states since which Python these names exist, what their use gains, and
+what runs without them. A row with a switch belongs to compiled code that replaces code of the
+standard library: if `URINGLOOP_DISABLE` names the switch, or the standard library does not have the
+known shape, the standard library's own code runs (`stdlib.pyx`).
 
-Read by tests, which find a private name that stands in no row, a row that nothing uses, and a name
-that this Python lacks; never imported by a program. Names that a loop offers because programs read
-them from asyncio's loops, such as `_ready`, are not relied on and do not stand here.
+No program imports this module. Tests read it, and fail for a private name without a row, for a row
+that nothing uses, and for a name that the running Python lacks. Names that a loop offers because
+programs read them from asyncio's loops, such as `_ready`, are not relied on and have no row.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# What stands in `without` if there is no other way.
+# The beginning of `without` if there is no alternative.
 REQUIRED = "nothing, uringloop needs it: "
 
 
 class Row(NamedTuple):
-    """Names of one owner, which are relied on for one reason."""
+    """Names of one owner that are used for one reason."""
 
     # A module or a class, by its dotted path; "" for modules; C for CPython's and OpenSSL's C.
     owner: str
@@ -192,9 +192,9 @@ CONTRACT = (
     ),
 )
 
-# ── the standard library has code of its own for the same ────────────────────────────────────
+# ── compiled code in place of the standard library's ─────────────────────────────────────────
 
-# In place of the methods of asyncio's SSLProtocol, and of MemoryBIO's copies.
+# The compiled data path of TLS, and memory that is lent to MemoryBIOs.
 TLS = (
     Row(
         "asyncio.sslproto.SSLProtocol",
@@ -271,7 +271,7 @@ TLS = (
         "PySSLMemoryBIO BIO_ctrl PyTypeObject.tp_basicsize",
         "3.5",
         "OpenSSL reads records where they were received, and writes them where they are sent from",
-        "MemoryBIO.read() and write(): a copy more of each byte, and memory for it",
+        "MemoryBIO.read() and write(), which copy every byte once more and keep memory for it",
         "bio_memory",
     ),
     Row(
@@ -284,7 +284,7 @@ TLS = (
     ),
 )
 
-# In place of StreamReader.feed_data().
+# asyncio's streams: direct writes to a StreamReader's buffer, and the end of a connection.
 STREAMS = (
     Row(
         "asyncio.StreamReader",
@@ -337,7 +337,7 @@ SOCKETS = (
     ),
 )
 
-# ── what this Python does, where versions differ ─────────────────────────────────────────────
+# ── differences between versions ─────────────────────────────────────────────────────────────
 
 # Bug-fix releases change behaviour too: a version number does not tell.
 VERSIONS = (
@@ -402,7 +402,7 @@ INTERPRETER = (
         "PyMethodDescrObject.d_method PyTypeObject.tp_dict",
         "3.0",
         "call_soon() gets its arguments by vectorcall",
-        "Cython's own method, which call_soon() leaves to for unusual arguments and debug mode",
+        "Cython's own method, which also handles debug mode and unusual arguments",
     ),
     Row(
         C,

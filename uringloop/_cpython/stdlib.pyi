@@ -1,4 +1,4 @@
-"""Parts of the standard library that code of ours stands in for, and their switches."""
+"""Parts of the standard library that compiled code replaces, and their switches."""
 
 from collections.abc import Mapping
 from types import CodeType, ModuleType

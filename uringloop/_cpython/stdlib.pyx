@@ -1,13 +1,13 @@
-"""Parts of the standard library that code of ours stands in for, and their switches.
+"""Parts of the standard library that compiled code replaces, and the switches of these parts.
 
-`relied_on.py` lists every private name that uringloop uses. Those for which the standard library
-has code of its own, slower but public, are the parts here: a part is used if the standard library
-has the shape that the code of ours was written for, and if `URINGLOOP_DISABLE` does not name it.
-The shape is examined once, when this module is imported, and the variable is read whenever a loop
-is made (`_ring/backends.py`). Without a part the standard library's code runs, with its behaviour.
+`relied_on.py` lists all private names that uringloop uses. Some serve compiled code that does the
+work of slower code in the standard library: each such replacement is a part here. A part is used if
+the standard library has the shape that the replacement was written for, and if `URINGLOOP_DISABLE`
+does not name it. The shape is examined once, when this module is imported; the variable is read
+whenever a loop is made (`_ring/backends.py`). Otherwise the standard library's own code runs.
 
-Also here: what asyncio does on this Python where versions, bug-fix releases included, differ. Only
-threads that hold the GIL may call or change anything here.
+This module also tells what asyncio does on the running Python where versions differ, bug-fix
+releases included. Only threads that hold the GIL may call its functions.
 """
 
 import _ssl
@@ -168,14 +168,14 @@ SENDFILE_ALWAYS_MOVES = MOVES_FILE is None or "total_sent" not in MOVES_FILE.co_
 
 # ── a socket's fields ────────────────────────────────────────────────────────────────────────
 
-# As attributes they take 700 of the 13,000 instructions of a call that waits.
+# Access by attribute takes 700 of the 13,000 instructions of a socket call that waits.
 cdef object IO_REFS = find(socket, "socket._io_refs")
 cdef Py_ssize_t REFS_AT = slot_offset(IO_REFS)
 cdef Py_ssize_t CLOSED_AT = slot_offset(find(socket, "socket._closed"))
 
 
 cdef int count_file(object sock, Py_ssize_t change) except -1:
-    """Change the number of files that are made of a socket: its close() waits until that is 0."""
+    """Change the socket's count of files, which delays the effect of its close() until it is 0."""
     cdef PyObject *count
     if not uses(SOCKET_SLOTS):
         if IO_REFS is not None:
@@ -197,7 +197,7 @@ cdef bint is_closed(object sock) except -1:
 
 # ── parts and switches ───────────────────────────────────────────────────────────────────────
 
-# The names by which a part can be switched off.
+# The names that URINGLOOP_DISABLE accepts.
 SWITCHES = {
     "compiled_tls": COMPILED_TLS,
     "bio_memory": BIO_MEMORY,
@@ -216,7 +216,7 @@ cdef bint ssl_is_known() except -1:
 
 
 cdef bint bio_memory_is_known() except -1:
-    """Try whether a MemoryBIO is what membio.h takes it for."""
+    """Return whether a trial shows that membio.h can lend memory to a MemoryBIO."""
     cdef char[4] memory
     cdef membio_memory lent
     cdef membio_memory *own
@@ -224,7 +224,7 @@ cdef bint bio_memory_is_known() except -1:
     cdef object bio = ssl.MemoryBIO()
     cdef object path = getattr(_ssl, "__file__", None)
     if path is None or not membio_find(ssl.MemoryBIO, os.fsencode(path)):
-        # OpenSSL is a part of the interpreter, for instance.
+        # For instance in an interpreter with OpenSSL built in.
         return False
     bio.write(b"own")
     if membio_pending(bio) != 3:
@@ -241,7 +241,7 @@ cdef bint bio_memory_is_known() except -1:
     return in_place and found == b"lent" and bio.read() == b"owned"
 
 
-# Bytes objects can be written again on every CPython that has a GIL.
+# KEPT_BYTES needs nothing but the GIL, which setup.py demands.
 cdef unsigned int present = KEPT_BYTES
 cdef unsigned int disabled = 0
 
@@ -256,12 +256,12 @@ if REFS_AT and CLOSED_AT:
 
 
 cdef bint uses(unsigned int part) noexcept:
-    """Return whether the standard library has this part's shape and it is not switched off."""
+    """Return whether a part has the known shape and is not switched off."""
     return present & ~disabled & part != 0
 
 
 def disable(names):
-    """Do without the parts of these *names* from now on, and with all others."""
+    """Switch off the parts of these *names* and switch on all others, from now on."""
     global disabled
     disabled = 0
     for name in names:
@@ -269,7 +269,7 @@ def disable(names):
 
 
 def report():
-    """Return for the name of each part whether it is used, absent or disabled."""
+    """Return "used", "absent" or "disabled" for the name of each part."""
     return {
         name: "disabled" if disabled & <unsigned int>bit
         else "used" if uses(bit) else "absent"
