@@ -26,18 +26,18 @@ PROGRAM = "python -m uringloop.doctor"
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 
-BRINGS = {
-    "shared_accept": "a connection wakes one of the processes that share its socket",
-    "multishot_recv": "one submission for all that a socket receives",
-    "quiet_sends": "no completion for a send that has done everything",
-    "no_iowait": "a loop that sleeps is not shown as waiting for a disk (6.15)",
-    "min_wait": "batch_wait_us (6.12)",
-    "cached_files": "what the kernel's cache has of a file is read without a submission",
-    "cached_paths": "what it has of a path is told, and opened, without one (6.8)",
-    "truncate": "the size of a file is changed by a submission, not in a thread (6.9)",
-    "epoll_wait": "what is watched is told by a completion, not by a call more (6.15)",
-    "nameless_files": "a file that `write_atomic` writes has no name before it is whole",
-    "compiled_tls": "TLS records without Python code between the ring and OpenSSL",
+BENEFITS = {
+    "shared_accept": "a connection wakes one of the processes that share a listening socket",
+    "multishot_recv": "one submission for all receives of a socket",
+    "quiet_sends": "no completion for a send that sent everything",
+    "no_iowait": "a sleeping loop does not count as iowait (6.15)",
+    "min_wait": "the option batch_wait_us has an effect (6.12)",
+    "cached_files": "data in the page cache is read without a submission",
+    "cached_paths": "paths in the kernel's cache are examined and opened without one (6.8)",
+    "truncate": "a file's size is changed by a submission, not in a thread (6.9)",
+    "epoll_wait": "add_reader and add_writer need no system call for each turn (6.15)",
+    "nameless_files": "a file written by `write_atomic` has no name until it is complete",
+    "compiled_tls": "TLS records pass between the ring and OpenSSL without Python code",
     "bio_memory": "OpenSSL reads and writes records in place, without copies",
     "stream_reader": "received bytes go into a StreamReader's buffer without Python code",
     "socket_slots": "a socket call that waits reads the socket's fields from C",

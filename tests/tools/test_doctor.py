@@ -106,7 +106,7 @@ def test_text_and_json_have_the_same_facts(under: str | None, variables: dict[st
 def test_every_feature_is_listed_with_its_benefit() -> None:
     text, facts, _ = examined()
     known = {*features.FEATURES, *stdlib.SWITCHES}
-    assert set(facts["features"]) == set(doctor.BRINGS) == known
+    assert set(facts["features"]) == set(doctor.BENEFITS) == known
     assert set(facts["features"].values()) <= {"used", "absent", "disabled"}
     lines = text.splitlines()
     for name, brings in doctor.BENEFITS.items():
@@ -164,7 +164,7 @@ def test_refusal_by_the_kernel_is_not_reported_as_a_choice(refusal: str) -> None
 def test_features_of_the_software_ring_are_reported_as_used() -> None:
     _, facts, _ = examined(URINGLOOP_BACKEND="soft")
     used = {name for name in features.FEATURES if facts["features"][name] == "used"}
-    # Whether the kernel tells of paths is its own matter.
+    # cached_paths depends on the kernel.
     has = set(features.FEATURES) - {"no_iowait"}
     assert used | {"cached_paths"} == has | {"cached_paths"}
 
@@ -252,7 +252,7 @@ def test_disabled_feature_of_the_software_ring_is_reported() -> None:
 
 
 @pytest.mark.parametrize("name", stdlib.SWITCHES)
-def test_part_of_the_standard_library_is_told_when_it_is_switched_off(name: str) -> None:
+def test_disabled_part_of_the_standard_library_is_reported(name: str) -> None:
     _, facts, _ = examined(URINGLOOP_DISABLE=name)
     disabled = {name for name, state in facts["features"].items() if state == "disabled"}
     assert disabled == {name}
@@ -260,7 +260,7 @@ def test_part_of_the_standard_library_is_told_when_it_is_switched_off(name: str)
     assert name in advice
 
 
-def test_few_descriptors_are_told() -> None:
+def test_few_descriptors_get_advice() -> None:
     facts = with_descriptors(512)
     assert facts["descriptors"].startswith("512 of ")
     (advice,) = [line for line in facts["advice"] if "descriptors" in line]

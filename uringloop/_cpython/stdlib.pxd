@@ -9,5 +9,5 @@ cdef enum:
 
 
 cdef bint uses(unsigned int part) noexcept
-cdef int count_file(object sock, Py_ssize_t change) except -1
+cdef int add_io_refs(object sock, Py_ssize_t change) except -1
 cdef bint is_closed(object sock) except -1

@@ -174,7 +174,7 @@ cdef Py_ssize_t REFS_AT = slot_offset(IO_REFS)
 cdef Py_ssize_t CLOSED_AT = slot_offset(find(socket, "socket._closed"))
 
 
-cdef int count_file(object sock, Py_ssize_t change) except -1:
+cdef int add_io_refs(object sock, Py_ssize_t change) except -1:
     """Change the socket's count of files, which delays the effect of its close() until it is 0."""
     cdef PyObject *count
     if not uses(SOCKET_SLOTS):

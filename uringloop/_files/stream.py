@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from uringloop._files.open_file import OpenFile
-from uringloop._transport.stream_reader import lose
+from uringloop._transport.stream_reader import call_connection_lost
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -162,6 +162,6 @@ class FileReadTransport(asyncio.ReadTransport):
     def _lose(self) -> None:
         self._closed = True
         try:
-            lose(self._protocol, self._reason)
+            call_connection_lost(self._protocol, self._reason)
         finally:
             self._file.close()

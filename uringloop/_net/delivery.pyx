@@ -16,7 +16,7 @@ from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
 from uringloop._transport.freelist cimport bytes_of
 from uringloop._transport.pausing cimport BUFFERED, PLAIN, STREAM_READER, TLS, ReadTransport
-from uringloop._transport.stream_reader cimport feed, is_fed
+from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport CLOSING, own
 
 
@@ -32,7 +32,7 @@ cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef ProtocolKind kind_of(object protocol) except *:
     if is_secure(protocol):
         return TLS
-    if is_fed(protocol):
+    if appends_to_reader(protocol):
         return STREAM_READER
     if isinstance(protocol, asyncio.BufferedProtocol):
         return BUFFERED
@@ -78,7 +78,7 @@ cdef bint feed_reader(ReadTransport transport, const char *memory, int size) exc
         # Debug mode measures and reports slow calls.
         return False
     try:
-        return feed(transport.protocol, memory, size)
+        return append_to_reader(transport.protocol, memory, size)
     except BaseException as exc:
         transport.fatal_error(exc, DATA_RECEIVED_FAILED)
         return True

@@ -119,7 +119,7 @@ async def to_descriptor(
                 await room()
                 since_wait = 0
     finally:
-        # Wherever this ends: the file's position tells how much has gone. A pipe has none.
+        # Also after an exception: the file's position says how much was sent. A pipe has none.
         if total or stdlib.SENDFILE_ALWAYS_MOVES:
             with contextlib.suppress(OSError):
                 os.lseek(number, offset + total, os.SEEK_SET)

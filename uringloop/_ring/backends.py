@@ -18,8 +18,8 @@ from uringloop._ring import features
 
 # Environment variable: the backend of all loops that are made without `backend=`.
 VARIABLE = "URINGLOOP_BACKEND"
-# Names of the ring's features and of the standard library's parts that are not to be used, with
-# commas between them.
+# Environment variable: comma-separated names of features of the ring, and of parts of the standard
+# library, to disable.
 DISABLE_VARIABLE = "URINGLOOP_DISABLE"
 # Environment variable: 0 silences the warning that loops are not on io_uring.
 WARN_VARIABLE = "URINGLOOP_WARN_FALLBACK"

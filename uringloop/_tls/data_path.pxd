@@ -27,21 +27,21 @@ cdef class TLSCore(WriteSource):
     cdef Records records                    # owns _incoming and _outgoing; encrypts, decrypts
     cdef WriteTransport writer              # `transport` if it is uringloop's, else None
     cdef bint is_open                       # the compiled data path may be used
-    cdef bint opening                       # WRAPPED; the first bytes wait for their callback
+    cdef bint awaits_first_delivery         # WRAPPED; the first bytes wait for their callback
     cdef bint first_read_scheduled          # that callback is scheduled
     cdef double reading_stops               # incoming_high_water, at most sys.maxsize
     cdef double writing_stops               # outgoing_high_water, at most sys.maxsize
     cdef list held                          # small writes of this turn, which share a record
     cdef Py_ssize_t held_size               # bytes in `held`
 
-    cdef int settle(self) except -1
+    cdef int update_is_open(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
     cdef int fail_reading(self, object exc) except -1
-    cdef object within(self, method)
+    cdef object call_in_context(self, method)
     cdef int wait_for_program(self) except -1
     cdef int end_opening(self) except -1
     cdef bint is_closed_by_program(self) except -1
-    cdef int leave_run(self) except -1
+    cdef int reschedule_delivery(self) except -1
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
     cdef int read_pending(self) except -1
@@ -49,7 +49,7 @@ cdef class TLSCore(WriteSource):
     cdef int fill_app_buffer(self) except -1
     cdef bint fill_until_paused(self) except -1
     cdef int close_received(self) except -1
-    cdef int answer(self) except -1
+    cdef int send_pending(self) except -1
     cdef int control_reading(self) except -1
     cdef int write(self, bytes data) except -1
     cdef int hold(self, bytes data) except -1

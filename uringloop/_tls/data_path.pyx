@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
-from uringloop._transport.stream_reader cimport feed, is_fed
+from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.writer cimport WriteSource, WriteTransport
 
@@ -57,10 +57,11 @@ cdef class TLSCore(WriteSource):
 
     # ── fields with derived fields ───────────────────────────────────────────────────────────
 
-    cdef int settle(self) except -1:
+    cdef int update_is_open(self) except -1:
         """Update `is_open`: whether the compiled data path may be used."""
-        self.records.look(self.sslobj)
-        self.is_open = self.state is WRAPPED and self.records.usual and not self.opening
+        self.records.examine(self.sslobj)
+        self.is_open = (self.state is WRAPPED and self.records.is_stock_ssl
+                        and not self.awaits_first_delivery)
         return 0
 
     @property
@@ -70,7 +71,7 @@ cdef class TLSCore(WriteSource):
     @_incoming.setter
     def _incoming(self, bio):
         self.records.incoming = bio
-        self.settle()
+        self.update_is_open()
 
     @property
     def _outgoing(self):
@@ -79,7 +80,7 @@ cdef class TLSCore(WriteSource):
     @_outgoing.setter
     def _outgoing(self, bio):
         self.records.outgoing = bio
-        self.settle()
+        self.update_is_open()
 
     @property
     def _sslobj(self):
@@ -88,7 +89,7 @@ cdef class TLSCore(WriteSource):
     @_sslobj.setter
     def _sslobj(self, sslobj):
         self.sslobj = sslobj
-        self.settle()
+        self.update_is_open()
 
     @property
     def _state(self):
@@ -99,9 +100,9 @@ cdef class TLSCore(WriteSource):
         if self.is_open and state is not WRAPPED:
             # Held writes are sent before close_notify.
             self.release()
-        self.opening = state is WRAPPED
+        self.awaits_first_delivery = state is WRAPPED
         self.state = state
-        self.settle()
+        self.update_is_open()
 
     @property
     def _transport(self):
@@ -143,27 +144,29 @@ cdef class TLSCore(WriteSource):
         try:
             if self.is_open:
                 self.read_pending()
-            elif self.opening:
+            elif self.awaits_first_delivery:
                 self.wait_for_program()
             elif self.state is FLUSHING and self.is_closed_by_program():
                 self._do_write()
             else:
                 sslproto.SSLProtocol._do_read(self)
         except (KeyboardInterrupt, SystemExit):
-            self.leave_run()
+            self.reschedule_delivery()
             raise
         except Exception as exc:
             self.fail_reading(exc)
 
     def eof_received(self):
-        if self.opening:
+        if self.awaits_first_delivery:
             # After the callback that delivers the first bytes.
             self._loop.call_soon(self._end_received)
             return True
         return sslproto.SSLProtocol.eof_received(self)
 
     def _end_received(self):
-        if self.transport is not None and not self.within(sslproto.SSLProtocol.eof_received):
+        if self.transport is None:
+            return
+        if not self.call_in_context(sslproto.SSLProtocol.eof_received):
             self.transport.close()
 
     def connection_lost(self, exc):
@@ -208,7 +211,7 @@ cdef class TLSCore(WriteSource):
 
     # ── calls of the program ─────────────────────────────────────────────────────────────────
 
-    cdef object within(self, method):
+    cdef object call_in_context(self, method):
         """Call a method of SSLProtocol in the connection's context, like its callbacks."""
         cdef PyObject *entered
         if self.context is None:
@@ -228,15 +231,15 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int end_opening(self) except -1:
-        if self.opening:
-            self.opening = False
-            self.settle()
+        if self.awaits_first_delivery:
+            self.awaits_first_delivery = False
+            self.update_is_open()
         return 0
 
     cdef bint is_closed_by_program(self) except -1:
         return self._app_transport is None or self._app_transport._closed
 
-    cdef int leave_run(self) except -1:
+    cdef int reschedule_delivery(self) except -1:
         """Schedule what is left after a protocol's method raised KeyboardInterrupt."""
         if self.state is WRAPPED:
             # The method may be connection_made(): resolve the waiter of the handshake.
@@ -255,7 +258,7 @@ cdef class TLSCore(WriteSource):
             try:
                 self.receive_open(data, size)
             except (KeyboardInterrupt, SystemExit):
-                self.leave_run()
+                self.reschedule_delivery()
                 raise
             except Exception as exc:
                 self.fail_reading(exc)
@@ -269,7 +272,7 @@ cdef class TLSCore(WriteSource):
             # With no bytes: OpenSSL has them already.
             sslproto.SSLProtocol.buffer_updated(self, 0)
         except (KeyboardInterrupt, SystemExit):
-            self.leave_run()
+            self.reschedule_delivery()
             raise
         return 0
 
@@ -278,7 +281,7 @@ cdef class TLSCore(WriteSource):
             self.records.take_in_all(data, size)
             return self.read_pending()
         self.deliver(self.records.decrypt(data, size))
-        self.answer()
+        self.send_pending()
         return self.control_reading()
 
     cdef int read_pending(self) except -1:
@@ -288,13 +291,13 @@ cdef class TLSCore(WriteSource):
                 self.fill_app_buffer()
             else:
                 self.deliver(self.records.decrypt_pending())
-            self.answer()
+            self.send_pending()
         return self.control_reading()
 
     cdef int deliver(self, bytes data) except -1:
         """Pass plaintext to the protocol; None if no record was complete."""
         cdef object app_protocol = self._app_protocol
-        if data is not None and not (is_fed(app_protocol) and feed(
+        if data is not None and not (appends_to_reader(app_protocol) and append_to_reader(
                 app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
             app_protocol.data_received(data)
         if self.records.peer_closed:
@@ -308,7 +311,7 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t filled
         cdef object buffer
         if not records.has_more():
-            records.unsure = records.framer.broken
+            records.may_have_more = records.framer.broken
             if records.peer_closed and self.is_open:
                 self.close_received()
             return 0
@@ -325,7 +328,7 @@ cdef class TLSCore(WriteSource):
             PyBuffer_Release(&view)
         # The buffer is released: buffer_updated() may resize it.
         del buffer
-        if records.unsure:
+        if records.may_have_more:
             self._loop.call_soon(self._go_on)
         if filled:
             self._app_protocol_buffer_updated(filled)
@@ -350,7 +353,7 @@ cdef class TLSCore(WriteSource):
         self._start_shutdown()
         return 0
 
-    cdef int answer(self) except -1:
+    cdef int send_pending(self) except -1:
         """Send writes that waited for a read, and records that a read has produced."""
         if self._write_backlog:
             self._do_write()
@@ -360,7 +363,7 @@ cdef class TLSCore(WriteSource):
 
     cdef int control_reading(self) except -1:
         """Pause or resume the transport by the number of unread bytes."""
-        cdef Py_ssize_t size = self.records.unread() if self.records.unsure else 0
+        cdef Py_ssize_t size = self.records.unread() if self.records.may_have_more else 0
         if size >= self.reading_stops or self._ssl_reading_paused:
             self._control_ssl_reading()
         return 0
@@ -412,7 +415,7 @@ cdef class TLSCore(WriteSource):
             raise
         return 0
 
-    cdef bytes give(self):
+    cdef bytes take_records(self):
         """Return the records of the held writes for the transport's flush; None without any."""
         cdef bytes data = self.take_held()
         cdef Py_ssize_t done

@@ -40,15 +40,15 @@ cdef class Records:
     cdef object incoming        # MemoryBIO: records from the peer
     cdef object outgoing        # MemoryBIO: records for the peer
     cdef object engine          # the SSLObject's _SSLSocket; None for a subclass of SSLObject
-    cdef bint usual             # all three have exactly the `ssl` module's classes
+    cdef bint is_stock_ssl      # all three have exactly the `ssl` module's classes
     cdef RecordFramer framer    # of the bytes that went into `incoming`
     cdef Window window          # borrowed memory of one call
-    cdef bint unsure            # whole records, or plaintext, may be unread
+    cdef bint may_have_more     # whole records, or plaintext, may be unread
     cdef bint peer_closed       # a read has found close_notify
     cdef membio_memory lent     # read by `incoming` in place of its own memory
     cdef membio_memory *own     # the BIO's own memory while other memory is lent; else NULL
 
-    cdef int look(self, object sslobj) except -1
+    cdef int examine(self, object sslobj) except -1
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t unread(self) except -1
@@ -77,5 +77,5 @@ cdef class Records:
 cdef Scratch take_scratch()
 cdef int give_scratch(Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
-cdef PyObject *called(object method, object target, PyObject *argument) except? NULL
-cdef int forgive() except -1
+cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL
+cdef int clear_want_read() except -1

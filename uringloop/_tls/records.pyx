@@ -150,13 +150,14 @@ cdef class Records:
     def __cinit__(self):
         self.framer = RecordFramer()
         self.window = Window()
-        self.unsure = True
+        self.may_have_more = True
 
-    cdef int look(self, object sslobj) except -1:
-        """Set `usual`: *sslobj* and the BIOs have exactly the `ssl` module's classes."""
+    cdef int examine(self, object sslobj) except -1:
+        """Set `is_stock_ssl`: *sslobj* and the BIOs have exactly the `ssl` module's classes."""
         self.engine = sslobj._sslobj if type(sslobj) is OBJECT else None
-        self.usual = (type(self.engine) is ENGINE
-                      and type(self.incoming) is BIO and type(self.outgoing) is BIO)
+        self.is_stock_ssl = (
+            type(self.engine) is ENGINE and type(self.incoming) is BIO
+            and type(self.outgoing) is BIO)
         return 0
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
@@ -169,7 +170,7 @@ cdef class Records:
             self.incoming.write(PyBytes_FromStringAndSize(data, size))
             return 0
         self.window.show(data, size)
-        Py_DECREF_owned(called(BIO_WRITE, self.incoming, <PyObject*>self.window))
+        Py_DECREF_owned(call_one(BIO_WRITE, self.incoming, <PyObject*>self.window))
         return 0
 
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1:
@@ -181,7 +182,7 @@ cdef class Records:
             if end == 0:
                 break
             offset += end
-        self.unsure = True
+        self.may_have_more = True
         return self.take_in(data, size)
 
     cdef Py_ssize_t unread(self) except -1:
@@ -193,7 +194,7 @@ cdef class Records:
 
     cdef bint has_more(self) except -1:
         """Return whether OpenSSL may have plaintext; a read may still find none."""
-        if not self.unsure:
+        if not self.may_have_more:
             return False
         return self.unread() > 0 or self.engine.pending() > 0
 
@@ -208,13 +209,13 @@ cdef class Records:
         cdef Py_ssize_t begun = self.framer.tail
         cdef Py_ssize_t end
         cdef bytes piece
-        if self.unsure:
+        if self.may_have_more:
             self.take_in_all(data, size)
             return self.decrypt_pending()
         end = self.framer.end_of_record(data, size)
         if self.framer.broken:
             self.take_in(data, size)
-            self.unsure = True
+            self.may_have_more = True
             return self.decrypt_pending()
         # The size of the records is room enough: no plaintext is longer than its record.
         if end == size:
@@ -230,7 +231,7 @@ cdef class Records:
             self.take_in(data, size)
             return None
         piece = self.decrypt_several(data, size, end, begun + size)
-        if self.unsure:
+        if self.may_have_more:
             # The bytes that follow are not a record.
             return (piece or b"") + (self.decrypt_pending() or b"") or None
         return piece
@@ -238,7 +239,7 @@ cdef class Records:
     cdef bytes decrypt_one(self, Py_ssize_t room):
         """Return up to *room* bytes of plaintext; None if there are none yet or at the end."""
         cdef object wanted = room
-        cdef PyObject *result = called(ENGINE_READ, self.engine, <PyObject*>wanted)
+        cdef PyObject *result = call_one(ENGINE_READ, self.engine, <PyObject*>wanted)
         cdef bytes data
         if result == NULL:
             # A record without application data: a session ticket, a key update.
@@ -270,7 +271,7 @@ cdef class Records:
                 end = self.framer.end_of_record(data + offset, size - offset)
             if offset < size:
                 self.take_in(data + offset, size - offset)
-                self.unsure = self.framer.broken
+                self.may_have_more = self.framer.broken
             # Allowed: this is the only reference.
             PyBytes_Resize(&piece, filled)
             return <bytes>piece if filled else None
@@ -317,7 +318,7 @@ cdef class Records:
         if left:
             # Unread: records after close_notify, or after a record that has failed.
             self.take_in(rest, left)
-            self.unsure = not self.peer_closed
+            self.may_have_more = not self.peer_closed
         return 0
 
     cdef int check_not_lent(self) except -1:
@@ -338,7 +339,7 @@ cdef class Records:
                 break
             pieces.append(piece)
         # If the bytes are not records, OpenSSL gets all of them and raises the error.
-        self.unsure = self.framer.broken
+        self.may_have_more = self.framer.broken
         if len(pieces) > 1:
             return b"".join(pieces)
         return pieces[0] if pieces else None
@@ -355,7 +356,7 @@ cdef class Records:
         args[2] = <PyObject*>self.window
         result = PyObject_Vectorcall(ENGINE_READ, args, 3, NULL)
         if result == NULL:
-            forgive()
+            clear_want_read()
             return 0
         count = size_of_long(result)
         Py_DECREF_owned(result)
@@ -371,17 +372,17 @@ cdef class Records:
             count = self.decrypt_into(start + filled, room - filled)
             filled += count
             if count > 0 and filled == room:
-                self.unsure = True
+                self.may_have_more = True
                 return filled
             if count == 0 or not self.unread():
-                self.unsure = self.framer.broken
+                self.may_have_more = self.framer.broken
                 return filled
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     cdef Py_ssize_t encrypt(self, bytes data) except -1:
         """Return the number of bytes encrypted; 0 if OpenSSL wants to read first."""
-        cdef PyObject *result = called(ENGINE_WRITE, self.engine, <PyObject*>data)
+        cdef PyObject *result = call_one(ENGINE_WRITE, self.engine, <PyObject*>data)
         cdef Py_ssize_t count
         if result == NULL:
             return 0
@@ -394,7 +395,7 @@ cdef class Records:
         cdef PyObject *result
         cdef Py_ssize_t count
         self.window.show(data, size)
-        result = called(ENGINE_WRITE, self.engine, <PyObject*>self.window)
+        result = call_one(ENGINE_WRITE, self.engine, <PyObject*>self.window)
         if result == NULL:
             return 0
         count = size_of_long(result)
@@ -443,7 +444,7 @@ cdef Py_ssize_t pending(object bio) except -1:
     return size
 
 
-cdef PyObject *called(object method, object target, PyObject *argument) except? NULL:
+cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL:
     """Call a method with one argument; NULL without exception if OpenSSL wants to read first."""
     cdef PyObject *args[2]
     cdef PyObject *result
@@ -451,11 +452,11 @@ cdef PyObject *called(object method, object target, PyObject *argument) except? 
     args[1] = argument
     result = PyObject_Vectorcall(method, args, 2, NULL)
     if result == NULL:
-        forgive()
+        clear_want_read()
     return result
 
 
-cdef int forgive() except -1:
+cdef int clear_want_read() except -1:
     """Clear SSLWantReadError and SSLSyscallError; raise any other exception."""
     if not PyErr_ExceptionMatches(AGAIN):
         raise_pending()

@@ -42,12 +42,12 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
         return sslproto.SSLProtocol._get_app_transport(self)
 
     def _control_app_writing(self):
-        (<TLSCore>self).within(sslproto.SSLProtocol._control_app_writing)
+        (<TLSCore>self).call_in_context(sslproto.SSLProtocol._control_app_writing)
 
     def _go_on(self):
         """Continue by the current state, as a callback of the loop."""
         (<TLSCore>self).end_opening()
-        (<TLSCore>self).within(go_on)
+        (<TLSCore>self).call_in_context(go_on)
 
     def _resume_reading(self):
         if self._app_reading_paused:
@@ -61,7 +61,7 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
             # flush may be the caller.
             self._loop.call_soon(self._go_on)
         else:
-            (<TLSCore>self).within(sslproto.SSLProtocol._start_shutdown)
+            (<TLSCore>self).call_in_context(sslproto.SSLProtocol._start_shutdown)
 
     def _do_shutdown(self):
         # asyncio leaves unread records in the BIO, and OpenSSL fails when it reads data after it

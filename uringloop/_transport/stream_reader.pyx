@@ -1,9 +1,9 @@
 """asyncio's streams: received bytes into a StreamReader's buffer, and the end of a connection.
 
-`feed` does what StreamReaderProtocol.data_received() and StreamReader.feed_data() do, without
-Python code, for exactly these classes of the standard library, while they have the known shape
-(`_cpython/stdlib.pyx`) and URINGLOOP_DISABLE does not name `stream_reader`. In every other case it
-does nothing, and the caller calls data_received(). Only the loop's thread may call these functions.
+`append_to_reader` does what StreamReaderProtocol.data_received() and StreamReader.feed_data() do,
+without Python code, for exactly these classes of the standard library, while they have the known
+shape (`_cpython/stdlib.pyx`) and URINGLOOP_DISABLE does not name `stream_reader`. In every other
+case the caller calls data_received(). Only the loop's thread may call these functions.
 
 A StreamReaderProtocol stores the error of a lost connection in a future that the program may never
 await; the protocol's `__del__` retrieves the exception, so that the future does not report it. The
@@ -11,8 +11,8 @@ traceback of an error that a handler has caught makes protocol, future and error
 cycle, and the garbage collector finalizes a cycle in no particular order. A full collection
 examines the youngest generation before the middle one (CPython 3.11 to 3.13): if a collection has
 run between the creation of the protocol and that of its future, the future is finalized first and
-reports the error, on asyncio too. `lose` therefore retrieves the exception as soon as the protocol
-has it.
+reports the error, on asyncio too. `call_connection_lost` therefore retrieves the exception as soon
+as the protocol has it.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ cdef object FUTURE = asyncio.Future
 cdef object SSL_PROTOCOL = sslproto.SSLProtocol
 
 
-cdef bint is_fed(object protocol) except -1:
-    """Return whether `feed` may be called for *protocol*."""
+cdef bint appends_to_reader(object protocol) except -1:
+    """Return whether `append_to_reader` may be called for *protocol*."""
     # A program may have replaced the methods since the import.
     return (uses(STREAM_READER) and type(protocol) is PROTOCOL
             and PROTOCOL.data_received is DATA_RECEIVED and READER.feed_data is FEED_DATA)
 
 
-cdef bint feed(object protocol, const char *data, Py_ssize_t size) except -1:
+cdef bint append_to_reader(object protocol, const char *data, Py_ssize_t size) except -1:
     """Append *data* to the reader's buffer and wake its waiter; False if nothing was done."""
     cdef object reference = protocol._stream_reader_wr
     cdef object reader, waiter, buffer
@@ -80,7 +80,7 @@ cdef int pause(object reader) except -1:
     return 0
 
 
-cpdef object lose(object protocol, object exc):
+cpdef object call_connection_lost(object protocol, object exc):
     """Call connection_lost() of *protocol*, and retrieve *exc* from a stream's future."""
     cdef object app_protocol = None
     if exc is not None and isinstance(protocol, SSL_PROTOCOL):

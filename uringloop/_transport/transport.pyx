@@ -43,7 +43,7 @@ from uringloop._cpython.pyapi cimport (
 )
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
-from uringloop._transport.stream_reader cimport lose
+from uringloop._transport.stream_reader cimport call_connection_lost
 from uringloop._turn.turn cimport Flushable, LoopCore
 
 
@@ -281,7 +281,7 @@ cdef class Transport(Flushable):
     def _call_connection_lost(self, exc):
         cdef PyObject *entered = enter(self.context)
         try:
-            lose(self.protocol, exc)
+            call_connection_lost(self.protocol, exc)
         finally:
             leave(self.context, entered)
             assert self.life == ENDING

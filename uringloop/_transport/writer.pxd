@@ -7,7 +7,7 @@ from uringloop._transport.write_queue cimport WriteQueue
 
 cdef class WriteSource:
 
-    cdef bytes give(self)
+    cdef bytes take_records(self)
 
 
 # The output of a transport; the drawing is in writer.pyx.

@@ -82,7 +82,7 @@ cdef list odd_pieces(list pieces):
 cdef class WriteSource:
     """Makes bytes when the transport is about to send: TLS encrypts a turn's writes together."""
 
-    cdef bytes give(self):
+    cdef bytes take_records(self):
         """Return all bytes that are to be sent next; None if there are none."""
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ cdef class WriteTransport(FlowControl):
         cdef WriteSource source = self.source
         cdef bytes data
         self.source = None
-        data = source.give()
+        data = source.take_records()
         if data is not None and self.life < ENDING:
             self.queue.push(data)
             if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):

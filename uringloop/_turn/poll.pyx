@@ -15,7 +15,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 
-from uringloop._cpython.stdlib cimport count_file, is_closed
+from uringloop._cpython.stdlib cimport add_io_refs, is_closed
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -32,7 +32,7 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef object SOCKET = socket.socket
-# Without a descriptor for epoll a half-closed socket is looked at again after this many seconds.
+# Seconds until a half-closed socket is polled again if no epoll instance can be made.
 HALF_CLOSED_RETRY = 0.01
 
 
