@@ -293,15 +293,8 @@ class Loop(RunningLoop):
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
     ) -> servers.Server:
-        if isinstance(ssl, bool):
-            raise TypeError("ssl argument must be an SSLContext or None")
+        tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = upgrade.options(
-            ssl,
-            server_side=True,
-            handshake_timeout=ssl_handshake_timeout,
-            shutdown_timeout=ssl_shutdown_timeout,
-        )
         return await servers.create_server(
             self,
             protocol_factory,
@@ -332,15 +325,8 @@ class Loop(RunningLoop):
         cleanup_socket: bool | None = CLEANUP_SOCKET,
         mode: int | None = None,
     ) -> servers.Server:
-        if isinstance(ssl, bool):
-            raise TypeError("ssl argument must be an SSLContext or None")
+        tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = upgrade.options(
-            ssl,
-            server_side=True,
-            handshake_timeout=ssl_handshake_timeout,
-            shutdown_timeout=ssl_shutdown_timeout,
-        )
         return await servers.create_unix_server(
             self,
             protocol_factory,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import each_ring
 from support import seccomp
+from support.loops import each_ring
 
 from uringloop._cpython import stdlib
 

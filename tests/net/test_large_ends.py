@@ -17,11 +17,11 @@ from support.large_messages import (
     Plain,
     Sink,
     all_readers,
-    beside,
     both_kinds,
     enlarge,
     fail,
     in_flight,
+    in_thread_during,
     large,
     pair_of,
     protocols,
@@ -66,7 +66,7 @@ async def test_eof_follows_the_last_bytes(
                 peer.sendall(data)
                 peer.close()
 
-            with beside(peer, say):
+            with in_thread_during(peer, say):
                 assert await sink.rest() == data
 
 
@@ -265,7 +265,7 @@ def test_after_an_interrupt_the_next_run_delivers_the_next_byte(
             peer.sendall(expected[start : start + size])
 
     with peer:
-        with beside(peer, say):
+        with in_thread_during(peer, say):
             while in_thread(go_on) if elsewhere else go_on():
                 left += 1
                 assert len(sink.data) <= len(expected)
@@ -296,7 +296,7 @@ async def test_no_data_is_delivered_after_closing_in_a_callback(
     sink = Ending(each_loop)
     async with large(each_loop, sink, kind) as (_, peer):
         sink.armed = True
-        with beside(peer, lambda: peer.sendall(PLENTY * 4)):
+        with in_thread_during(peer, lambda: peer.sendall(PLENTY * 4)):
             assert await sink.lost is None
             assert sink.after == 0
             assert PLENTY.startswith(sink.data)
@@ -312,7 +312,7 @@ async def test_a_paused_connection_can_be_closed_or_aborted(
     sink = Plain(each_loop)
     async with large(each_loop, sink, kind) as (transport, peer):
         transport.pause_reading()
-        with beside(peer, lambda: peer.sendall(PLENTY[:unread])):
+        with in_thread_during(peer, lambda: peer.sendall(PLENTY[:unread])):
             await turns(3)
             getattr(transport, method)()
             transport.resume_reading()
@@ -348,7 +348,7 @@ async def test_a_protocol_may_be_replaced_in_its_callback(each_loop: Loop, kind:
     first = Plain(each_loop)
     async with large(each_loop, first, kind) as (transport, peer):
         transport.set_protocol(changing(Plain))
-        with beside(peer, lambda: peer.sendall(PLENTY)):
+        with in_thread_during(peer, lambda: peer.sendall(PLENTY)):
             await done
         assert whole == PLENTY
         await enlarge(each_loop, first, peer)
@@ -370,7 +370,7 @@ def test_an_exception_is_reported_and_closes_the_connection(
     async def check() -> None:
         sink = Failing(each_loop)
         async with large(each_loop, sink, kind) as (_, peer):
-            with beside(peer, lambda: peer.sendall(PLENTY)):
+            with in_thread_during(peer, lambda: peer.sendall(PLENTY)):
                 assert isinstance(await sink.lost, ZeroDivisionError)
             assert PLENTY.startswith(sink.data)
 

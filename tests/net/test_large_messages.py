@@ -22,11 +22,11 @@ from support.large_messages import (
     Sink,
     Streamed,
     all_readers,
-    beside,
     both_kinds,
     enlarge,
     fail,
     in_flight,
+    in_thread_during,
     large,
     pair_of,
     protocols,
@@ -167,7 +167,7 @@ async def test_no_data_is_delivered_between_pause_and_resume(
 
     sink: Plain = Pausing(each_loop)
     async with large(each_loop, sink, kind) as (_, peer):
-        with beside(peer, lambda: peer.sendall(PLENTY)):
+        with in_thread_during(peer, lambda: peer.sendall(PLENTY)):
             assert await sink.take(len(PLENTY)) == PLENTY
         # With single messages, too: after resume_reading() no further bytes trigger a receive.
         await enlarge(each_loop, sink, peer)
@@ -233,7 +233,7 @@ async def test_resume_delivers_data_that_arrived_during_the_pause(
 async def test_a_slow_stream_reader_pauses_the_transport(each_loop: Loop, kind: str) -> None:
     sink = Streamed(each_loop)
     async with large(each_loop, sink, kind) as (transport, peer):
-        with beside(peer, lambda: peer.sendall(PLENTY)):
+        with in_thread_during(peer, lambda: peer.sendall(PLENTY)):
             await until(lambda: not transport.is_reading())
             await turns(5)
             # At most twice the limit plus one receive.
@@ -272,7 +272,7 @@ async def test_a_flood_does_not_delay_others(each_loop: Loop, make: type[Plain],
         link(each_loop, asker, Echo()) as (near, _),
     ):
         flooded.flooding = True
-        with beside(peer, flood):
+        with in_thread_during(peer, flood):
             for _ in range(10):
                 began = time.monotonic()
                 await asyncio.sleep(0.01)

@@ -73,6 +73,23 @@ cdef PyObject *ready_line_step(PyObject *step) noexcept:
 set_step(ReadyLine, ready_line_step)
 
 
+cdef ReadyLine ready_line(object line, LineFile file, LineText text, Py_ssize_t end):
+    cdef ReadyLine ready = ReadyLine.__new__(ReadyLine)
+    ready.line = line
+    ready.file = file
+    ready.text = text
+    ready.end = end
+    return ready
+
+
+async def read_line(source):
+    """Read a line that was not read ahead; the Python subclasses implement `_readline`."""
+    line = await source._readline(-1)
+    if not line:
+        raise StopAsyncIteration
+    return line
+
+
 cdef class LineFile(OpenFile):
 
     def __cinit__(self, *args, **options):
@@ -103,32 +120,12 @@ cdef class LineFile(OpenFile):
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self._ahead) + start, end - start)
 
     def __anext__(self):
-        cdef ReadyLine ready
         line = self.next_line()
-        if line is None:
-            return self._next_line()
-        ready = ReadyLine.__new__(ReadyLine)
-        ready.line = line
-        ready.file = self
-        ready.end = self._start
-        return ready
-
-    async def _next_line(self):
-        line = await self._readline(-1)
-        if not line:
-            raise StopAsyncIteration
-        return line
-
-    async def _readline(self, size):
-        """Read a line that `next_line` does not return; the Python subclass implements this."""
-        raise NotImplementedError
+        return read_line(self) if line is None else ready_line(line, self, None, self._start)
 
     async def readline(self, size=-1):
-        if type(size) is int and size < 0:
-            line = self.next_line()
-            if line is not None:
-                return line
-        return await self._readline(size)
+        line = self.next_line() if type(size) is int and size < 0 else None
+        return await self._readline(size) if line is None else line
 
     async def write(self, data):
         """Buffer *data* or write it; it must not change before this returns."""
@@ -217,32 +214,12 @@ cdef class LineText:
         return PyUnicode_Substring(self._chars, start, end)
 
     def __anext__(self):
-        cdef ReadyLine ready
         line = self.next_line()
-        if line is None:
-            return self._next_line()
-        ready = ReadyLine.__new__(ReadyLine)
-        ready.line = line
-        ready.text = self
-        ready.end = self._used
-        return ready
-
-    async def _next_line(self):
-        line = await self._readline(-1)
-        if not line:
-            raise StopAsyncIteration
-        return line
-
-    async def _readline(self, size):
-        """Read a line that `next_line` does not return; the Python subclass implements this."""
-        raise NotImplementedError
+        return read_line(self) if line is None else ready_line(line, None, self, self._used)
 
     async def readline(self, size=-1):
-        if type(size) is int and size < 0:
-            line = self.next_line()
-            if line is not None:
-                return line
-        return await self._readline(size)
+        line = self.next_line() if type(size) is int and size < 0 else None
+        return await self._readline(size) if line is None else line
 
     def _cut_lines(self, list lines, Py_ssize_t length, Py_ssize_t limit):
         """Append whole lines that were read ahead, until *length* exceeds *limit* or time is up.

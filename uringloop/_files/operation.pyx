@@ -23,14 +23,8 @@ from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
-    io_uring_prep_read,
-    uring_copy_submission,
-    uring_is_cached,
-    uring_leave_to_worker,
-    uring_link,
-    uring_perform,
-    uring_perform_here,
-    uring_unlink,
+    io_uring_prep_read, uring_copy_submission, uring_is_cached, uring_leave_to_worker, uring_link,
+    uring_perform, uring_perform_here, uring_unlink,
 )
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close

@@ -114,7 +114,7 @@ cdef class DatagramTransport(FlowControl):
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         else:
             if not self.loop.datagram_pool.prepare():
-                return self.recv_ended(-ENOBUFS)
+                return self.starve(self.loop.datagram_pool)
             sqe = self.loop.ring.submission()
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
         return self.arm(sqe)
@@ -133,9 +133,6 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int recv_ended(self, int res) except -1:
-        """The receive has ended, for whatever reason: arm it again while the transport is open."""
-        if self.life >= CLOSING:
-            return self.release_when_done()
         if res == -ENOBUFS:
             return self.starve(self.loop.datagram_pool)
         if res == -EBADF:

@@ -70,8 +70,6 @@ cdef class ReadPipeTransport(ReadTransport):
         return 0
 
     cdef int recv_ended(self, int res) except -1:
-        if self.life >= CLOSING:
-            return self.release_when_done()
         if res < 0 and res != -ECANCELED:
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         return self.want_recv()

@@ -44,42 +44,26 @@ cdef object PLAIN = socket.socket
 async def sock_recv(LoopCore self not None, sock, n):
     """Receive up to *n* bytes."""
     cdef PollOnce waiter = None
-    cdef int fd
-    if type(sock) is not PLAIN or self.debug:
-        self._check_sock(sock)
     try:
-        while True:
-            fd = sock.fileno() if type(sock) is PLAIN else -1
-            if not was_emptied(fd):
-                data = try_recv(sock, fd, n)
-                if data is not None:
-                    return data
+        while (data := try_recv(self, sock, n)) is None:
             waiter = wait_for(self, sock, POLLIN, waiter)
             await waiter.future
+        return data
     finally:
-        if waiter is not None:
-            waiter.finish()
+        finish(waiter)
 
 
 @cython.binding(True)
 async def sock_recv_into(LoopCore self not None, sock, buf):
     """Receive into *buf*; return the number of bytes."""
     cdef PollOnce waiter = None
-    cdef int fd
-    if type(sock) is not PLAIN or self.debug:
-        self._check_sock(sock)
     try:
-        while True:
-            fd = sock.fileno() if type(sock) is PLAIN else -1
-            if not was_emptied(fd):
-                count = try_recv_into(sock, fd, buf)
-                if count is not None:
-                    return count
+        while (count := try_recv_into(self, sock, buf)) is None:
             waiter = wait_for(self, sock, POLLIN, waiter)
             await waiter.future
     finally:
-        if waiter is not None:
-            waiter.finish()
+        finish(waiter)
+    return count
 
 
 @cython.binding(True)
@@ -88,8 +72,7 @@ async def sock_sendall(LoopCore self not None, sock, data):
     cdef PollOnce waiter = None
     cdef Py_ssize_t sent = 0
     cdef Py_ssize_t size
-    if type(sock) is not PLAIN or self.debug:
-        self._check_sock(sock)
+    check(self, sock)
     if type(data) is bytes and type(sock) is PLAIN:
         view = data
         size = len(data)
@@ -113,8 +96,19 @@ async def sock_sendall(LoopCore self not None, sock, data):
             waiter = wait_for(self, sock, POLLOUT, waiter)
             await waiter.future
     finally:
-        if waiter is not None:
-            waiter.finish()
+        finish(waiter)
+
+
+cdef int check(LoopCore loop, object sock) except -1:
+    """Raise asyncio's exceptions for an SSL socket and, in debug mode, for a blocking one."""
+    if type(sock) is not PLAIN or loop.debug:
+        loop._check_sock(sock)
+    return 0
+
+
+cdef int finish(PollOnce waiter) except -1:
+    """End the wait of a call, if it has one."""
+    return 0 if waiter is None else waiter.finish()
 
 
 cdef bint was_emptied(int fd) noexcept:
@@ -130,9 +124,14 @@ cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
         emptied[fd] = True
 
 
-cdef object try_recv(object sock, int fd, object n):
+cdef object try_recv(LoopCore loop, object sock, object n):
     """Return the bytes that the socket holds, or None if it holds none yet."""
     cdef Py_ssize_t res, wanted
+    cdef int fd
+    check(loop, sock)
+    fd = sock.fileno() if type(sock) is PLAIN else -1
+    if was_emptied(fd):
+        return None
     if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
         wanted = n
         while True:
@@ -157,11 +156,15 @@ cdef bint is_plain_buffer(object buf) except -1:
     return type(buf) is bytearray
 
 
-cdef object try_recv_into(object sock, int fd, object buf):
+cdef object try_recv_into(LoopCore loop, object sock, object buf):
     """Return the number of bytes received, or None if the socket holds none yet."""
     cdef Py_buffer view
     cdef Py_ssize_t res = -1
-    cdef int error = EINTR
+    cdef int fd, error = EINTR
+    check(loop, sock)
+    fd = sock.fileno() if type(sock) is PLAIN else -1
+    if was_emptied(fd):
+        return None
     if type(sock) is PLAIN and is_plain_buffer(buf):
         PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
         while error == EINTR and view.len:
@@ -228,8 +231,7 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
                 waiter = wait_for(loop, sock, mask, waiter)
             await waiter.future
     finally:
-        if waiter is not None:
-            waiter.finish()
+        finish(waiter)
 
 
 async def sock_accept(LoopCore loop not None, sock):

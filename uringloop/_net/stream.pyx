@@ -124,7 +124,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int submit_recv(self, bint poll_first) except -1:
         if not self.loop.pool.prepare():
-            return self.recv_ended(-ENOBUFS)
+            return self.starve(self.loop.pool)
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         self.armed_mode = self.mode
         self.loop.counters.rearms += self.was_armed
@@ -156,8 +156,6 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef int recv_ended(self, int res) except -1:
-        if self.life >= CLOSING:
-            return self.release_when_done()
         if res == -ENOBUFS:
             return self.starve(self.loop.pool)
         if res == 0:

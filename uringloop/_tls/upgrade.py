@@ -54,6 +54,22 @@ def options(
     return Options(context, server_side, server_hostname, handshake_timeout, shutdown_timeout)
 
 
+def server_options(
+    argument: ssl.SSLContext | bool | None,
+    handshake_timeout: float | None,
+    shutdown_timeout: float | None,
+) -> Options | None:
+    """Return the Options of a server. Raises TypeError for a bool: a server needs a context."""
+    if isinstance(argument, bool):
+        raise TypeError("ssl argument must be an SSLContext or None")
+    return options(
+        argument,
+        server_side=True,
+        handshake_timeout=handshake_timeout,
+        shutdown_timeout=shutdown_timeout,
+    )
+
+
 def wrap(
     loop: RunningLoop,
     protocol: asyncio.BaseProtocol,

@@ -49,7 +49,9 @@ cdef class ReadTransport(Transport):
         try:
             self.on_received(res, flags)
         finally:
-            if is_last:
+            if is_last and self.life >= CLOSING:
+                self.release_when_done()
+            elif is_last:
                 self.recv_ended(res)
         return 0
 
@@ -58,7 +60,7 @@ cdef class ReadTransport(Transport):
         raise NotImplementedError
 
     cdef int recv_ended(self, int res) except -1:
-        """`recv_op` has ended with *res*: arm it again, or end the input."""
+        """`recv_op` has ended with *res* on an open transport: arm it again, or end the input."""
         raise NotImplementedError
 
     cdef int rearm(self) except -1:

@@ -17,16 +17,8 @@ from libc.math cimport ceil
 from libc.stdint cimport INT64_MAX, int64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyContext_CopyCurrent,
-    PyContext_Exit,
-    PyContext_TryEnter,
-    PY_VECTORCALL_ARGUMENTS_OFFSET,
-    PyObject_Vectorcall,
-    PyTuple_GET_SIZE,
-    Py_REFCNT,
-    raise_pending,
-    tuple_items,
-    visitproc,
+    PyContext_CopyCurrent, PyContext_Exit, PyContext_TryEnter, PY_VECTORCALL_ARGUMENTS_OFFSET,
+    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending, tuple_items, visitproc,
 )
 
 # Newer Pythons show the arguments of a callback in debug mode only.
