@@ -37,13 +37,13 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "no receive after a lack of buffers",
+        "no receive is armed after ENOBUFS",
         "_net/stream.pyx",
-        "return self.starve(self.loop.pool)",
-        "return 0",
+        "        if res == -ENOBUFS:\n            return self.starve(self.loop.pool)",
+        "        if res == -ENOBUFS:\n            return 0",
     ),
     Mutant(
-        "no receive after a multishot has ended",
+        "no receive is armed after a multishot has ended",
         "_net/stream.pyx",
         '            return self.end_reading(os_error(res, ""))\n        return self.want_recv()',
         '            return self.end_reading(os_error(res, ""))\n        return 0',
@@ -62,19 +62,19 @@ MUTANTS = (
         "            self.loop.pool.give_back(flags)\n",
     ),
     Mutant(
-        "what comes while reading is paused is lost",
+        "bytes that arrive while reading is paused are lost",
         "_transport/pausing.pyx",
         "        self.stash.append(item)\n",
         "",
     ),
     Mutant(
-        "what is left of an item goes behind the others",
+        "the rest of a stash item moves behind the other items",
         "_transport/pausing.pyx",
         "self.stash.insert(0, item)",
         "self.stash.append(item)",
     ),
     Mutant(
-        "an end overtakes the bytes before it",
+        "EOF is delivered before the bytes in the stash",
         "_transport/pausing.pyx",
         "        if self.paused or self.stash:\n            return self.keep(item)",
         "        if self.paused:\n            return self.keep(item)",
@@ -87,166 +87,166 @@ MUTANTS = (
     ),
     # State transitions that are left out.
     Mutant(
-        "a transport is never open",
+        "a transport never becomes OPEN",
         "_transport/transport.pyx",
         "            self.life = OPEN\n",
         "            pass\n",
     ),
     Mutant(
-        "a transport that is closed goes on receiving",
+        "a closed transport does not become CLOSING",
         "_transport/transport.pyx",
         "        self.life = CLOSING\n",
         "",
     ),
     Mutant(
-        "the end that is scheduled is not noted",
+        "a transport does not become ENDING",
         "_transport/transport.pyx",
         "        self.life = ENDING\n",
         "",
     ),
     Mutant(
-        "a connection that is lost is not noted",
+        "a transport does not become LOST",
         "_transport/transport.pyx",
         "            self.life = LOST\n",
         "",
     ),
     Mutant(
-        "a receive that has ended stays armed",
+        "a receive that has ended stays ARMED",
         "_transport/pausing.pyx",
         "        if self.receiving != ENDED:\n            self.receiving = IDLE\n",
         "        pass\n",
     ),
     Mutant(
-        "a receive that found no buffer is never armed again",
+        "a STARVED receive is never armed again",
         "_transport/pausing.pyx",
         "        if self.receiving == STARVED:\n            self.receiving = IDLE\n",
         "        if self.receiving == STARVED:\n",
     ),
     Mutant(
-        "receiving goes on after the peer's end",
+        "the input does not become ENDED at EOF",
         "_transport/pausing.pyx",
         "        self.cancel_recv()\n        self.receiving = ENDED\n",
         "        self.cancel_recv()\n",
     ),
     Mutant(
-        "a receive is not armed again after its last completion",
+        "nothing follows the last completion of a receive",
         "_transport/pausing.pyx",
-        "            if is_last:\n                self.recv_ended(res)\n",
-        "            pass\n",
+        "            elif is_last:\n                self.recv_ended(res)\n",
+        "",
     ),
     Mutant(
-        "write_eof is not noted",
+        "the output does not become EOF_WRITTEN",
         "_transport/writer.pyx",
         "        self.output = EOF_WRITTEN\n",
         "",
     ),
     Mutant(
-        "the watch of a pipe's reader is not noted",
+        "the watch of a pipe does not become WATCHED",
         "_net/pipe.pyx",
         "        self.watching = WATCHED\n",
         "",
     ),
     Mutant(
-        "a pipe's reader is watched again after a cancel",
+        "the watch of a pipe does not become CANCELLED",
         "_net/pipe.pyx",
         "            self.watching = CANCELLED\n",
         "",
     ),
     Mutant(
-        "a listener without descriptors does not pause",
+        "a listener does not become PAUSED at EMFILE",
         "_net/listener.pyx",
         "        self.state = PAUSED\n",
         "",
     ),
     Mutant(
-        "a listener that has paused never accepts again",
+        "a listener that has paused does not become ACCEPTING",
         "_net/listener.pyx",
         "        self.state = ACCEPTING\n",
         "",
     ),
     Mutant(
-        "a listener that is closed goes on accepting",
+        "a closed listener does not become CLOSED",
         "_net/listener.pyx",
         "        self.state = CLOSED\n",
         "",
     ),
     Mutant(
-        "two sends are in flight",
+        "two sends of one socket are in flight",
         "_transport/writer.pyx",
         "        if self.send_op.in_flight:\n            return 0\n        if self.queue.count:\n",
         "        if self.queue.count:\n",
     ),
     Mutant(
-        "a send's count is not looked at",
+        "the count of a short send is ignored",
         "_transport/writer.pyx",
         "return self.sent(res)",
         "return self.sent(self.queue.data_size)",
     ),
     Mutant(
-        "a quiet send that has failed is taken for done",
+        "a failed quiet send counts as complete",
         "_ring/ring.pyx",
         "            if user_data & QUIET:\n",
         "            if user_data & QUIET and False:\n",
     ),
     Mutant(
-        "an item that was sent in part is sent again",
+        "an item that was partly sent is sent again from its start",
         "_transport/write_queue.pyx",
         "            self.data = PyBytes_AS_STRING(<bytes>item) + offset\n",
         "            self.data = PyBytes_AS_STRING(<bytes>item)\n",
     ),
     Mutant(
-        "close drops what is queued",
+        "close() drops queued bytes",
         "_transport/writer.pyx",
         "        self.stop_reading()\n        if not self.queue.count:\n",
         "        self.stop_reading()\n        if True:\n",
     ),
     Mutant(
-        "the end of writing overtakes the bytes before it",
+        "write_eof() shuts down before the queued bytes are sent",
         "_transport/writer.pyx",
         "        if not self.queue.count and self.life < CLOSING and self.broken is None:\n",
         "        if self.life < CLOSING and self.broken is None:\n",
     ),
     Mutant(
-        "a completion that was taken out of turn comes again",
+        "a completion that was reaped is dispatched again",
         "_ring/ring.pyx",
         "                cqe.user_data = 0\n                flags = cqe.flags\n",
         "                flags = cqe.flags\n",
     ),
     Mutant(
-        "nothing is accepted after descriptors were short",
+        "the listener does not accept again after EMFILE",
         "_net/listener.pyx",
         "        self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, "
         "self._retry_accept)\n",
         "",
     ),
     Mutant(
-        "nothing is accepted after a multishot has ended",
+        "the listener does not arm again after its multishot has ended",
         "_net/listener.pyx",
         "        # At the end of this turn, or in the first of the next run.\n"
         "        return self.loop.add_flush(self)",
         "        return 0",
     ),
     Mutant(
-        "of connections that came at once one is accepted",
+        "only one of several simultaneous connections is accepted",
         "_net/listener.pyx",
         "more = uring_may_accept(self.fd)",
         "more = False",
     ),
     Mutant(
-        "what one turn has not accepted of a crowd is forgotten",
+        "connections left after a turn's accepts are not accepted later",
         "_net/listener.pyx",
         "                # The poll does not report these connections again.\n"
         "                self.loop.add_flush(self)",
         "                pass",
     ),
     Mutant(
-        "what waited while descriptors were short is not accepted",
+        "connections that waited during EMFILE are not accepted",
         "_net/listener.pyx",
         "            self.start()\n            self.accept_waiting(ACCEPTS)\n",
         "            self.start()\n",
     ),
     Mutant(
-        "no more is heard of other threads",
+        "the wake-up's poll is not armed again",
         "_ring/wakeup.pyx",
         '                    raise os_error(res, "poll")\n                self.arm()',
         '                    raise os_error(res, "poll")',
@@ -258,20 +258,26 @@ MUTANTS = (
         "while self.count and self.entries[0].ns <= now_ns + 1000000:",
     ),
     Mutant(
-        "a short write to a file is taken for all of it",
+        "a short write to a file counts as complete",
         "_files/open_file.pyx",
         "            operation = self.writing(view, written, start + written)\n"
-        "            if not operation.has_ended:\n"
+        "            if operation.stage != ENDED:\n"
         "                await operation.run()\n"
         "            written += self.written_of(operation, written)\n",
         "            operation = self.writing(view, written, start + written)\n"
-        "            if not operation.has_ended:\n"
+        "            if operation.stage != ENDED:\n"
         "                await operation.run()\n"
         "            self.written_of(operation, written)\n"
         "            written = size\n",
     ),
     Mutant(
-        "a kernel that is busy ends the run",
+        "an operation of a file does not become ENDED",
+        "_files/operation.pyx",
+        "        self.stage = ENDED\n",
+        "",
+    ),
+    Mutant(
+        "EBUSY from io_uring_enter is not retried",
         "_ring/ring.pyx",
         "res == -EAGAIN or res == -EBUSY:",
         "res == -EAGAIN:",

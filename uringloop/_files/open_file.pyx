@@ -16,7 +16,10 @@ from libc.string cimport memcpy, strerror
 
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened, vectors_of
-from uringloop._files.operation cimport FileOperation, begin_linked, new_operation, ring_loop
+from uringloop._files.operation cimport (
+    DETACHABLE, ENDED, IDEMPOTENT, NEEDS_THREAD, FileOperation, begin_linked, new_operation,
+    ring_loop,
+)
 from uringloop._files.requests cimport FileRequests
 from uringloop._kernel.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._kernel.files cimport (
@@ -119,8 +122,8 @@ cdef class OpenFile(FileRequests):
         if n < 0:
             raise ValueError("negative size")
         operation = self.reading(None, 0, n, start)
-        operation.detachable = self._regular
-        if not operation.has_ended:
+        operation.set_trait(DETACHABLE, self._regular)
+        if operation.stage != ENDED:
             await self._complete_read(operation)
         return self.result_of(operation)
 
@@ -136,7 +139,7 @@ cdef class OpenFile(FileRequests):
         start = self.start_at(offset, self.reads_at)
         view = room_in(buffer)
         operation = self.reading(view, 0, len(view), start)
-        if not operation.has_ended:
+        if operation.stage != ENDED:
             await self._complete_read(operation)
         return self.count_of(operation)
 
@@ -157,7 +160,7 @@ cdef class OpenFile(FileRequests):
             await self._next_turn()
         while written < size:
             operation = self.writing(view, written, start + written)
-            if not operation.has_ended:
+            if operation.stage != ENDED:
                 await operation.run()
             written += self.written_of(operation, written)
         return written
@@ -172,7 +175,7 @@ cdef class OpenFile(FileRequests):
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
         operation.op.policy |= RUN_WAITS
-        operation.idempotent = True
+        operation.traits |= IDEMPOTENT
         io_uring_prep_readv(
             &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
         await operation.run()
@@ -191,7 +194,7 @@ cdef class OpenFile(FileRequests):
             vectors = vectors_of(views, written)
             operation = new_operation(self, (views, vectors))
             operation.op.policy |= RUN_WAITS
-            operation.idempotent = not self._appending
+            operation.set_trait(IDEMPOTENT, not self._appending)
             self.writes += 1
             io_uring_prep_writev(
                 &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
@@ -226,14 +229,14 @@ cdef class OpenFile(FileRequests):
             buffer[:len(data)] = data
             return len(data)
         operation = self.reading(buffer, 0, n, -1)
-        operation.detachable = self._regular and buffer is None
-        if not operation.has_ended:
+        operation.set_trait(DETACHABLE, self._regular and buffer is None)
+        if operation.stage != ENDED:
             try:
                 await self._complete_read(operation)
             except BaseException:
                 if operation.filled and self.fd >= 0:
                     lseek(self.fd, -operation.filled, SEEK_CUR)
-                if not self.reads_at and operation.has_ended and operation.res > 0:
+                if not self.reads_at and operation.stage == ENDED and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.unread_bytes = memoryview(taken)[:operation.res]
                 raise
@@ -261,8 +264,8 @@ cdef class OpenFile(FileRequests):
         try:
             while size < n:
                 operation = self.reading(held, size, n - size, -1)
-                operation.detachable = True
-                if not operation.has_ended:
+                operation.traits |= DETACHABLE
+                if operation.stage != ENDED:
                     await self._complete_read(operation)
                 count = self.count_of(operation)
                 if self.reads_at and operation.res > 0:
@@ -307,11 +310,11 @@ cdef class OpenFile(FileRequests):
             if self.writes_at and not self._appending:
                 position = self.position()
             operation = self.writing(view, self._moved, position)
-            if not operation.has_ended:
+            if operation.stage != ENDED:
                 try:
                     await operation.run()
                 except BaseException:
-                    if operation.has_ended and operation.res > 0:
+                    if operation.stage == ENDED and operation.res > 0:
                         self.note_written(operation.res, size, position)
                     raise
             self.note_written(self.written_of(operation, self._moved), size, position)
@@ -333,14 +336,14 @@ cdef class OpenFile(FileRequests):
             position = self.position()
         writing = self.request_to_write(data, 0, position)
         done = self.writes_done()
-        writing.idempotent = False
+        writing.set_trait(IDEMPOTENT, False)
         syncing = new_operation(self, None)
         io_uring_prep_fsync(&syncing.request, self.fd, flags)
         begin_linked(writing, syncing)
         try:
             await syncing.end()
         finally:
-            if writing.has_ended and writing.res > 0:
+            if writing.stage == ENDED and writing.res > 0:
                 self.note_written(writing.res, len(data), position)
         if syncing.res == -ECANCELED and (writing.res > 0 or writing.res == -ECANCELED):
             # The write was short, or the ring was lost.
@@ -373,7 +376,7 @@ cdef class OpenFile(FileRequests):
             operation = new_operation(self, take_bytes(PyBytes_New(NULL, sizeof(statx))))
             uring_prep_size(&operation.request, self.fd, PyBytes_AS_STRING(operation.held))
             operation.op.policy |= RUN_WAITS
-            operation.idempotent = True
+            operation.traits |= IDEMPOTENT
             await operation.run()
             self.count_of(operation)
             offset += uring_size_in(PyBytes_AS_STRING(operation.held))
@@ -413,7 +416,7 @@ cdef class OpenFile(FileRequests):
             # No disk backs the file.
             return
         operation = new_operation(self, None)
-        operation.idempotent = True
+        operation.traits |= IDEMPOTENT
         io_uring_prep_fsync(&operation.request, self.fd, flags)
         await operation.run()
         self.count_of(operation)
@@ -428,7 +431,7 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         self.check(self._writable, "not writable")
         operation = new_operation(self, None)
-        operation.idempotent = True
+        operation.traits |= IDEMPOTENT
         io_uring_prep_fallocate(
             &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
             PyNumber_Index(size))
@@ -442,8 +445,9 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         self.writes += 1
         operation = new_operation(self, None)
-        operation.idempotent = True
-        operation.in_thread = loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL)
+        operation.traits |= IDEMPOTENT
+        operation.set_trait(
+            NEEDS_THREAD, loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL))
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()
         self.count_of(operation)

@@ -28,6 +28,22 @@ cdef class InFlight:
     cdef int ended(self) except -1
 
 
+# The drawing is in operation.pyx.
+cdef enum Stage:
+    PREPARED        # not begun
+    OUT_OF_TIME     # not begun: the turn had no time for the rest, which may be cached
+    BEGUN           # on the ring or in a thread, and counted in operations_in_flight
+    ENDED           # `res` is set, or `filled` has everything
+
+
+# What is fixed before an operation begins.
+cdef enum Trait:
+    IDEMPOTENT = 1 << 0     # may be submitted again: doing it twice is doing it once
+    DETACHABLE = 1 << 1     # a cancelled caller need not wait for the end
+    NEEDS_THREAD = 1 << 2   # the kernel's ring lacks this operation
+    LINKED = 1 << 3         # behind another: ECANCELED means that the other one failed
+
+
 cdef class FileOperation:
     cdef Operation op
     cdef io_uring_sqe request       # copied to the ring; copied again if the ring is lost
@@ -37,16 +53,12 @@ cdef class FileOperation:
     cdef object future              # resolved at the end of the operation
     cdef int res                    # a count, a descriptor or -errno, once it has ended
     cdef int generation             # of the ring that it was submitted to
-    cdef bint in_thread             # done by a thread: the kernel's ring lacks this operation
-    cdef bint counted               # in operations_in_flight
-    cdef bint has_ended
+    cdef Stage stage
+    cdef unsigned int traits        # bits of Trait
     cdef bint cancelled             # by the task that awaits it
-    cdef bint follows               # linked: an ECANCELED means that the first one was not done
-    cdef bint idempotent            # may be submitted again: doing it twice is doing it once
-    cdef bint detachable            # a cancelled caller need not wait for the end
-    cdef bint out_of_time           # the turn had no time for the rest, which may be cached
     cdef Py_ssize_t filled          # bytes that were read from the page cache
 
+    cdef void set_trait(self, Trait trait, bint holds) noexcept
     cdef object run(self)
     cdef int begin(self) except -1
     cdef int submit(self) except -1

@@ -4,7 +4,12 @@ A FileOperation owns all memory that the kernel reads or fills for it until the 
 the ring, or the thread, holds a reference to the operation. The request is a submission of its own,
 which is copied into the ring's queue; under other event loops a thread performs the same request.
 Awaiting and cancelling both return only after the end of the operation, except where the operation
-owns all the memory and changes nothing (`detachable`).
+owns all the memory and changes nothing (DETACHABLE).
+
+    PREPARED ──begin()──> BEGUN ──on_end()──> ENDED        a ring is lost: BEGUN ──submit()──> BEGUN
+       │  ^                 ^                   ^
+       │  └─take_cached()─> OUT_OF_TIME         │
+       └──────────everything is cached──────────┘
 
 An ECANCELED without a cancel has one of two causes. If the ring was lost with a thread that has
 ended, idempotent operations are submitted again. If the kernel could not start a worker because of
@@ -66,9 +71,12 @@ cdef class FileOperation:
         if self.op.policy & HOLDS_DESCRIPTOR and self.res >= 0:
             # The opened descriptor was not taken.
             close(self.res)
-        if self.counted:
+        if self.stage == BEGUN and self.file is not None:
             # The loop was closed before the completion was delivered.
             self.file.ended()
+
+    cdef void set_trait(self, Trait trait, bint holds) noexcept:
+        self.traits = self.traits | trait if holds else self.traits & ~<unsigned int>trait
 
     cdef object run(self):
         """Start the operation; return a coroutine that waits for its end, when `res` is set."""
@@ -76,15 +84,16 @@ cdef class FileOperation:
         return self.end()
 
     cdef int begin(self) except -1:
-        self.loop = None if self.in_thread else ring_loop()
+        assert self.stage <= OUT_OF_TIME
+        self.loop = None if self.traits & NEEDS_THREAD else ring_loop()
         self.future = Future(loop=get_running_loop())
         if self.loop is not None:
             self.submit()
         else:
             performed = get_running_loop().run_in_executor(None, self._perform)
             performed.add_done_callback(self._performed)
+        self.stage = BEGUN
         if self.file is not None:
-            self.counted = True
             self.file.operations_in_flight += 1
         return 0
 
@@ -94,9 +103,9 @@ cdef class FileOperation:
             await self.future
         except CancelledError:
             self.cancel()
-            if self.detachable:
+            if self.traits & DETACHABLE:
                 raise
-            while not self.has_ended:
+            while self.stage != ENDED:
                 self.future = Future(loop=get_running_loop())
                 try:
                     await self.future
@@ -149,19 +158,19 @@ cdef class FileOperation:
                 res = uring_perform_here(&self.request)
         # close(2) has closed the descriptor even if it fails with EINTR.
         if ((res == -EINTR and not self.op.policy & NEVER_CANCELLED)
-                or (res == -ECANCELED and self.idempotent)):
+                or (res == -ECANCELED and self.traits & IDEMPOTENT)):
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res
-        self.has_ended = True
-        if self.counted:
-            self.counted = False
+        assert self.stage == BEGUN
+        self.stage = ENDED
+        if self.file is not None:
             self.file.ended()
         return self.tell()
 
     cdef bint had_no_worker(self) noexcept:
         """Whether an ECANCELED means that the kernel could not start a worker."""
-        if self.cancelled or self.follows or self.loop is None:
+        if self.cancelled or self.traits & LINKED or self.loop is None:
             return False
         if self.generation != self.loop.ring.generation or not self.loop.ring.u.open:
             return False
@@ -195,7 +204,7 @@ async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
     """Read *size* bytes at *offset* into the page cache, ignoring errors."""
     cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
     operation.op.policy |= RUN_WAITS
-    operation.idempotent = operation.detachable = True
+    operation.traits = IDEMPOTENT | DETACHABLE
     io_uring_prep_read(
         &operation.request, fd, PyBytes_AS_STRING(operation.held), <unsigned int>size, offset)
     uring_leave_to_worker(&operation.request)
@@ -205,11 +214,11 @@ async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
 cdef int begin_linked(FileOperation first, FileOperation second) except -1:
     """Submit both to the ring; *second* starts only after *first* has been done in full.
 
-    Otherwise *second* ends with ECANCELED, so it must not be `idempotent`.
+    Otherwise *second* ends with ECANCELED, so it must not be IDEMPOTENT.
     """
     ring_loop().ring.make_room(2)
     uring_link(&first.request)
-    second.follows = True
+    second.traits |= LINKED
     first.begin()
     second.begin()
     return 0

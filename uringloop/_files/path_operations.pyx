@@ -18,6 +18,7 @@ from libc.string cimport strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened
 from uringloop._files.operation cimport (
+    IDEMPOTENT,
     SLICE_BYTES,
     FileOperation,
     begin_linked,
@@ -85,7 +86,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
     operation.op.policy |= HOLDS_DESCRIPTOR
     operation.res = -1
     # With O_EXCL a second open would find the file that the first one has created.
-    operation.idempotent = not flags & O_EXCL
+    operation.set_trait(IDEMPOTENT, not flags & O_EXCL)
     await operation.run()
     fd = taken(operation.res, path)
     operation.op.policy &= ~HOLDS_DESCRIPTOR
@@ -132,7 +133,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.s
     io_uring_prep_statx(
         &operation.request, folder, name, flags, STATX_BASIC_STATS,
         <statx*>PyBytes_AS_STRING(facts))
-    operation.idempotent = True
+    operation.traits |= IDEMPOTENT
     await operation.run()
     taken(operation.res, path)
     return stat_result(<statx*>PyBytes_AS_STRING(facts))
@@ -312,7 +313,7 @@ async def symlink(src, dst, dir_fd=None):
 async def sync(int fd, path):
     """fsync the descriptor *fd*, on the ring; an OSError has *path* as its filename."""
     cdef FileOperation operation = new_operation(None, None)
-    operation.idempotent = True
+    operation.traits |= IDEMPOTENT
     io_uring_prep_fsync(&operation.request, fd, 0)
     await operation.run()
     taken(operation.res, path)

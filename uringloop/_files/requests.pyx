@@ -15,12 +15,8 @@ from libc.string cimport strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened, start_of
 from uringloop._files.operation cimport (
-    SLICE_BYTES,
-    FileOperation,
-    InFlight,
-    is_spent,
-    new_operation,
-    ring_loop,
+    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, SLICE_BYTES, FileOperation, InFlight,
+    is_spent, new_operation, ring_loop,
 )
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
 from uringloop._kernel.files cimport (
@@ -72,14 +68,14 @@ cdef class FileRequests(InFlight):
             operation.held = take_bytes(PyBytes_New(NULL, size))
         data = <char*>start_of(operation.held) + skip
         if size == 0:
-            operation.has_ended = True
+            operation.stage = ENDED
             return operation
         io_uring_prep_read(
             &operation.request, self.fd, data, <unsigned int>size,
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS
-        operation.idempotent = True
+        operation.traits |= IDEMPOTENT
         self.take_cached(operation)
         return operation
 
@@ -89,31 +85,33 @@ cdef class FileRequests(InFlight):
         cdef Py_ssize_t share
         cdef ssize_t count
         cdef int rest = 0
-        operation.out_of_time = False
+        assert operation.stage <= OUT_OF_TIME
+        operation.stage = PREPARED
         loop = ring_loop() if self.reads_cached else None
         if loop is None:
             return 0
-        while rest == 0 and not operation.has_ended and not is_spent(loop):
+        while rest == 0 and operation.stage != ENDED and not is_spent(loop):
             share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
             count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
             operation.filled += count
             if rest == 0 and (count < share or operation.request.len == 0):
-                operation.has_ended = True
+                operation.stage = ENDED
             self.reads_cached = rest in (0, -EAGAIN)
-        operation.out_of_time = rest == 0 and operation.request.len >= WORKER
+        if operation.stage != ENDED and rest == 0 and operation.request.len >= WORKER:
+            operation.stage = OUT_OF_TIME
         return 0
 
     async def _complete_read(self, FileOperation operation):
         """Do the rest of a read: in later turns while it is cached, then on the ring."""
         cdef Py_ssize_t before = -1
-        while operation.out_of_time and operation.filled != before:
+        while operation.stage == OUT_OF_TIME and operation.filled != before:
             before = operation.filled
             await self._next_turn()
             self.take_cached(operation)
-        if not operation.has_ended:
+        if operation.stage != ENDED:
             if self.reads_at and operation.request.off == <uint64_t>-1:
                 operation.request.off = self.position()
-            if operation.out_of_time:
+            if operation.stage == OUT_OF_TIME:
                 uring_leave_to_worker(&operation.request)
             await operation.run()
 
@@ -150,7 +148,7 @@ cdef class FileRequests(InFlight):
                     self.writes += 1
                     operation = new_operation(self, None)
                     operation.res = res
-                    operation.has_ended = True
+                    operation.stage = ENDED
                     return operation
                 if res != -EAGAIN:
                     self.writes_cached = False
@@ -165,7 +163,7 @@ cdef class FileRequests(InFlight):
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS
-        operation.idempotent = self._regular and not self._appending and offset >= 0
+        operation.set_trait(IDEMPOTENT, self._regular and not self._appending and offset >= 0)
         return operation
 
     # ── the descriptor's position ─────────────────────────────────────────────────────────────────
