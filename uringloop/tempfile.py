@@ -63,7 +63,11 @@ def TemporaryFile(
 def _nameless(suffix: Any, prefix: Any, dir: Any) -> int:
     fd: int
     fd, name = tempfile.mkstemp(suffix, prefix, dir)
-    os.unlink(name)
+    try:
+        os.unlink(name)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -494,8 +498,12 @@ class SpooledFile(Lines[Any]):
 
     async def _changed(self, change: Coroutine[Any, Any, Any], size: int = -1) -> Any:
         """Await *change*, and roll over if the file is, or with *size* will be, too large."""
-        if size > self._max_size:
-            await self._roll_over()
+        try:
+            if size > self._max_size:
+                await self._roll_over()
+        except BaseException:
+            change.close()
+            raise
         result = await change
         if not self._rolled and self._file.tell() > self._max_size > 0:
             await self._roll_over()

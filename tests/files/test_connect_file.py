@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,53 @@ uringloop.run(main())
         with open("/dev/null" if kind == "null" else tmp_path / "input", "rb") as stdin:
             done = subprocess.run(command, stdin=stdin, **options)
     assert int(done.stdout) == len(data)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 3])
+def test_the_end_of_a_program_leaves_no_reading_task(tmp_path: Path, moment: int) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(8 << 20))
+    left: list[asyncio.Task[object]] = []
+
+    async def main() -> None:
+        await uringloop.connect_file(Noting, open(path, "rb"))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        left.extend(asyncio.all_tasks() - {asyncio.current_task()})
+
+    # asyncio.run() cancels all tasks; one that began then would be reported as pending.
+    uringloop.run(main())
+    assert left
+    assert all(task.done() for task in left)
+    left.clear()
+    # The transport and its file warn that nothing has closed them.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+class NoMemory:
+    """A file whose read finds no memory for its bytes."""
+
+    async def _read_some(self, _size: int) -> bytes:
+        raise MemoryError
+
+
+def test_a_protocol_without_memory_for_data_is_disconnected(
+    each_loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(b"some")
+
+    async def main() -> None:
+        file = open(path, "rb")
+        transport, protocol = await uringloop.connect_file(lambda: Noting(0), file)
+        transport.pause_reading()
+        await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(transport, "_source", NoMemory())
+        monkeypatch.setattr(transport, "_held", b"")
+        transport.resume_reading()
+        assert isinstance(await asyncio.wait_for(protocol.lost, 10), MemoryError)
+
+    run(each_loop, main)

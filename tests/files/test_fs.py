@@ -359,6 +359,29 @@ def test_audit_events_are_those_of_os(loop: uringloop.Loop, tmp_path: Path) -> N
     listening = False
 
 
+def test_read_bytes_and_write_atomic_raise_the_audit_event_of_open(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"some")
+    opened: list[Path] = []
+    listening = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if listening and event == "open":
+            opened.append(Path(os.fsdecode(args[0])))
+
+    sys.addaudithook(hook)
+    # The second read is served from the page cache.
+    for _ in range(2):
+        assert run(loop, lambda: fs.read_bytes(path)) == b"some"
+    assert opened.count(path) >= 2
+    opened.clear()
+    run(loop, lambda: fs.write_atomic(path, b"other"))
+    assert tmp_path in opened
+    listening = False
+
+
 # ── whole files ──────────────────────────────────────────────────────────────────────────────
 
 

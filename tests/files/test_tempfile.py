@@ -520,3 +520,39 @@ def test_a_temporary_directory_is_removed_with_its_contents(
 
 def test_the_module_is_an_attribute_of_the_package() -> None:
     assert uringloop.tempfile is tempfile
+
+
+def test_a_roll_over_that_fails_leaves_no_coroutine_behind(
+    each_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    async def main() -> None:
+        async with tempfile.SpooledTemporaryFile(max_size=10) as file:
+            monkeypatch.setattr(plain, "tempdir", str(temporary / "absent"))
+            with pytest.raises(FileNotFoundError):
+                await file.write(b"x" * 20)
+            # A coroutine that is never awaited would be a warning here, which is an error.
+            gc.collect()
+            monkeypatch.setattr(plain, "tempdir", str(temporary))
+
+    run(each_loop, main)
+
+
+def test_an_unnamed_file_whose_name_cannot_be_removed_is_closed(
+    each_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    removed: list[str] = []
+
+    def refuse(name: str) -> None:
+        removed.append(name)
+        raise PermissionError(name)
+
+    async def main() -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", refuse)
+            with pytest.raises(PermissionError):
+                await tempfile.TemporaryFile()
+        assert set(os.listdir("/proc/self/fd")) <= before
+        os.unlink(removed[0])
+
+    run(each_loop, main)

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import os
 import stat as modes
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, AnyStr
 
@@ -130,6 +131,7 @@ async def _temporary_beside(name: Any, mode: int) -> tuple[Any, int]:
     for temporary in _temporary_names(name):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            sys.audit("open", temporary, None, flags)
             return temporary, await path_operations.open_descriptor(temporary, flags, mode)
         except FileExistsError:
             continue
@@ -185,7 +187,9 @@ async def _discard(path: StrOrBytesPath) -> None:
 
 
 async def _sync_directory(folder: StrOrBytesPath) -> None:
-    fd = await path_operations.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    sys.audit("open", folder, None, flags)
+    fd = await path_operations.open_descriptor(folder, flags)
     try:
         await path_operations.sync(fd, folder)
     finally:

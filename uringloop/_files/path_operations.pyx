@@ -69,7 +69,7 @@ cdef tuple BAD_ARGUMENT = (TypeError, ValueError, OverflowError)
 async def open_descriptor(path, int flags, int mode=0o666):
     """Open *path* and return the descriptor. Raises OSError with *path* as it was given.
 
-    A new file gets *mode*, reduced by the umask.
+    A new file gets *mode*, reduced by the umask. The caller raises the audit event.
     """
     cdef bytes name = name_of(path)
     cdef FileOperation operation
@@ -164,6 +164,8 @@ def read_cached(path):
         close(fd)
     if rest != 0 or count > facts.size:
         return None
+    # What open() raises; it follows only where nothing is cached, and raises its own then.
+    sys.audit("open", path, "rb", O_RDONLY | O_CLOEXEC)
     data = <PyObject*>held
     Py_INCREF(held)
     held = None

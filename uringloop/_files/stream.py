@@ -75,7 +75,7 @@ class FileReadTransport(asyncio.ReadTransport):
         # It has the methods of asyncio.Protocol, whatever its class.
         self._protocol: Any = protocol
         self._held = b""
-        self._reason: OSError | None = None
+        self._reason: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -147,11 +147,16 @@ class FileReadTransport(asyncio.ReadTransport):
         self._task = None
         if self._closing:
             self._lose()
+        elif task.cancelled():
+            # By asyncio.run(), which cancels all tasks at its end: a new one would stay pending.
+            return
+        elif (exc := task.exception()) is not None:
+            self._end(exc if isinstance(exc, Exception) else None)
         else:
             # Reading may have been resumed before the paused task ended.
             self._start()
 
-    def _end(self, exc: OSError | None) -> None:
+    def _end(self, exc: Exception | None) -> None:
         self._closing = True
         self._reason = exc
         if self._task is None:

@@ -476,13 +476,6 @@ static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring 
     struct io_uring_sqe *sqe = uring_get_submission(to);
 
     *sqe = from->ring.sq.sqes[(*from->ring.sq.khead + index) & *from->ring.sq.kring_mask];
-    if (to->soft != NULL && sqe->opcode == URING_OP_EPOLL_WAIT) {
-        /* Ends without events, and its owner waits anew. */
-        uint64_t user_data = sqe->user_data;
-
-        io_uring_prep_nop(sqe);
-        sqe->user_data = user_data;
-    }
     return sqe;
 }
 

@@ -92,6 +92,8 @@ cdef class Watchers(Flushable):
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
         self.loop.ring.check_inherited()
+        # Before the descriptor is registered: without a handle nothing would clear its events.
+        handle = self.loop._make_handle(callback, args)
         self.asked += 1
         if watched is not None:
             watched.number = self.asked
@@ -106,7 +108,6 @@ cdef class Watchers(Flushable):
             watched.number = self.asked
             self.add(watched, event)
             self.watched[fd] = watched
-        handle = self.loop._make_handle(callback, args)
         watched.file = file
         watched.put(event, handle)
         if not self.wait_op.in_flight:

@@ -97,7 +97,11 @@ cdef class TimerHeap:
             self.due[self.due_end] = self._pop()
             self.due_end += 1
         if self.capacity > FIRST and 4 * self.count < self.capacity:
-            self._resize(max(self.capacity // 2, FIRST))
+            try:
+                self._resize(max(self.capacity // 2, FIRST))
+            except MemoryError:
+                # The heap keeps the memory that it has.
+                pass
         return 0
 
     cdef TimerHandle next_due(self):
