@@ -171,7 +171,7 @@ class NamedFile:
 
     def __del__(self) -> None:
         if self._to_remove:
-            # The ResourceWarning is the file's.
+            # The file itself emits the ResourceWarning.
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
 

@@ -92,7 +92,7 @@ def screen() -> Iterator[Show]:
 
 
 def watch(connection: Connection, options: argparse.Namespace, show: Callable[..., None]) -> None:
-    """Call *show* with each look and its notes, once or until the program ends.
+    """Call *show* with each answer and its notes, once or until the program ends.
 
     Raises Ended when the program ends, and CannotWatch if it does not answer at first.
     """
@@ -100,7 +100,7 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
     if told is None:
         raise CannotWatch(f"no answer in {FIRST_ANSWER_S:.0f} s: {NO_ANSWER_REASON}")
     look = Look(told)
-    # The first look has no rates: --once and --json skip it.
+    # The first answer has no rates: --once and --json skip it.
     follows = not (options.once or options.json)
     if follows:
         show(look, [])

@@ -19,8 +19,8 @@ cdef class LineText:
     cdef public LineFile buffer     # the binary file that is decoded
     cdef public str _chars          # decoded text; that from _used on is unread
     cdef public Py_ssize_t _used
-    cdef public CallLock _lock        # the buffer's
-    cdef str newline                  # as for open(): None, "", or the line end
+    cdef public CallLock _lock      # the buffer's
+    cdef str newline                # as for open(): None, "", or the line end
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1
     cdef str next_line(self)

@@ -2,7 +2,7 @@
 
 A line that was read ahead is returned, and a write that fits the buffer is copied there, in one
 call. Everything else is done by the Python subclasses in binary.py and text.py. Nothing here waits,
-and nothing goes on when the turn has no time left for files.
+and every fast path ends when the turn has no time left for files.
 """
 
 cimport cython

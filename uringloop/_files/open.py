@@ -219,7 +219,7 @@ def make_file(
     """Return a raw, buffered or text file on *fd*, as *mode* and *buffering* say."""
     binary = "b" in mode
     if buffering == 0 and not binary:
-        # For a path the built-in did not come to this check, which follows the opener's call.
+        # For a path the built-in open() did not reach this check, which follows the opener's call.
         raise ValueError("can't have unbuffered text I/O")
     kind = next(letter for letter in mode if letter in "rwax")
     plus = "+" if "+" in mode else ""

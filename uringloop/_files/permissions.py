@@ -43,7 +43,7 @@ def copy_permissions(fd: int, name: Any, facts: os.stat_result) -> None:
     if own.st_uid != facts.st_uid:
         mode &= ~modes.S_ISUID
     if own.st_gid != facts.st_gid:
-        # To the source the members of the new group are others.
+        # For the source file the members of the new group count as others.
         mode &= ~modes.S_ISGID
         acl = acl and _for_another_group(acl)
         if not acl:

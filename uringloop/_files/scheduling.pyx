@@ -43,14 +43,14 @@ cdef class CallLock:
     """A fair lock for the calls of a file; it belongs to no loop."""
 
     def start(self):
-        """Take the file if it is free and there is time; if not, the caller must await `take`."""
+        """Take the lock if it is free and there is time; if not, the caller must await `take`."""
         if self.taken or self.is_spent():
             return False
         self.taken = True
         return True
 
     async def take(self):
-        """Wait until earlier calls have ended, and until a turn has time for files."""
+        """Take the lock once earlier calls have ended, and wait for a turn with time for files."""
         await self.wait()
         try:
             if self.is_spent():
@@ -60,7 +60,7 @@ cdef class CallLock:
             raise
 
     async def wait(self):
-        """Wait until earlier calls have ended; do not suspend if there are none."""
+        """Take the lock once earlier calls have ended; do not suspend if there are none."""
         if not self.taken:
             self.taken = True
             return
@@ -72,12 +72,12 @@ cdef class CallLock:
             await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                # The file was passed to this call already.
+                # The lock was passed to this call already.
                 self.give()
             raise
 
     def give(self):
-        """Pass the file to the next call."""
+        """Pass the lock to the next call, or release it."""
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():

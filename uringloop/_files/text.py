@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-# The bytes that built-in text files decode at once: programs that read and write one see it.
+# The bytes that built-in text files decode at once. Programs that read and write the same file can
+# observe this size.
 CHUNK_BYTES = 8192
 # A line or read with more unread characters than this keeps them as a part (see PartialText).
 LONG = 256 * 1024

@@ -42,8 +42,8 @@
 #endif
 
 #define URING_SYS_EPOLL_PWAIT2 441 /* 5.11 */
-#define URING_SYS_OPENAT2 437     /* 5.6 */
-#define URING_RESOLVE_CACHED 0x20 /* 5.12 */
+#define URING_SYS_OPENAT2 437      /* 5.6 */
+#define URING_RESOLVE_CACHED 0x20  /* 5.12 */
 
 /* The kernel's struct open_how. */
 typedef struct uring_open_how {

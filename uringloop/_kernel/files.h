@@ -51,7 +51,7 @@ static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts
 }
 
 /* Whether reads and writes may have an offset: those of an eventfd may not, nor may writes to a
- * file of /proc, although both accept lseek(). Without an iovec the file is not called. */
+ * file of /proc, although both accept lseek(). With no iovec the kernel only checks this. */
 static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
 
 static inline bool uring_writes_at(int fd) {
@@ -83,7 +83,7 @@ static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t
     return (ssize_t)filled;
 }
 
-/* The same for at most *share* bytes of a read's submission, which is then left with the rest. */
+/* Does the same for at most *share* bytes of a prepared read, and reduces the read to the rest. */
 static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, bool in_memory,
                                         int *rest) {
     bool here = sqe->off == (uint64_t)-1;

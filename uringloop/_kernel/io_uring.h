@@ -14,10 +14,10 @@
 #endif
 
 /* Values newer than liburing 2.3, each with the first kernel that has it. */
-#define URING_ENTER_NO_IOWAIT (1U << 7)     /* 6.15 */
-#define URING_FEATURE_NO_IOWAIT (1U << 17)  /* 6.15 */
+#define URING_ENTER_NO_IOWAIT (1U << 7)      /* 6.15 */
+#define URING_FEATURE_NO_IOWAIT (1U << 17)   /* 6.15 */
 #define URING_FEATURE_MIN_TIMEOUT (1U << 15) /* 6.12 */
-#define URING_OP_FTRUNCATE 55               /* 6.9 */
-#define URING_OP_EPOLL_WAIT 59              /* 6.15 */
+#define URING_OP_FTRUNCATE 55                /* 6.9 */
+#define URING_OP_EPOLL_WAIT 59               /* 6.15 */
 
 #endif

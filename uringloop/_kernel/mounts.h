@@ -72,7 +72,7 @@ static inline uring_mount_kinds uring_kind_of_magic(uint64_t magic) {
 static inline uint64_t uring_mount_number(const struct statx *facts) {
     uint64_t number;
 
-    /* Older headers have no name for the field, but space. */
+    /* Older headers have no name for the field, but reserve its space. */
     memcpy(&number, (const char *)facts + 0x90, sizeof(number));
     return number;
 }

@@ -126,8 +126,8 @@ static inline bool uring_has_unread(int fd) {
 }
 
 /* Returns whether a connection was in fact reset, although a receive returned 0 bytes. The kernel
- * reports an error only once, and a send that it retries and gives up may take it. A FIN still
- * counts as one byte that is left; after a reset nothing is left. */
+ * reports an error only once, perhaps to a send that it retries and gives up. A FIN still counts as
+ * one byte that is left; after a reset nothing is left. */
 static inline bool uring_was_reset(int fd) {
     char byte;
     int left = -1;

@@ -176,8 +176,8 @@ static inline int uring_trace_result(const uring_trace *trace, char *line, int s
                            name != NULL ? name : "");
 }
 
-/* Traces a completion. *more*: it is not the terminal one. *all*: of a quiet operation that has
- * succeeded. */
+/* Traces a completion. *more* is true if it is not the terminal one, *all* for a quiet operation
+ * that has succeeded. */
 static inline void uring_trace_complete(const uring_trace *trace, unsigned opcode, unsigned number,
                                         int res, bool more, bool all) {
     char line[URING_TRACE_LINE];

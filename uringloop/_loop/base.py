@@ -81,7 +81,7 @@ class Stats(TypedDict):
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     """An asyncio event loop on io_uring, without the methods that do I/O.
 
-    Raises OSError, with the cause in its message, if the kernel refuses a ring.
+    Raises OSError, with the cause in its message, if the selected ring cannot be opened.
     """
 
     # The ring that the loop was created on, and the reason. The property `backend` takes into

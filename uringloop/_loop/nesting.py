@@ -38,8 +38,8 @@ VARIABLE = "URINGLOOP_NESTABLE"
 # Values of the variable that mean no.
 OFF = ("", "0", "no", "false", "off")
 
-# nest_asyncio sets this attribute of the module asyncio and of loops that it has patched, and does
-# not patch what has it.
+# nest_asyncio sets this attribute on the module asyncio and on the loops that it patches, and skips
+# objects that have it.
 NEST_ASYNCIO = "_nest_patched"
 
 

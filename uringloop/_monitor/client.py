@@ -136,7 +136,7 @@ def family_paths(pid: int) -> list[str]:
 
 
 def all_paths() -> list[str]:
-    """Return the sockets that can be found of all programs that this user may watch."""
+    """Return the sockets, as far as they are found, of all programs that this user may watch."""
     own = (pid for pid, _ in _processes() if "URINGLOOP_MONITOR" in _own_environment_of(pid))
     found: dict[tuple[int, int], str] = {}
     for path in [*_default_paths(), *existing_paths_of(own)]:
@@ -347,7 +347,7 @@ class Connection:
 
 
 class Rates(TypedDict):
-    """What a loop did per second between two answers; *cpu* of its thread is 1 for a full core."""
+    """Figures of a loop per second between two answers; *cpu*, of its thread, is 1 for a core."""
 
     cpu: float
     turns: float

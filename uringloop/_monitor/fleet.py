@@ -1,7 +1,7 @@
 """Watches several processes at once, for `uringloop.top`: a server's workers, or a user's programs.
 
-Processes may start and end between two looks. A process that does not answer does not delay the
-others.
+Processes may start and end between two rounds of requests. A process that does not answer does not
+delay the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Member:
 
 
 class Fleet:
-    """The processes whose sockets *find* returns; it is called again for each look."""
+    """The processes whose sockets *find* returns; every look() calls it again."""
 
     def __init__(self, find: Callable[[], list[str]]) -> None:
         self.find = find
@@ -52,7 +52,7 @@ class Fleet:
             self._drop(path)
 
     def look(self, patience: float) -> list[Member]:
-        """Ask every process, wait *patience* seconds in all, and return the connected ones."""
+        """Request answers; wait *patience* seconds at most in all; return the connected members."""
         for path in self.find():
             if path not in self.members:
                 # The socket of a killed process, or of another user's process.

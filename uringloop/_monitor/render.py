@@ -1,4 +1,4 @@
-"""Formats looks at programs for `uringloop.top`: a table, in plain text or by rich, and notes.
+"""Formats answers of programs for `uringloop.top`: a table, in plain text or by rich, and notes.
 
 The table of a single program has a column for each loop and a line for each figure, because there
 are more figures than loops, and more than fit beside each other.

@@ -532,7 +532,7 @@ def _stop() -> None:
 
 
 def _after_fork() -> None:
-    """Drop the parent's monitor in a child; a child that creates a loop starts its own."""
+    """Drop the parent's monitor in a child; a loop that the child creates may start its own."""
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
     _State.variable_handled = _State.stopped

@@ -1,4 +1,4 @@
-"""Logs what blocks a loop, while it does: `Loop(stall_ms=100)` or URINGLOOP_STALL_MS=100.
+"""Logs the stack of a loop while it is blocked: `Loop(stall_ms=100)` or URINGLOOP_STALL_MS=100.
 
 One thread for all loops of the process checks for how long the current turn of each loop has
 lasted. It logs each stall once, with the stack of the loop's thread, and once more when the stall
@@ -37,7 +37,7 @@ FRAMES_MAX = 50
 # Time for the thread to end: it waits only for the GIL and for log handlers.
 END_S = 5.0
 
-# A process that was stopped, or got no processor, cannot be told from one whose GIL was kept.
+# A process that was stopped, or got no processor, looks the same as one whose GIL was kept.
 GIL_KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
 
 logger = logging.getLogger("uringloop")

@@ -61,7 +61,7 @@ cdef bint take_over(Ring ring) except -1:
 
 
 cdef int end_run_operations(Ring ring) except -1:
-    """End the operations that a change of thread would break; called as a run ends.
+    """End the operations that a change of the thread or of the ring would break.
 
     Sends: only their completions say how much was sent. Polls of listening sockets: a ring whose
     thread has left it would keep the socket open for some time. A receive may stay armed: what
@@ -122,8 +122,8 @@ cdef int fall_back(Ring ring) except -1:
 cdef int drain(Ring ring) except -1:
     """Cancel all operations and take their completions.
 
-    Closing a descriptor has its effect then: a socket sends its FIN, a port is free. Only the
-    callbacks of operations that open or close a descriptor run. A thread that does not own the
+    Only then does closing a descriptor take effect: a socket sends its FIN, a port is free. Only
+    the callbacks of operations that open or close a descriptor run. A thread that does not own the
     ring cannot cancel; the kernel ends the operations some milliseconds after the ring's end.
     """
     cdef Operation *op

@@ -10,13 +10,13 @@
 #include "_kernel/sockets.h"
 #include "_ring/uring.h"
 
-/* What a ring of this kernel can do. */
+/* The abilities of a ring of this kernel. */
 typedef struct uring_abilities {
-    int quiet_sends; /* a quiet send posts nothing if it sends everything, the count if it is
-                      * short, EAGAIN if it sends nothing */
-    int has_ftruncate;   /* the kernel has IORING_OP_FTRUNCATE */
+    int quiet_sends;    /* a quiet send posts nothing if it sends everything, the count if it is
+                         * short, EAGAIN if it sends nothing */
+    int has_ftruncate;  /* the kernel has IORING_OP_FTRUNCATE */
     int has_epoll_wait; /* the kernel has IORING_OP_EPOLL_WAIT */
-    unsigned facts;  /* the IORING_FEAT_ bits that the kernel reports */
+    unsigned facts;     /* the IORING_FEAT_ bits that the kernel reports */
 } uring_abilities;
 
 typedef struct uring_trial {

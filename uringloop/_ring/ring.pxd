@@ -73,7 +73,7 @@ cdef class Ring:
     cdef bint enter_forbidden          # a security policy forbids io_uring_enter by now
     cdef tuple forbidden               # errno and name of the first forbidden call, or None
     cdef tuple fallback_cause          # the same, once the software ring has replaced the kernel's
-    cdef object on_fallback            # called with both then, or None; a module's function
+    cdef object on_fallback            # called with both then, or None; a function of a module
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 

@@ -5,8 +5,8 @@
  * free. epoll does not: with EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps
  * in epoll_wait(2) at that moment (4.5, ep_poll_callback in fs/eventpoll.c). So a loop with shared
  * listening sockets sleeps in epoll_wait(2), and a connection wakes a process only while it is
- * free. A process that has taken a connection moves to the end of the socket's wait queue: they
- * take turns.
+ * free. A process that has taken a connection moves to the end of the socket's wait queue, so
+ * connections go to the free processes in rotation.
  *
  * The accept epoll is an epoll instance with the listening sockets and a descriptor by which the
  * ring ends the sleep: for the kernel's ring an eventfd that the kernel writes to, for a software
@@ -36,7 +36,7 @@
 #define EPOLLEXCLUSIVE (1U << 28) /* 4.5 */
 #endif
 
-/* Events of one epoll_wait(2): the ring's eventfd, the wakers, and a socket behind them. */
+/* Events of one epoll_wait(2): the ring's eventfd, two wakers, and a listening socket. */
 #define URING_EVENTS_MAX 4
 
 /* The data of the eventfd's events, and of the wakers': descriptors that wake the loop. */
@@ -46,7 +46,7 @@
 /* After shorter sleeps the process counts as busy. */
 #define URING_SHORT_SLEEP_NS 1000000
 
-/* What ended a shorter sleep may have been there before the sleep began. */
+/* The event that ended a shorter sleep may have been there before the sleep began. */
 #define URING_SLEPT_NS 20000
 
 /* A process that was woken for a connection and is then killed, stopped or not scheduled takes the
@@ -77,7 +77,7 @@ static inline int uring_add_ring_eventfd(uring *u) {
 
 /* Closes the accept epoll: from now on the loop sleeps in the ring. */
 static inline void uring_close_accept_epoll(uring *u) {
-    /* In a forked child the fork handler has closed them. */
+    /* In a forked child the fork handler has closed the descriptors. */
     if (u->inherited)
         return;
     if (u->soft != NULL && u->open)
@@ -229,7 +229,7 @@ static inline bool uring_is_crowded(int fd) {
            2 * info.tcpi_unacked >= info.tcpi_sacked && info.tcpi_unacked > 0;
 }
 
-/* Returns whether another process has signed for the socket (uring_mark_shared). Takes 0.3 us. */
+/* Returns whether another process has marked the socket (uring_mark_shared). Takes 0.3 us. */
 static inline bool uring_is_shared(int fd) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
 

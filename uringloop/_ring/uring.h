@@ -50,8 +50,8 @@ typedef struct uring {
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     bool open;
     bool enabled;
-    bool threaded;      /* a kernel thread takes the submissions (SQPOLL) */
-    bool inherited;     /* opened by a parent process: its memory must not be touched */
+    bool threaded;  /* a kernel thread takes the submissions (SQPOLL) */
+    bool inherited; /* opened by a parent process: its memory must not be touched */
     /* Shared listening sockets, see shared_sockets.h. */
     int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
     int eventfd;              /* the eventfd there that the kernel writes to, or -1 */
@@ -63,7 +63,7 @@ typedef struct uring {
     bool sleeps_in_ring;   /* the loop sleeps in the ring although it has shared sockets */
     unsigned short_sleeps; /* short sleeps in a row that no connection has ended */
     bool slept;            /* nothing waited when the newest sleep began */
-    struct uring *next; /* the list of live rings that the fork handler walks */
+    struct uring *next;    /* the list of live rings that the fork handler walks */
 } uring;
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
@@ -316,9 +316,9 @@ static inline unsigned uring_publish(uring *u) {
     return sq->sqe_tail - *sq->khead;
 }
 
-/* Returns the flags of the enter that a kernel thread with *count* submissions before it needs:
- * SQ_WAKEUP if it sleeps, SQ_WAIT, which waits for room, if its queue is full. 0 if it needs
- * none. */
+/* Returns the flags for an enter of a ring whose kernel thread has *count* submissions to take:
+ * SQ_WAKEUP if the thread sleeps, SQ_WAIT, which waits for room, if the queue is full. Returns 0 if
+ * no enter is needed. */
 static inline unsigned uring_thread_flags(const uring *u, unsigned count) {
     unsigned flags = 0;
 
@@ -469,8 +469,8 @@ static inline struct io_uring_sqe *uring_get_submission(uring *u) {
     return io_uring_get_sqe(&u->ring);
 }
 
-/* Copies to *to*, which has room for it, the submission that is *index* places behind the first one
- * that *from* has not taken. Returns the copy. */
+/* Copies one of the submissions that *from* has not taken to *to*, which must have room for it;
+ * *index* counts from the oldest. Returns the copy. */
 static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring *from,
                                                          unsigned index) {
     struct io_uring_sqe *sqe = uring_get_submission(to);
@@ -479,7 +479,8 @@ static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring 
     return sqe;
 }
 
-/* The position behind the newest submission, and whether the kernel has taken all before it. */
+/* uring_sequence() returns the position after the newest submission; uring_submitted() returns
+ * whether the kernel has taken all submissions before such a position. */
 static inline unsigned uring_sequence(const uring *u) { return u->ring.sq.sqe_tail; }
 
 static inline bool uring_submitted(const uring *u, unsigned sequence) {

@@ -30,7 +30,7 @@
 #define SOFT_WORKER_STACK (128 * 1024)
 /* A thread ends after this time without work. */
 #define SOFT_WORKER_IDLE_S 5
-/* What a writable pipe accepts without blocking, and the default capacity of a pipe. */
+/* The bytes that a writable pipe accepts without blocking, and the default capacity of a pipe. */
 #define SOFT_PIPE_ROOM 4096
 #define SOFT_PIPE_SIZE (64 * 1024)
 /* The interval at which a thread that must not wait any longer is interrupted. */
@@ -340,7 +340,8 @@ int soft_open_pool(softring *s) {
     return 0;
 }
 
-/* Closes the pool of a ring. What is queued has been withdrawn; results are freed here. */
+/* Closes the pool of a ring. The queued requests have been withdrawn, except closes, which the
+ * threads still execute; results are freed here. */
 void soft_close_pool(softring *s) {
     soft_pool *pool = s->pool;
     soft_request *chain, *next;

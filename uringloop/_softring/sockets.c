@@ -312,7 +312,7 @@ static void soft_submit_poll(softring *s, soft_request *request) {
     request->persistent = request->by_edge = request->sqe.len & IORING_POLL_ADD_MULTI;
     res = soft_await(s, request, events, soft_attempt);
     if (res == -EPERM)
-        /* What epoll does not accept, a file or a directory, is always ready. */
+        /* epoll accepts neither files nor directories; they are always ready. */
         res = (int)(events & (POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM));
     else if (res == 0)
         return;
@@ -337,7 +337,7 @@ static void soft_submit_epoll_wait(softring *s, soft_request *request) {
         soft_finish(s, request, res, 0);
 }
 
-/* ── both ways ──────────────────────────────────────────────────────────────────────────────── */
+/* ── submitting and retrying ────────────────────────────────────────────────────────────────── */
 
 /* Submits the operation of a socket, or a poll; returns false for any other operation. */
 bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
@@ -371,7 +371,7 @@ bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe) {
     return true;
 }
 
-/* Retries a request that waits for *events*; returns whether the descriptor may have more. */
+/* Retries a request whose descriptor has *events*; returns whether the descriptor may have more. */
 static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     soft_outcome outcome = SOFT_GO_ON;
     int count;

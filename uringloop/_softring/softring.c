@@ -8,9 +8,10 @@
 #include "_softring/sockets.h"
 #include "_softring/waits.h"
 
-/* After so many looks in a row that find no event, a turn may skip the look, for so long: a look
- * takes 0.2 us, a turn that needs no system call 0.5. A program that causes its own events, as
- * tests do, finds them in the next turn. */
+/* A look is one epoll_wait(2) that does not wait. After SOFT_QUIET_LOOKS looks in a row that found
+ * no event, turns that need no system call look only every SOFT_LOOK_EVERY_NS: a look takes 0.2 us,
+ * such a turn 0.5 us. Looks before that are not skipped, so that a program that causes its own
+ * events, as tests do, finds them in the next turn. */
 #define SOFT_QUIET_LOOKS 64
 #define SOFT_LOOK_EVERY_NS 10000
 /* Initial size of the hash table of requests; it grows with their number. */
@@ -245,7 +246,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     }
 }
 
-/* Ends a request that was cancelled earlier. */
+/* Ends a waiting request whose cancel a simulated kernel has delayed. */
 static void soft_end_doomed(softring *s, soft_request *request) {
     if (request->cancel_pending && request->state == SOFT_WAITING)
         soft_end(s, request);

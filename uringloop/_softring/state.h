@@ -74,7 +74,7 @@ struct soft_request {
     bool discarded;                /* cancelled: the thread discards the result */
     pid_t worker;                  /* the thread's id, while it is running */
     bool waits;                    /* a thread may block on a peer: on a terminal or a pipe */
-    bool interrupted;              /* the thread that executes it must not wait any longer */
+    bool interrupted;              /* its thread must not wait any longer; also under the lock */
     int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
     bool cancel_pending;           /* cancelled, but a simulated kernel ends it later */
     int res;                       /* the thread's result */
@@ -83,10 +83,10 @@ struct soft_request {
 /* The requests that wait for a descriptor, and its registration with epoll. */
 typedef struct soft_watch {
     soft_request *first;
-    uint32_t registered; /* events and mode; 0 if epoll reports none, though it may have an entry */
-    uint32_t generation; /* in its events: tells them from those of a file with the same number */
+    uint32_t registered;    /* events and mode; 0 if epoll reports none, even if it has an entry */
+    uint32_t generation;    /* in its events; a later file of the same number has another one */
     bool known;             /* epoll may have an entry for it */
-    bool has_lasting_error; /* has a lasting error or hang-up that ends no request */
+    bool has_lasting_error; /* an error or hang-up that stays and ends no request */
 } soft_watch;
 
 /* A ring of provided buffers: the owner's memory, and the head, which the kernel would keep. */
@@ -114,16 +114,16 @@ typedef struct soft_pool {
     unsigned threads;
     unsigned idle; /* threads that wait for work, or have been woken and do not run yet */
     unsigned most;
-    unsigned holders; /* threads, and the ring */
-    bool closed;      /* the ring is closed: results are discarded */
-    unsigned *flags;  /* the ring's flags, to set TASKRUN; invalid once closed */
-    int wake_fd;      /* the ring's eventfd; invalid once closed */
+    unsigned holders;     /* threads, and the ring */
+    bool closed;          /* the ring is closed: results are discarded */
+    unsigned *flags;      /* the ring's flags, to set TASKRUN; invalid once closed */
+    int wake_fd;          /* the ring's eventfd; invalid once closed */
     atomic_bool sleeping; /* the ring's thread sleeps, or is about to */
 } soft_pool;
 
 struct softring {
-    struct io_uring queues;  /* the owner has a copy; the pointers go to `memory` and `indexes` */
-    char *memory;            /* the submissions and the completions */
+    struct io_uring queues; /* the owner has a copy; the pointers go to `memory` and `indexes` */
+    char *memory;           /* the submissions and the completions */
     size_t memory_size;
     unsigned indexes[12];
     pthread_t owner;
@@ -132,8 +132,8 @@ struct softring {
     bool starved;        /* a receive has ended with ENOBUFS during this look */
     bool has_stale_file; /* epoll reports a file that cannot be removed from it */
     int epoll_fd;
-    int accept_epoll_fd;          /* the caller's epoll instance, with bell_data; or -1 */
-    uint64_t bell_data;
+    int accept_epoll_fd; /* the caller's epoll instance, at which the loop may sleep; or -1 */
+    uint64_t bell_data;  /* of the ring's events there */
     soft_watch *watches; /* by number of the descriptor */
     int watches_size;
     soft_request **table; /* by user_data; a power of two */
@@ -144,7 +144,7 @@ struct softring {
     soft_overflow *overflow_last;
     soft_group groups[SOFT_GROUPS_MAX];
     soft_pool *pool;
-    unsigned quiet_looks;  /* looks in a row that found no event */
+    unsigned quiet_looks; /* looks (softring.c) in a row that found no event */
     int64_t last_look_ns;
 };
 

@@ -4,7 +4,7 @@
  * bytes, or finds no buffer, gets another event. A one-shot request registers it for one event. A
  * multishot poll is edge-triggered, one event for each arrival, like the kernel's; if other
  * requests on the same descriptor leave something in it, it is registered again, so that epoll
- * looks anew.
+ * checks it again.
  *
  * epoll identifies a descriptor by its file. A closed file leaves epoll, unless a duplicate of the
  * descriptor is still open. So the first request that waits for a number registers it again, under
@@ -154,7 +154,8 @@ void soft_leave_watch(softring *s, soft_request *request) {
 }
 
 /* Removes from epoll a descriptor that no request waits for. It may be about to be closed, and a
- * duplicate, maybe in another process, would keep its events coming. Returns false on failure. */
+ * duplicate, maybe in another process, would keep its events coming. Returns whether the entry was
+ * removed or is still needed. */
 bool soft_drop_watch(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
     struct epoll_event event = {0};
@@ -246,8 +247,8 @@ static void soft_replace_epoll(softring *s) {
     s->has_stale_file = false;
     if (fresh < 0)
         return;
-    /* Under the old number: *fresh* may have the number of that file, which its owner may close
-     * again. */
+    /* Keep the old number: *fresh* may have got the number of the closed file, and the program may
+     * close that number once more. */
     fd = dup3(fresh, s->epoll_fd, O_CLOEXEC);
     close(fresh);
     if (fd < 0)
