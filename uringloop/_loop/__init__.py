@@ -1,1 +1,1 @@
-"""The parts of class Loop that stand on the turn and do no I/O."""
+"""The parts of class Loop that do no I/O: running, tasks, threads, signals, exceptions, nesting."""

@@ -40,7 +40,7 @@ cdef int SETTLE = SETTLE_MAX
 
 
 cdef bint take_over(Ring ring) except -1:
-    """Make the calling thread the ring's issuer; return whether that took a new ring.
+    """Make the calling thread the ring's issuer; return whether a new ring has replaced the ring.
 
     The kernel binds a ring to the thread that enables it, and returns EEXIST to all others.
     Thread identifiers do not help: a new thread often has the one of a dead thread.

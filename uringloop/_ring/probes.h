@@ -95,7 +95,7 @@ static inline int uring_try(uring_abilities *found) {
     return res;
 }
 
-/* Returns whether the kernel opens paths from its cache only, and describes their mounts. */
+/* Returns whether the kernel can open a path from its caches alone, and describe its mount. */
 static inline bool uring_try_paths(void) {
     uring_open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = URING_RESOLVE_CACHED};
     struct statx facts;
