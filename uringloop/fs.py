@@ -96,10 +96,10 @@ async def stat(
 
 async def lstat(path: StrOrBytesPath, *, dir_fd: int | None = None) -> os.stat_result:
     """os.lstat, on the ring."""
-    return await path_operations.stat(path, dir_fd, False, os_function=_judge_of_lstat)
+    return await path_operations.stat(path, dir_fd, False, os_function=_os_lstat)
 
 
-def _judge_of_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
+def _os_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
     return os.lstat(path, dir_fd=dir_fd)
 
 

@@ -7,7 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +235,11 @@ def test_the_end_of_a_program_leaves_no_reading_task(tmp_path: Path, moment: int
     path = tmp_path / "source"
     path.write_bytes(os.urandom(8 << 20))
     left: list[asyncio.Task[object]] = []
+    protocols: list[Noting] = []
 
     async def main() -> None:
-        await uringloop.connect_file(Noting, open(path, "rb"))
+        _, protocol = await uringloop.connect_file(Noting, open(path, "rb"))
+        protocols.append(protocol)
         for _ in range(moment):
             await asyncio.sleep(0)
         left.extend(asyncio.all_tasks() - {asyncio.current_task()})
@@ -247,11 +248,7 @@ def test_the_end_of_a_program_leaves_no_reading_task(tmp_path: Path, moment: int
     uringloop.run(main())
     assert left
     assert all(task.done() for task in left)
-    left.clear()
-    # The transport and its file warn that nothing has closed them.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    assert [protocol.lost.result() for protocol in protocols] == [None]
 
 
 class NoMemory:

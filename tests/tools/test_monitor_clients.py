@@ -24,7 +24,7 @@ from support.watched import (
     snapshot_of,
 )
 
-from uringloop._monitor import server
+from uringloop._monitor import client, server
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
@@ -161,3 +161,20 @@ def test_root_may_watch_a_program_of_another_user(place: Path) -> None:
     with program(place, script) as watched:
         assert watched.socket.stat().st_uid == NOBODY
         assert snapshot_of(watched.socket)["pid"] == watched.pid
+
+
+def test_a_listener_with_a_full_backlog_does_not_delay_its_client(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    waiting = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(path)
+        with pytest.raises(client.CannotWatch, match="does not answer"):
+            client.Connection(path)
+    for sock in waiting:
+        sock.close()

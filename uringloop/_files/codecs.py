@@ -24,7 +24,7 @@ def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
     return decoder
 
 
-async def decoded(turns: CallLock, decoder: Any, data: bytes, final: bool) -> list[str]:
+async def decoded(lock: CallLock, decoder: Any, data: bytes, final: bool) -> list[str]:
     """Decode *data*, over several turns if it is long. A failure restores the decoder's state."""
     if len(data) <= PIECE:
         return [decoder.decode(data, final)]
@@ -34,8 +34,8 @@ async def decoded(turns: CallLock, decoder: Any, data: bytes, final: bool) -> li
         for at in range(0, len(data), PIECE):
             piece = data[at : at + PIECE]
             texts.append(decoder.decode(piece, final and at + PIECE >= len(data)))
-            if turns.spent():
-                await turns.pause()
+            if lock.spent():
+                await lock.pause()
     except BaseException as exc:
         decoder.setstate(state)
         if isinstance(exc, UnicodeDecodeError):
@@ -58,7 +58,7 @@ def with_line_ends(text: str, newline: str | None) -> str:
 
 
 async def encoded(
-    turns: CallLock, encoding: str, encoder: Any, text: str, newline: str | None
+    lock: CallLock, encoding: str, encoder: Any, text: str, newline: str | None
 ) -> bytes:
     """Encode *text* with *newline* for its line ends, over several turns if it is long.
 
@@ -72,9 +72,9 @@ async def encoded(
     try:
         for at in range(0, len(text) or 1, size):
             parts.append(encoder.encode(with_line_ends(text[at : at + size], newline)))
-            if turns.spent():
-                await turns.pause()
-        return await joined(turns, parts)
+            if lock.spent():
+                await lock.pause()
+        return await joined(lock, parts)
     except BaseException as exc:
         encoder.setstate(state)
         if isinstance(exc, UnicodeEncodeError):

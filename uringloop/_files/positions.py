@@ -68,7 +68,7 @@ class Chunk:
         self.chars = chars
 
 
-async def found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def found(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     """Return the position after the first *chars* characters of *chunk*, over several turns.
 
     It is relative to the chunk, and of all equivalent positions the one that built-in files choose.
@@ -76,18 +76,18 @@ async def found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: 
     """
     before = decoder.getstate()
     try:
-        return await _found(turns, decoder, chunk, chars, guess)
+        return await _found(lock, decoder, chunk, chars, guess)
     finally:
         decoder.setstate(before)
 
 
-async def _found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def _found(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     flags, data = chunk.flags, chunk.data
     # Decode up to the guess, or less until it is not beyond the position.
     low, back = min(guess, len(data)), 1
     while low > 0:
         decoder.setstate((b"", flags))
-        count = sum(map(len, await decoded(turns, decoder, data[:low], False)))
+        count = sum(map(len, await decoded(lock, decoder, data[:low], False)))
         held, state = decoder.getstate()
         if count > chars:
             low -= back
@@ -97,8 +97,8 @@ async def _found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess:
             back = 1
         else:
             break
-        if turns.spent():
-            await turns.pause()
+        if lock.spent():
+            await lock.pause()
     else:
         low, count, state = 0, 0, flags
         decoder.setstate((b"", flags))
@@ -116,6 +116,6 @@ async def _found(turns: CallLock, decoder: Any, chunk: Chunk, chars: int, guess:
             feed = count = 0
         if count >= chars:
             return Place(low, state, feed, chars)
-        if at % BYTES == 0 and turns.spent():
-            await turns.pause()
+        if at % BYTES == 0 and lock.spent():
+            await lock.pause()
     return Place(low, state, feed, chars, True)

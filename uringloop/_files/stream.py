@@ -149,7 +149,7 @@ class FileReadTransport(asyncio.ReadTransport):
             self._lose()
         elif task.cancelled():
             # By asyncio.run(), which cancels all tasks at its end: a new one would stay pending.
-            return
+            self._end(None)
         elif (exc := task.exception()) is not None:
             self._end(exc if isinstance(exc, Exception) else None)
         else:

@@ -24,6 +24,7 @@ from uringloop._monitor.server import LoopSnapshot, Snapshot
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 # Time for a process to exit after its socket was closed: freeing much memory takes a while.
 END_S = 2.0
+CONNECT_TIMEOUT_S = 1.0
 
 HINT = "start it with URINGLOOP_MONITOR=1"
 # The counters of stats() whose rates are shown.
@@ -243,8 +244,13 @@ class Connection:
         self.sock = socket.socket(socket.AF_UNIX)
         self.received = b""
         self.waiting = False
+        # A socket with a timeout does not wait for a stopped process whose backlog is full.
+        self.sock.settimeout(CONNECT_TIMEOUT_S)
         try:
             self.sock.connect(path)
+        except (BlockingIOError, TimeoutError):
+            self.sock.close()
+            raise CannotWatch(f"the process that listens at {path} does not answer") from None
         except PermissionError:
             self.sock.close()
             raise CannotWatch(f"not permitted: {path}") from None

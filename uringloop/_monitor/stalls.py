@@ -147,10 +147,11 @@ class Watch:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.monotonic()
         while not self.ending:
+            # Before the look: a change during the look must end the wait after it.
+            self.changed.clear()
             delay = self._look(max(0.0, time.monotonic() - due))
             if delay is None:
                 return
-            self.changed.clear()
             due = time.monotonic() + delay
             if self.changed.wait(delay):
                 # A loop was added.

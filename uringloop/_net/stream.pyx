@@ -3,9 +3,9 @@
 One multishot receive stays armed. Each completion names a buffer of the pool; its bytes are copied
 out and the buffer is given back before the protocol sees them.
 
-A connection whose messages are large is polled instead, and recv(2) receives into the object that
-the protocol gets. A batch of large receives would be out of the processor's cache before the first
-is processed, and copying large messages costs more than the system call.
+A connection whose messages are large is polled instead; for a plain protocol recv(2) then writes
+into the object that it gets. A batch of large receives would be out of the processor's cache before
+the first is processed, and copying large messages costs more than the system call.
 
 A ring holds a reference to the transport while an operation is in flight; the socket is closed
 after the last one has ended.

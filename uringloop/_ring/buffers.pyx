@@ -73,7 +73,7 @@ cdef class BufferPool:
     cdef bint _register(self) except -1:
         cdef int count = self.published or self.at_start
         cdef int res
-        if self.out or not self.ring.inherited_dispatched:
+        if self.out or not self.ring.moved_dispatched:
             # Buffers still hold bytes for a protocol, or for completions of a replaced ring that
             # have not been dispatched: the kernel must not fill them.
             return False

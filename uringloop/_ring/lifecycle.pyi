@@ -1,3 +1,3 @@
 """The start and end of a run, the switch to the software ring, and the end of a ring."""
 
-SETTLE_MAX: int
+CANCEL_ROUNDS_MAX: int

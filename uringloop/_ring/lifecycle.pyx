@@ -34,9 +34,9 @@ from uringloop._ring.uring cimport (
 
 # Rounds of cancelling at the end of a run. A cancel misses a send that the kernel is retrying at
 # that moment, which happens hundreds of times with busy peers.
-SETTLE_MAX = 4096
+CANCEL_ROUNDS_MAX = 4096
 
-cdef int SETTLE = SETTLE_MAX
+cdef int CANCEL_ROUNDS = CANCEL_ROUNDS_MAX
 
 
 cdef bint take_over(Ring ring) except -1:
@@ -71,7 +71,7 @@ cdef int end_run_operations(Ring ring) except -1:
     cdef int tries = 0
     if ring.u.inherited or not ring.u.open:
         return 0
-    while ring.run_count and tries < SETTLE:
+    while ring.run_count and tries < CANCEL_ROUNDS:
         tries += 1
         op = ring.in_flight.next
         while op != &ring.in_flight:
@@ -84,7 +84,7 @@ cdef int end_run_operations(Ring ring) except -1:
         ring._take_completions_of(NULL)
     if ring.run_waits_count:
         await_workers(ring)
-    while uring_has_overflow(&ring.u) and tries < 2 * SETTLE:
+    while uring_has_overflow(&ring.u) and tries < 2 * CANCEL_ROUNDS:
         # The kernel keeps completions that found the queue full; they would be lost with the ring.
         tries += 1
         ring.dispatch()

@@ -29,7 +29,7 @@ cdef int64_t LINGER
 # What is fixed for an operation before it starts: bits of `policy`.
 cdef enum Policy:
     ENDS_WITH_RUN = 1 << 0       # a send, or the poll of a listening socket: ended as a run ends
-    RUN_WAITS = 1 << 1           # the end of a run waits for it: a worker uses the program's memory
+    RUN_WAITS = 1 << 1           # the run ends after it: a worker thread uses the program's memory
     WORKER_OWNS_MEMORY = 1 << 2  # a worker may use its memory after the ring has been closed
     HOLDS_DESCRIPTOR = 1 << 3    # has a descriptor to close: completes even while the ring closes
     NEVER_CANCELLED = 1 << 4     # closes a descriptor, which a cancel would leak
@@ -69,7 +69,7 @@ cdef class Ring:
     cdef bint running                  # a thread runs the loop: no other may submit
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
-    cdef bint inherited_dispatched     # all completions of a replaced ring have been dispatched
+    cdef bint moved_dispatched     # all completions of a replaced ring have been dispatched
     cdef bint enter_forbidden          # a security policy forbids io_uring_enter by now
     cdef tuple forbidden               # errno and name of the first forbidden call, or None
     cdef tuple fallback_cause          # the same, once the software ring has replaced the kernel's

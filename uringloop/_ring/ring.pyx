@@ -42,7 +42,7 @@ from uringloop._kernel.trace cimport (
 )
 from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
 from uringloop._ring.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
-from uringloop._ring.shared_sockets cimport uring_move_doors, uring_sleep
+from uringloop._ring.shared_sockets cimport uring_move_accept_epoll, uring_sleep
 from uringloop._ring.uring cimport (
     uring,
     uring_close,
@@ -118,7 +118,7 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
         self.trace.fd = -1
-        self.inherited_dispatched = True
+        self.moved_dispatched = True
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -360,7 +360,7 @@ cdef class Ring:
                 if not self.u.open or self.generation != generation:
                     return 0
                 head = uring_head(&self.u)
-        self.inherited_dispatched = True
+        self.moved_dispatched = True
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -555,7 +555,7 @@ cdef class Ring:
             unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
-        self.enter_forbidden = self.inherited_dispatched = False
+        self.enter_forbidden = self.moved_dispatched = False
         self._install(&fresh)
         return 0
 
@@ -563,7 +563,7 @@ cdef class Ring:
         if fresh.soft != NULL and self.u.soft == NULL:
             self.quiet_sends = uses(QUIET_SENDS, True)
             self.fallback_cause = self.forbidden
-        uring_move_doors(fresh, &self.u)
+        uring_move_accept_epoll(fresh, &self.u)
         uring_close(&self.u)
         self.u = fresh[0]
         self.marked = uring_head(&self.u)

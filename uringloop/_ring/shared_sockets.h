@@ -84,7 +84,7 @@ static inline void uring_close_accept_epoll(uring *u) {
         softring_add_to_epoll(u->soft, -1, 0);
     else if (u->eventfd >= 0 && u->open)
         io_uring_unregister_eventfd(&u->ring);
-    uring_forget_doors(u);
+    uring_free_accept_epoll(u);
 }
 
 /* Makes the epoll instance; the calling thread owns the ring. Returns 0 or -errno: seccomp may
@@ -100,12 +100,12 @@ static inline int uring_open_accept_epoll(uring *u) {
         return -errno;
     res = uring_add_ring_eventfd(u);
     if (res < 0)
-        uring_forget_doors(u);
+        uring_free_accept_epoll(u);
     return res;
 }
 
 /* Moves the accept epoll of *old* to its successor *fresh*, or closes it if that fails. */
-static inline void uring_move_doors(uring *fresh, uring *old) {
+static inline void uring_move_accept_epoll(uring *fresh, uring *old) {
     int res = 0;
 
     fresh->accept_epoll_fd = old->accept_epoll_fd;
@@ -123,7 +123,7 @@ static inline void uring_move_doors(uring *fresh, uring *old) {
     else if (fresh->accept_epoll_fd >= 0)
         res = io_uring_register_eventfd(&fresh->ring, fresh->eventfd);
     if (res < 0)
-        uring_forget_doors(fresh);
+        uring_free_accept_epoll(fresh);
 }
 
 /* Makes *fd* end a sleep, once for each of its events. */
@@ -256,7 +256,7 @@ static inline int uring_poll_accept_epoll(uring *u, int64_t timeout_ns) {
 }
 
 /* Returns whether a waker, a connection or a completion ends the sleep. */
-static inline bool uring_is_called(const uring *u) {
+static inline bool uring_has_event(const uring *u) {
     return u->woken || u->ready_fd >= 0 || uring_head(u) != uring_tail(u);
 }
 
@@ -289,7 +289,7 @@ static inline int uring_wait_at_epoll(uring *u, int64_t timeout_ns) {
     if (timeout_ns == URING_FOREVER || timeout_ns > URING_SLEEP_MAX_NS)
         timeout_ns = URING_SLEEP_MAX_NS;
     end = began + timeout_ns;
-    while (res >= 0 && !uring_is_called(u)) {
+    while (res >= 0 && !uring_has_event(u)) {
         int64_t left = end - uring_clock_ns();
 
         if (left <= 0)
@@ -306,7 +306,7 @@ static inline int uring_wait_at_epoll(uring *u, int64_t timeout_ns) {
             search_ns *= 2;
         }
         /* The eventfd also reports deferred completions, which only an enter posts. */
-        if (res >= 0 && (u->soft != NULL || !uring_is_called(u)))
+        if (res >= 0 && (u->soft != NULL || !uring_has_event(u)))
             res = uring_submit(u);
     }
     uring_note_sleep(u, uring_clock_ns() - began);
@@ -321,7 +321,7 @@ static inline int uring_sleep(uring *u, unsigned wanted, int64_t least_ns, int64
     if (u->accept_epoll_fd < 0 || u->sleeps_in_ring)
         return uring_wait_batch(u, wanted, least_ns, timeout_ns);
     res = uring_wait_at_epoll(u, timeout_ns);
-    if (least_ns && wanted > 1 && uring_is_called(u) && u->ready_fd < 0)
+    if (least_ns && wanted > 1 && uring_has_event(u) && u->ready_fd < 0)
         /* Let the other completions gather for *least_ns*. */
         uring_wait_for(u, wanted, 0, least_ns);
     return res;

@@ -9,7 +9,7 @@ cdef extern from "_ring/shared_sockets.h" nogil:
     int64_t URING_SEARCH_NS
     int uring_open_accept_epoll(uring *u)
     void uring_close_accept_epoll(uring *u)
-    void uring_move_doors(uring *fresh, uring *old)
+    void uring_move_accept_epoll(uring *fresh, uring *old)
     int uring_add_waker(uring *u, int fd)
     int uring_add_listener(uring *u, int fd)
     void uring_remove_listener(uring *u, int fd)

@@ -74,7 +74,7 @@ static inline void uring_clear(uring *u) {
 }
 
 /* Closes what shared_sockets.h has opened. */
-static inline void uring_forget_doors(uring *u) {
+static inline void uring_free_accept_epoll(uring *u) {
     if (u->accept_epoll_fd >= 0)
         close(u->accept_epoll_fd);
     if (u->eventfd >= 0)
@@ -209,7 +209,7 @@ static inline void uring_close(uring *u) {
             softring_close(u->soft);
         else
             io_uring_queue_exit(&u->ring);
-        uring_forget_doors(u);
+        uring_free_accept_epoll(u);
     }
     u->open = false;
 }
@@ -247,7 +247,7 @@ static inline void uring_leave_to_parent(uring *u) {
             softring_leave_to_parent(u->soft);
         else
             close(u->ring.ring_fd);
-        uring_forget_doors(u);
+        uring_free_accept_epoll(u);
     }
     u->inherited = true;
 }

@@ -247,7 +247,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
 }
 
 /* Ends a waiting request whose cancel a simulated kernel has delayed. */
-static void soft_end_doomed(softring *s, soft_request *request) {
+static void soft_end_cancelled(softring *s, soft_request *request) {
     if (request->cancel_pending && request->state == SOFT_WAITING)
         soft_end(s, request);
 }
@@ -262,7 +262,7 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
     if (soft_fault(SOFT_FAULT_BUSY))
         return soft_fault(SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
     if (SOFT_SIMULATED)
-        soft_walk(s, soft_end_doomed);
+        soft_walk(s, soft_end_cancelled);
     submitted = soft_submit(s);
     if (s->lost) {
         s->lost = false;
@@ -323,5 +323,5 @@ void softring_wake_up(softring *s) {
 }
 
 int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
-    return soft_hang_bell(s, accept_epoll_fd, data);
+    return soft_join_accept_epoll(s, accept_epoll_fd, data);
 }

@@ -231,7 +231,7 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
 }
 
 static int soft_register_at_accept_epoll(softring *s) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->bell_data};
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->accept_epoll_data};
 
     if (s->accept_epoll_fd < 0)
         return 0;
@@ -285,9 +285,9 @@ void soft_wake_up(softring *s) {
         atomic_store(&s->pool->sleeping, false);
 }
 
-int soft_hang_bell(softring *s, int accept_epoll_fd, uint64_t data) {
+int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
     s->accept_epoll_fd = accept_epoll_fd;
-    s->bell_data = data;
+    s->accept_epoll_data = data;
     return soft_register_at_accept_epoll(s);
 }
 

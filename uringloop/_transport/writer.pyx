@@ -2,10 +2,9 @@
 
 `write` queues, and the loop flushes each transport once at the end of the turn. At most one send is
 in flight: two would interleave. The first send of a queue is quiet: it writes what the socket has
-room
-for, and posts a completion only if that was not everything. The rest goes with a send that the
-kernel finishes when the socket has room again. A send whose end the program awaits is not quiet
-either: its completion ends the loop's sleep.
+room for, and posts a completion only if that was not everything. The rest goes with a send that the
+kernel finishes when the socket has room again. A send whose end the program awaits is not quiet:
+its completion ends the loop's sleep.
 
 If one transport only has written in a turn, it is sent by a plain system call, which costs less
 than a submission. `submit_send`, `send_directly` and `end_output` are the only methods that use the
