@@ -19,7 +19,7 @@ FILE = f"{PACKAGE}/_compiled{EXTENSION_SUFFIXES[0]}"
 
 
 def package(name: str) -> ModuleType:
-    """Return the package *name*; not to read its `__init__.py`, a docstring, saves 0.2 ms."""
+    """Return the package *name*. Its `__init__.py`, a docstring, is not read: 0.2 ms are saved."""
     module = sys.modules.get(name)
     if module is None:
         parent, _, attribute = name.rpartition(".")

@@ -339,7 +339,7 @@ SOCKETS = (
 
 # ── differences between versions ─────────────────────────────────────────────────────────────
 
-# Bug-fix releases change behaviour too: a version number does not tell.
+# Bug-fix releases change behaviour, too, so version numbers are not compared.
 VERSIONS = (
     Row(
         "asyncio.unix_events._UnixSelectorEventLoop",

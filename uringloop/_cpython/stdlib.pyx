@@ -6,7 +6,7 @@ the standard library has the shape that the replacement was written for, and if 
 does not name it. The shape is examined once, when this module is imported; the variable is read
 whenever a loop is made (`_ring/backends.py`). Otherwise the standard library's own code runs.
 
-This module also tells what asyncio does on the running Python where versions differ, bug-fix
+This module also records what asyncio does on the running Python where versions differ, bug-fix
 releases included. Only threads that hold the GIL may call its functions.
 """
 

@@ -6,10 +6,14 @@ which is copied into the ring's queue; under other event loops a thread performs
 Awaiting and cancelling both return only after the end of the operation, except where the operation
 owns all the memory and changes nothing (DETACHABLE).
 
-    PREPARED ──begin()──> BEGUN ──on_end()──> ENDED        a ring is lost: BEGUN ──submit()──> BEGUN
-       │  ^                 ^                   ^
-       │  └─take_cached()─> OUT_OF_TIME         │
-       └──────────everything is cached──────────┘
+    PREPARED ──begin()──> BEGUN ──on_end()──> ENDED
+     │    ^                 ^                   ^
+     │    │                 │ begin()           │
+     │    └─take_cached()─> OUT_OF_TIME         │
+     └──from the page cache, or of no bytes─────┘
+
+on_end() submits a BEGUN operation again after EINTR, and after an ECANCELED because the ring was
+lost.
 
 An ECANCELED without a cancel has one of two causes. If the ring was lost with a thread that has
 ended, idempotent operations are submitted again. If the kernel could not start a worker because of

@@ -200,7 +200,10 @@ async def _connect_first(
     delay: float | None,
     all_errors: bool,
 ) -> socket.socket:
-    """Return the first socket that connects; *delay* seconds apart, or one after the other."""
+    """Return the first socket that connects.
+
+    Attempts start *delay* seconds apart; without a delay, one starts when the last has failed.
+    """
     failures: list[list[OSError]] = []
     attempts = [
         functools.partial(_connect_one, loop, failures, info, local_infos) for info in infos

@@ -11,7 +11,7 @@ from uringloop._transport.flow_control cimport FlowControl
 cdef class DatagramTransport(FlowControl):
     # receiving
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
-    cdef bint was_armed         # a receive has been before
+    cdef bint was_armed         # a receive has been armed, so the next one is a re-arm
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room

@@ -68,8 +68,9 @@ from uringloop._turn.turn cimport LoopCore
 RECEIVED_MAX = 16
 # asyncio's: for a socket that does not return the size of its datagram.
 RECEIVE_SIZE = 256 * 1024
-# Seconds until the next attempt on a socket that a poll reports as ready and is not: a half-closed
-# one, or one whose receiver's queue is full, which poll(2) checks only for connected UNIX sockets.
+# Seconds until the next attempt on a socket that a poll reports as ready although it is not: a
+# half-closed socket, or one whose receiver's queue is full, which poll(2) checks only for connected
+# UNIX sockets.
 RETRY_DELAY = 0.001
 # From 3.13 on asyncio counts a header for each queued datagram.
 HEADER_SIZE = 8 if sys.version_info >= (3, 13) else 0
@@ -123,7 +124,7 @@ cdef class DatagramTransport(FlowControl):
         if self.polled:
             if (res >= 0 and self.life < CLOSING and not self.paused and self.receiving == IDLE
                     and not self.recvfrom_all()):
-                # The kernel calls the socket ready, and it is not: it may be half closed.
+                # The poll has reported a socket that is not ready: it may be half closed.
                 return self.delay_recv(RETRY_DELAY)
         elif res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
@@ -363,8 +364,8 @@ cdef class DatagramTransport(FlowControl):
             if not self.queue and not self.writing_paused:
                 self.queue_sent()
             elif progress:
-                # With an empty queue: error_received() has left the run, and the protocol still
-                # waits for resume_writing().
+                # With an empty queue if error_received() has raised KeyboardInterrupt: then the
+                # next on_room() calls resume_writing().
                 self.submit_room()
             else:
                 self.loop.call_later(RETRY_DELAY, self._send_again)
@@ -461,8 +462,8 @@ def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
     """Return the transport of a non-blocking socket, which it owns from now on.
 
     *address* is the one that every datagram is sent to, or None. *waiter* is resolved after
-    connection_made(). Raises OSError, and leaves *sock* to the caller, without memory for receive
-    buffers.
+    connection_made(). Without memory for receive buffers, it raises OSError and the caller keeps
+    *sock*.
     """
     cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
     cdef bint polled = (

@@ -36,7 +36,7 @@ cdef ProtocolKind kind_of(object protocol) except *:
         return STREAM_READER
     if isinstance(protocol, asyncio.BufferedProtocol):
         return BUFFERED
-    # A protocol of another class that has get_buffer() and no data_received(): as uvloop does.
+    # uvloop, too, accepts other classes that have get_buffer() and no data_received().
     if not hasattr(protocol, "data_received") and hasattr(protocol, "get_buffer"):
         return BUFFERED
     return PLAIN
@@ -45,7 +45,8 @@ cdef ProtocolKind kind_of(object protocol) except *:
 cdef bytes absorb(ReadTransport transport, const char *memory, int size):
     """Deliver *size* bytes from *memory*, or return them as an object for `deliver`.
 
-    In a nested run *memory* is needed before the protocol returns: then they are an object.
+    If the loop is nestable, a nested run may need *memory* before the protocol returns: then a
+    protocol with get_buffer() gets an object, too.
     """
     if transport.kind >= BUFFERED and not transport.loop.nestable:
         if transport.kind == TLS and not transport.loop.debug:
@@ -113,7 +114,7 @@ cdef int deliver_buffered(ReadTransport transport, const char *data, Py_ssize_t 
 
 cdef int fill_protocol_buffer(
         ReadTransport transport, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1:
-    """Copy the bytes behind *taken* into one buffer of the protocol, and count them there.
+    """Copy the bytes behind *taken* into one buffer of the protocol, and advance *taken*.
 
     An exception of the protocol, other than KeyboardInterrupt and SystemExit, closes the transport.
     """

@@ -11,7 +11,7 @@ from uringloop._transport.transport cimport Connections
 cdef enum ListenerState:
     ACCEPTING
     PAUSED          # descriptors or memory were short; `retry` ends it
-    STOPPED         # the socket does not listen any more, although it is not closed
+    STOPPED         # accept4(2) or the poll has failed for good; the socket is not closed
     CLOSED          # by close(); the socket is closed when the poll has ended
 
 

@@ -9,8 +9,8 @@ it closes the socket, and the port can be bound again at once.
     ACCEPTING ──out_of_resources()──> PAUSED ──_retry_accept()──> ACCEPTING
         └───────────stop()──────────────┴──────> STOPPED      any ──close()──> CLOSED
 
-In each of these states the socket may be `shared`: then SharedListeners wait for its connections,
-and no poll is in flight unless this process is busy or alone with it.
+The socket may also be `shared`: then SharedListeners wait for its connections, and its poll is in
+flight only while this process sleeps in its ring.
 """
 
 import errno as errors
@@ -169,7 +169,7 @@ cdef class Listener(ListeningSocket):
         return 0
 
     cdef int accept_waiting(self, int most) except -1:
-        """Accept up to *most* of the waiting connections, and return how many it were."""
+        """Accept up to *most* of the waiting connections, and return their number."""
         cdef sockaddr_in6 peer
         cdef unsigned int size
         cdef bint more = True
@@ -194,7 +194,7 @@ cdef class Listener(ListeningSocket):
                     uring_requeue(u, self.fd)
                 res = uring_reserve(u)
                 if res < 0:
-                    # Before this process is woken for a connection that it cannot accept.
+                    # Stop before a connection wakes this process, which could not accept it.
                     self.out_of_resources(res)
             elif self.accepts() and more:
                 # The poll does not report these connections again.
@@ -207,7 +207,7 @@ cdef class Listener(ListeningSocket):
     cdef bint accept_failed(self, int res) except -1:
         """Deal with an error of accept4(2); return whether to try again at once."""
         if res == -EAGAIN:
-            # All connections that were established before TCP_NODELAY was set are accepted.
+            # All connections from before TCP_NODELAY was set have been accepted.
             self.nodelay = False
             return False
         if res in CONNECTION_ERRORS:
@@ -222,7 +222,7 @@ cdef class Listener(ListeningSocket):
         return False
 
     cdef int stop(self, int res) except -1:
-        """Report the error, and accept no more: the descriptor is no listening socket any more."""
+        """Report a lasting error of accept4(2) or of the poll, and accept no more."""
         self.report(os_error(res, "accept"), "socket.accept() failed")
         self.cancel_retry()
         if self.state != CLOSED:

@@ -15,7 +15,7 @@ cdef class ReadPipeTransport(ReadTransport):
 
 # How a writing transport watches its reader; the drawing is in pipe.pyx.
 cdef enum Watching:
-    UNWATCHED       # not yet
+    UNWATCHED       # watch_op is not in flight
     UNWATCHABLE     # a character device: its poll would report nothing
     WATCHED         # watch_op is in flight
     CANCELLED       # watch_op is cancelled, and is never armed again
@@ -23,9 +23,9 @@ cdef enum Watching:
 
 @cython.final
 cdef class WritePipeTransport(WriteTransport):
-    cdef Operation watch_op         # a one-shot poll for the end of the reader
+    cdef Operation watch_op         # a one-shot poll, which completes when the reader closes
     cdef Watching watching
-    cdef unsigned int watch_mask    # events besides POLLERR and POLLHUP that mean the reader's end
+    cdef unsigned int watch_mask    # POLLIN for a socket, else 0: POLLERR and POLLHUP are implied
 
     cdef int submit_watch(self) except -1
     cdef int on_watch(self, int res, unsigned int flags) except -1

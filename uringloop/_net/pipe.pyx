@@ -7,9 +7,9 @@ pause_reading() cancels nothing.
 
 A writing transport watches the other end with a second poll, and closes when the reader does:
 
-    UNWATCHED ──submit_watch()──> WATCHED ──stop_watching()──> CANCELLED      UNWATCHABLE
+    UNWATCHED ──submit_watch()──> WATCHED ──stop_watching()──> CANCELLED
         ^                            │
-        └──────the poll ends─────────┘
+        └──────the poll ends─────────┘                         UNWATCHABLE, from start to end
 
 A transport owns the program's file object, and closes it when no operation is in flight. Only the
 loop's thread may call anything here.
@@ -149,7 +149,7 @@ cdef class WritePipeTransport(WriteTransport):
         self.send_op.policy = 0
 
     cdef int start_io(self) except -1:
-        # Also while closing: queued bytes are lost when the reader has gone.
+        # Also while closing: if the reader closes, no queued byte can be sent any more.
         if self.watching == UNWATCHED and self.life < ENDING:
             self.submit_watch()
         return 0
@@ -231,7 +231,7 @@ cdef class WritePipeTransport(WriteTransport):
     cdef str lost_write_warning(self):
         return "pipe closed by peer or os.write(pipe, data) raised exception."
 
-    # ── the reader's end ─────────────────────────────────────────────────────────────────────
+    # ── watching the reader ──────────────────────────────────────────────────────────────────
 
     cdef int submit_watch(self) except -1:
         # Every poll reports POLLERR and POLLHUP, whatever its mask.
@@ -268,7 +268,7 @@ cdef class WritePipeTransport(WriteTransport):
         self.begin_close()
 
     cdef int stop_reading(self) except -1:
-        # While bytes are queued, the reader's end must still be noticed.
+        # While bytes are queued, the transport must still notice that the reader closes.
         return 0 if self.queue.count else self.stop_watching()
 
     cdef int finish_writing(self) except -1:

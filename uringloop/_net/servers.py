@@ -108,7 +108,7 @@ class Server(asyncio.Server):
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
-        # They refer to a method of this server: without that, a closed server is in no cycle.
+        # They refer to a method of this server: without it, a closed server is in no cycle.
         self._connections.end()
         for waiter in waiters:
             if not waiter.done():

@@ -15,8 +15,8 @@ cdef class ListeningSocket(Flushable):
     cdef object inode           # of the socket: the same in all processes that have it
     cdef Operation poll_op      # multishot
     cdef bint shared            # SharedListeners have it
-    cdef unsigned int forks     # of this process, when the newest check of `is_shared_by_now` was
-    cdef int64_t checked_ns     # when the newest look for other processes was
+    cdef unsigned int forks     # of this process, at the newest call of is_shared_by_now()
+    cdef int64_t checked_ns     # when is_shared_by_now() last looked for other processes
 
     cdef int submit_poll(self) except -1
     cdef int accept_waiting(self, int most) except -1
@@ -26,12 +26,12 @@ cdef class ListeningSocket(Flushable):
 cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # ListeningSocket by descriptor
-    cdef int full               # looks in a row that found as many connections as they may accept
-    cdef bint seen_others       # others accept from one of the sockets: as of `checked_ns`
-    cdef int64_t checked_ns
+    cdef int full               # counts turns that accepted their maximum, up to FULL
+    cdef bint seen_others       # at `checked_ns` others accepted from one of the sockets
+    cdef int64_t checked_ns     # when others_accept() last looked for other processes
     cdef int64_t yielded_ns     # when this process last gave up the processor
-    cdef int64_t looked_ns      # when the newest look without an event of the epoll instance was
-    cdef int64_t searched_ns    # when the newest search for other processes' lost wake-ups was
+    cdef int64_t looked_ns      # when flush() last polled the accept epoll
+    cdef int64_t searched_ns    # when flush() last called search()
 
     cdef int add(self, ListeningSocket listener) except -2
     cdef int open_epoll(self) except -2

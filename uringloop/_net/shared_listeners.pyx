@@ -1,9 +1,10 @@
 """Listening sockets that other processes accept from, too.
 
-A loop that has such sockets (one was passed in, the process has forked since, or another process
-has marked it) sleeps at an epoll instance (shared_sockets.h), where a connection wakes one sleeping
-process, and the processes take turns. Polls on the ring would wake all processes for each
-connection, and the fastest would accept most of them.
+A socket is shared if the program has passed it in, if the process has forked since the server's
+start, or if another process or loop accepts from it. A loop with shared sockets sleeps at the
+accept epoll (shared_sockets.h), where a connection wakes one sleeping process, and the processes
+alternate. Polls on the ring would wake all processes for each connection, and the fastest would
+accept most of them.
 
 A process whose sockets no other process accepts from sleeps in its ring, and so does a process that
 is busy with the connections that it has: a sleep in the ring costs less.
@@ -42,28 +43,28 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 # Connections accepted in a row before other work runs.
 ACCEPTS_MAX = 32
 
-# How often a loop that does not sleep looks for connections of shared sockets. A look takes 0.2 us.
+# The interval at which a loop that does not sleep polls the accept epoll, which takes 0.2 us.
 LOOK_EVERY_NS = 100_000
 
-# After a sleep so many turns accept one connection each, and call sched_yield(2) before: the
-# processes that the next connections have woken need time to run. Without that, one of four idle
-# processes on two processors often got all of a burst of 40 connections.
+# After a sleep, this many turns accept one connection each and call sched_yield(2) first: the
+# processes that the next connections have woken need time to run. Without the call, one of four
+# idle processes on two processors often got all of a burst of 40 connections.
 SINGLES_MAX = 8
 
-# A process that does not sleep calls sched_yield(2) so often. Otherwise it accepted for as long as
-# the scheduler let it run: of 480 connections, which four processes answer in 25 ms, one process
-# got less than half of its share in 15 of 100 runs, and now in 3. A call for each connection cost a
-# busy server 8 %.
+# The interval at which a process that does not sleep calls sched_yield(2). Without the call it
+# accepted for as long as the scheduler let it run: of 480 connections, which four processes answer
+# in 25 ms, one process got less than half of its share in 15 of 100 runs, and now in 3. A call for
+# each connection cost a busy server 8 %.
 YIELD_EVERY_NS = 300_000
 
-# After so many short sleeps in a row that no new connection has ended, a process counts as busy
-# with the connections that it has.
+# After this many short sleeps in a row, none of them ended by a new connection, a process counts as
+# busy with the connections that it has.
 SHORT_SLEEPS_MAX = 16
 
-# How often a process looks for connections that another process was woken for and has not accepted.
+# The interval of searches for connections that another process was woken for and did not accept.
 SEARCH_EVERY_NS = URING_SEARCH_NS
 
-# How often a process looks whether others accept from its sockets. A look takes 0.6 us.
+# The interval of checks whether others accept from this process's sockets. A check takes 0.6 us.
 OTHERS_EVERY_NS = 1_000_000
 
 cdef int ACCEPTS = ACCEPTS_MAX
@@ -73,7 +74,7 @@ cdef int64_t OTHERS_EVERY = OTHERS_EVERY_NS
 cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
 cdef unsigned int SHORT_SLEEPS = SHORT_SLEEPS_MAX
 cdef int SINGLES = SINGLES_MAX
-# After so many full turns one turn accepts ACCEPTS_MAX.
+# The value of SharedListeners.full at which a turn accepts up to ACCEPTS_MAX connections.
 cdef int FULL = SINGLES_MAX + 5
 # The number of this process's loops that accept from a shared socket, by its inode. Under the GIL.
 cdef dict LOOPS = {}
@@ -92,7 +93,7 @@ cdef class ListeningSocket(Flushable):
         return self.loop.ring.start(sqe, &self.poll_op)
 
     cdef int accept_waiting(self, int most) except -1:
-        """Accept up to *most* of the waiting connections, and return how many it were."""
+        """Accept up to *most* of the waiting connections, and return their number."""
         raise NotImplementedError
 
     cdef bint is_shared_by_now(self) except -1:
@@ -227,7 +228,7 @@ cdef class SharedListeners(Flushable):
             self.checked_ns = now
             self.seen_others = False
             for listener in self.listeners.values():
-                # Marked again: closing any descriptor of the socket drops the lock.
+                # Mark it again: closing any descriptor of the socket drops the lock that marks it.
                 uring_mark_shared(listener.fd)
                 if LOOPS[listener.inode] > 1 or uring_is_shared(listener.fd):
                     self.seen_others = True
@@ -243,7 +244,7 @@ cdef class SharedListeners(Flushable):
         return 0
 
     cdef int sleep_at_epoll(self) except -1:
-        """Sleep at the epoll instance again."""
+        """Sleep at the accept epoll again."""
         cdef ListeningSocket listener
         if self.loop.ring.u.sleeps_in_ring:
             self.full = 0
@@ -254,7 +255,7 @@ cdef class SharedListeners(Flushable):
         return 0
 
     cdef int dissolve(self) except -1:
-        """Let each listener poll: the ring lost its epoll instance in a change of thread."""
+        """Let each listener poll: the ring has lost its accept epoll in a change of thread."""
         cdef ListeningSocket listener
         cdef dict listeners = self.listeners
         self.listeners = {}

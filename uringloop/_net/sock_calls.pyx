@@ -6,8 +6,9 @@ poll: no byte is lost. The sockets remain the program's: nothing here closes one
 program closes while a call waits stays open until the call has ended.
 
 A receive that returned less than it asked for has emptied its socket: the next receive polls first.
-`sock_recv`, `sock_recv_into` and `sock_sendall` are methods of the loop as they stand, one
-coroutine each, and use plain system calls if the socket is exactly a socket.socket.
+The loop's methods `sock_recv`, `sock_recv_into` and `sock_sendall`, which programs call for every
+message, are these functions, one coroutine each. They use plain system calls if the socket is
+exactly a socket.socket.
 """
 
 import socket
@@ -37,7 +38,7 @@ cdef unsigned char[EMPTIED_SIZE] emptied
 cdef object PLAIN = socket.socket
 
 
-# ── the three methods that programs call for every message ───────────────────────────────────
+# ── receiving and sending ────────────────────────────────────────────────────────────────────
 
 
 @cython.binding(True)
@@ -207,7 +208,7 @@ cdef object try_send(object sock, object data, Py_ssize_t sent):
         return None
 
 
-# ── the other methods ────────────────────────────────────────────────────────────────────────
+# ── accepting, connecting, waiting ───────────────────────────────────────────────────────────
 
 
 def when_readable(LoopCore loop not None, sock, method, *args):

@@ -20,15 +20,15 @@ cdef class StreamTransport(WriteTransport):
     # reading
     cdef ReceiveMode mode           # of the next receive
     cdef ReceiveMode armed_mode     # of the newest receive that was armed
-    cdef ReceiveMode ring_mode      # MULTISHOT or SINGLE: while messages are not large
-    cdef bint was_armed             # a receive was armed before this one
+    cdef ReceiveMode ring_mode      # the mode while messages are not large: MULTISHOT or SINGLE
+    cdef bint was_armed             # a receive has been armed, so the next one is a re-arm
     cdef bint emptied               # the newest receive left nothing in the socket
     cdef int average                # bytes of a receive, a moving average
 
     # reading in the mode POLL
     cdef bint reports_inq           # recv(2) returns how many bytes are left in the socket
     cdef bint readable              # the poll has reported bytes that are still in the socket
-    cdef bint hung_up               # the poll has reported an end or an error behind them
+    cdef bint hung_up               # the poll has reported EOF or an error behind these bytes
     cdef bint read_scheduled        # _read_on is in the ready queue
     cdef int room                   # bytes that the next recv(2) asks for
 

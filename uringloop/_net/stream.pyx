@@ -7,8 +7,8 @@ A connection whose messages are large is polled instead; for a plain protocol re
 into the object that it gets. A batch of large receives would be out of the processor's cache before
 the first is processed, and copying large messages costs more than the system call.
 
-A ring holds a reference to the transport while an operation is in flight; the socket is closed
-after the last one has ended.
+The ring holds a reference to the transport while an operation is in flight; the socket is closed
+after the last operation has ended.
 """
 
 import socket
@@ -251,7 +251,7 @@ cdef class StreamTransport(WriteTransport):
                     self.readable = False
                     break
         if self.average < SMALL and self.mode == POLL:
-            # A receive that is armed now receives what is left in the socket.
+            # The receive that is armed next gets what is left in the socket.
             self.mode = self.ring_mode
             self.stop_reading()
         return 0
@@ -366,7 +366,7 @@ cdef class StreamTransport(WriteTransport):
         cdef bint quiet
         self.queue.prepare()
         sqe = ring.submission()
-        # That a quiet send has ended is known only after the next enter.
+        # The end of a quiet send is known only after the next enter.
         quiet = ring.quiet_sends and not self.full and not self.is_awaited()
         if self.queue.single:
             uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
@@ -392,7 +392,7 @@ cdef class StreamTransport(WriteTransport):
         self.loop.ring.take(&self.send_op)
         return 0
 
-    # ── what few programs ask for ────────────────────────────────────────────────────────────
+    # ── get_extra_info() and the protocol ────────────────────────────────────────────────────
 
     def get_extra_info(self, name, default=None):
         # The names that asyncio's streams and most servers get need no socket and no dict.
@@ -415,7 +415,7 @@ cdef class StreamTransport(WriteTransport):
     cdef dict make_extra(self):
         cdef object sock = self.need_socket()
         if sock is None:
-            # After the end: a closed socket stands for the transport's.
+            # The transport has closed its descriptor: return a closed socket.
             sock = socket.socket(self.near.family, self.near.type, self.near.proto)
             sock.close()
         return {
@@ -435,7 +435,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.set_protocol(protocol)
     if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
-        transport.set_ring_mode(SINGLE)  # A multishot may lose the peer's end.
+        transport.set_ring_mode(SINGLE)  # A multishot receive may lose the EOF.
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport

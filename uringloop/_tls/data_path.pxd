@@ -27,7 +27,7 @@ cdef class TLSCore(WriteSource):
     cdef Records records                    # owns _incoming and _outgoing; encrypts, decrypts
     cdef WriteTransport writer              # `transport` if it is uringloop's, else None
     cdef bint is_open                       # the compiled data path may be used
-    cdef bint awaits_first_delivery         # WRAPPED; the first bytes wait for their callback
+    cdef bint awaits_first_delivery         # WRAPPED, but the first bytes are not delivered yet
     cdef bint first_read_scheduled          # that callback is scheduled
     cdef double reading_stops               # incoming_high_water, at most sys.maxsize
     cdef double writing_stops               # outgoing_high_water, at most sys.maxsize

@@ -4,8 +4,8 @@
 
 Both classes share their fields, which are C fields under the names that SSLProtocol's methods use.
 This works only while those methods use the names that they used when this was written, which
-`_cpython/stdlib.pyx` checks. SSLProtocol's own methods do the handshake, the shutdown, and whatever
-is not an open connection between objects of exactly the `ssl` module's classes.
+`_cpython/stdlib.pyx` checks. SSLProtocol's own methods do the handshake and the shutdown, and all
+of a connection whose objects are not exactly of the `ssl` module's classes.
 
 Nothing here touches a socket. Only the loop's thread may call it.
 """
@@ -223,7 +223,7 @@ cdef class TLSCore(WriteSource):
             leave(self.context, entered)
 
     cdef int wait_for_program(self) except -1:
-        """Deliver the first bytes in a later callback, after the handshake's waiter has run."""
+        """Deliver the first bytes in a later callback, after those of the handshake's waiter."""
         self.send_records()
         if not self.first_read_scheduled:
             self.first_read_scheduled = True
@@ -295,7 +295,7 @@ cdef class TLSCore(WriteSource):
         return self.control_reading()
 
     cdef int deliver(self, bytes data) except -1:
-        """Pass plaintext to the protocol; None if no record was complete."""
+        """Pass plaintext to the protocol; *data* is None if no record was complete."""
         cdef object app_protocol = self._app_protocol
         if data is not None and not (appends_to_reader(app_protocol) and append_to_reader(
                 app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
@@ -337,7 +337,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef bint fill_until_paused(self) except -1:
-        """Deliver all plaintext to a BufferedProtocol; False if it paused before the end."""
+        """Deliver all plaintext to a BufferedProtocol; False if it paused and did not close."""
         cdef Records records = self.records
         cdef Py_ssize_t before = -1
         while records.has_more() and records.left() != before:
@@ -400,14 +400,14 @@ cdef class TLSCore(WriteSource):
         return data
 
     cdef int release(self) except -1:
-        """Write what is held now, before the end of the turn."""
+        """Write the held writes at once, not at the end of the turn."""
         cdef bytes data = self.take_held()
         if data is not None:
             self.write_now(data)
         return 0
 
     cdef int release_before(self, bytes data) except -1:
-        """Write what is held, and *data* too if that raises KeyboardInterrupt."""
+        """Write the held writes; if that raises KeyboardInterrupt, write *data*, too."""
         try:
             self.release()
         except (KeyboardInterrupt, SystemExit):

@@ -66,7 +66,7 @@ cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
-# Unused ones: about one for each thread that runs a loop.
+# Scratches that are not in use: about one for each thread that runs a loop.
 cdef list scratches = []
 
 
@@ -237,7 +237,7 @@ cdef class Records:
         return piece
 
     cdef bytes decrypt_one(self, Py_ssize_t room):
-        """Return up to *room* bytes of plaintext; None if there are none yet or at the end."""
+        """Return up to *room* bytes of plaintext; None if none yet, or at close_notify."""
         cdef object wanted = room
         cdef PyObject *result = call_one(ENGINE_READ, self.engine, <PyObject*>wanted)
         cdef bytes data
@@ -345,7 +345,7 @@ cdef class Records:
         return pieces[0] if pieces else None
 
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1:
-        """Return the number of bytes decrypted to *start*; 0 if none yet or at the end."""
+        """Return the number of bytes decrypted to *start*; 0 if none yet, or at close_notify."""
         cdef PyObject *args[3]
         cdef PyObject *result
         cdef object wanted = room

@@ -24,7 +24,7 @@ cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
 cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
 cdef object SHUTDOWN = find(sslproto, "SSLProtocolState.SHUTDOWN")
 cdef tuple NOTHING_MORE = (*(find(sslproto, "SSLAgainErrors") or ()), ssl.SSLZeroReturnError)
-# The second is for a standard library of another shape, where SSLTransport is not used.
+# asyncio.Transport stands in where the standard library has another shape; then nothing uses it.
 cdef object STOCK_TRANSPORT = find(sslproto, "_SSLProtocolTransport") or asyncio.Transport
 
 

@@ -121,7 +121,7 @@ cdef unsigned int place_of_object(object address) noexcept:
 
 
 cdef object python_address(const sockaddr_in6 *name):
-    """Return the address tuple of the socket module; None for another family or none."""
+    """Return the address tuple of the socket module; None for any other family, and for zeroes."""
     cdef char text[64]
     if name.sin6_family == AF_INET:
         return four_numbers(<const sockaddr_in*>name), ntohs(name.sin6_port)

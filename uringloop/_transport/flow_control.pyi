@@ -1,4 +1,4 @@
-"""Flow control: when a protocol is told to pause writing, and to resume."""
+"""Flow control: when the protocol is paused, and when it is resumed."""
 
 from typing_extensions import disjoint_base
 

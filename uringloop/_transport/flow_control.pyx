@@ -1,9 +1,9 @@
 """Flow control: calls pause_writing() above the high-water mark, resume_writing() at the low one.
 
-Both marks are bytes that wait to be sent. The subclass owns the queue and returns its size; nothing
-here touches a descriptor. A subclass that calls `pause_protocol` or `resume_protocol` with bytes
-queued has put the transport on the flush list, or its operation in flight, before: the protocol may
-raise KeyboardInterrupt, and the next run sends.
+Both marks are numbers of bytes that wait to be sent. The subclass owns the queue and returns its
+size; nothing here touches a descriptor. While bytes are queued, a subclass calls `pause_protocol`
+and `resume_protocol` only with the transport on the flush list or a send in flight: if the protocol
+raises KeyboardInterrupt, the next run sends the bytes.
 """
 
 from asyncio import constants

@@ -3,8 +3,8 @@
 Python's allocator is fast up to 512 bytes, and malloc(3) up to about 1,000; for larger blocks it
 searches for free memory, and joins freed blocks. Servers receive messages of few sizes, so a bytes
 object of the same size is used again. (Echo of 1,000 bytes and of 10 KB, 50 clients: 2 to 4 % less
-processor time.) A caller offers an object to which it may hold the last reference. The reference of
-a shelf is the only one to an object on it, so no program sees the bytes change.
+processor time.) The list has a shelf for each of several sizes. `offer` puts an object on a shelf
+only if the caller holds the last reference to it, so no program sees the bytes change.
 """
 
 from cpython.object cimport PyObject

@@ -10,18 +10,18 @@ from uringloop._transport.transport cimport Transport
 cdef enum Receiving:
     IDLE            # nothing is armed
     ARMED           # recv_op is in flight
-    CANCELLING      # and a cancel of it is on its way
+    CANCELLING      # recv_op is in flight, and its cancel is submitted
     DELAYED         # a timer calls _recv_later()
-    STARVED         # the pool has no receive buffer; the loop calls rearm() when it has
-    ENDED           # the peer's end, or an error that stays: nothing more is received
+    STARVED         # the pool has no free buffer; the loop calls rearm() when it has one
+    ENDED           # by EOF, or an error that stays; also a transport that only writes
 
 
-# How a protocol takes bytes. The kinds from BUFFERED on have get_buffer().
+# How a protocol gets bytes. The kinds from BUFFERED on have get_buffer().
 cdef enum ProtocolKind:
     PLAIN           # data_received()
-    STREAM_READER   # asyncio's StreamReaderProtocol: into its buffer, see stream_reader.pyx
+    STREAM_READER   # asyncio's StreamReaderProtocol: see stream_reader.pyx
     BUFFERED        # get_buffer() and buffer_updated()
-    TLS             # records, without a buffer in between: see data_path.pyx
+    TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx
 
 
 cdef class ReadTransport(Transport):

@@ -1,5 +1,4 @@
-"""Receiving: when the next receive is armed, and where bytes go that arrive while reading is
-paused.
+"""Receiving: when the next receive is armed, and the stash of a paused transport.
 
     IDLE ──arm()──> ARMED ──cancel_recv()──> CANCELLING      any ──end_input()──> ENDED
      ^ ^              │                          │
@@ -7,16 +6,16 @@ paused.
      ├──rearm()── STARVED <──starve()── IDLE
      └──_recv_later()── DELAYED <──delay_recv()── IDLE
 
-A receive that is in flight when the input ends is a poll; end_input() cancels it.
+end_input() cancels a receive that is still in flight; ENDED stays when that receive completes.
 
-`pause_reading` sets a flag. What the kernel had already received, or receives before the cancel
-reaches it, goes to the stash; the first stashed item cancels the receive. `resume_reading`
-schedules a callback that delivers the stash in order and tests the flag again after each item. An
-item is whatever the subclass stashes: bytes, a datagram with its address, an error, the end of the
-input.
+`pause_reading` sets a flag, and the receive stays armed. The first item that arrives while reading
+is paused goes to the stash and cancels the receive; items that the kernel has received by then go
+to the stash, too. `resume_reading` schedules a callback that delivers the stash in order and tests
+the flag again after each item. An item is whatever the subclass stashes: bytes, a datagram with its
+address, an error, the end of the input.
 
-`take_completion` arms the next receive also if the protocol raises KeyboardInterrupt: no other
-completion would.
+`take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
+completion would arm it.
 """
 
 from asyncio.log import logger
@@ -38,11 +37,11 @@ cdef class ReadTransport(Transport):
         return 0
 
     cdef int submit_recv(self, bint poll_first) except -1:
-        """Prepare a receive and `arm` it. With *poll_first* it selects a buffer on arrival."""
+        """Prepare a receive and `arm` it. With *poll_first* it takes a buffer when data arrives."""
         raise NotImplementedError
 
     cdef int take_completion(self, int res, unsigned int flags) except -1:
-        """Deliver what a completion of `recv_op` brings; behind the last one, receive again."""
+        """Deliver what a completion of `recv_op` brings; after the terminal one, receive again."""
         cdef bint is_last = not flags & IORING_CQE_F_MORE
         if is_last:
             self.disarmed()
@@ -129,7 +128,7 @@ cdef class ReadTransport(Transport):
         raise NotImplementedError
 
     cdef int deliver_last(self, object item) except -1:
-        """Call deliver_end(); if the protocol leaves the run, the next run calls it again."""
+        """Call deliver_end(); if the protocol raises KeyboardInterrupt, stash the item again."""
         try:
             return self.deliver_end(item)
         except BaseException:
@@ -180,7 +179,7 @@ cdef class ReadTransport(Transport):
     cdef int schedule_stash(self) except -1:
         if not self.stash_scheduled:
             self.stash_scheduled = True
-            # In no context: each delivery enters the transport's.
+            # Not in the transport's context: each delivery enters it.
             self.loop.schedule(self._deliver_stash, (), None)
         return 0
 

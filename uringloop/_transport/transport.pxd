@@ -9,7 +9,7 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 
 cdef class Connections:
     cdef LoopCore loop
-    cdef readonly Py_ssize_t count  # of transports
+    cdef readonly Py_ssize_t count  # of transports that are not released
     cdef object when_none       # called when the last transport is released; None after end()
 
     cdef int attach(self, Transport transport) except -1
@@ -19,7 +19,7 @@ cdef class Connections:
 # The life of a transport, in this order; the drawing is in transport.pyx.
 cdef enum Life:
     OPENING     # connection_made() is scheduled; nothing is received yet
-    OPEN
+    OPEN        # received data is delivered, written data is sent
     CLOSING     # nothing more is delivered; queued data is still sent
     ENDING      # connection_lost() is scheduled
     LOST        # connection_lost() was called; the socket closes when nothing is in flight
@@ -31,7 +31,7 @@ cdef class Transport(Flushable):
     cdef object context         # every callback of the protocol runs in it
     cdef object sock            # owns fd; a pipe's file; None before first need and after the end
     cdef int fd                 # -1 once closed
-    cdef Connections server     # that accepted the connection; else None
+    cdef Connections server     # of the server that accepted the connection; else None
     cdef dict extra             # get_extra_info()'s; None before first need
     cdef Life life
     cdef dict __dict__          # programs set attributes on transports, as on asyncio's
@@ -73,7 +73,7 @@ cdef dict socket_extra(object sock, object peername)
 
 
 cdef inline object own(PyObject *result):
-    """Return the object of a new reference, which the caller's C code owned."""
+    """Convert a new reference that a C function returned to an object."""
     cdef object taken = <object>result
     Py_DECREF(taken)
     return taken

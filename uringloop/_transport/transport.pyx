@@ -4,19 +4,20 @@ A transport ends in this order, whatever the reason: its operations are cancelle
 is called in a later turn; the socket is closed when no operation is in flight. Closing it earlier
 would send no FIN and free no port: an operation in flight keeps the file open.
 
-    OPENING ──_start()──> OPEN ──close()──> CLOSING ──all is sent──> ENDING ──> LOST ──> released
-       │                   │                   │                       ^          ^          ^
-       └──close()──────────┼──> CLOSING        │                       │          │          │
-       └──abort(), a fatal error, a pipe's end─┴───────────────────────┘  connection_lost()  │
-                                                                      nothing is in flight ──┘
+    OPENING ──enter_open()──> OPEN ──enter_closing()──> CLOSING ──schedule_end()──> ENDING
+       └───────────────enter_closing()─────────────────────^                          │
+                                                                  _call_connection_lost()
+                                                                                      │
+                 released <──release_when_done(): nothing is in flight──── LOST <─────┘
 
-`enter_open`, `enter_closing`, `schedule_end` and `_call_connection_lost` are the transitions, and
-nothing else sets `life`.
+close() enters CLOSING, and ENDING when all queued data has been sent. abort(), a fatal error and
+the EOF of a pipe go through CLOSING to ENDING at once. Only the methods in the drawing set `life`.
+A released transport has no descriptor (`fd` is -1). In any state, a failure to create the transport
+and its destructor release it, too.
 
-A protocol's method may raise. KeyboardInterrupt and SystemExit leave run_forever(): `report` raises
-them again, and every other exception is reported there. Nothing is lost by that: what is left to
-deliver is in the stash, and the next receive is armed, before the exception leaves the transport
-(pausing.pyx).
+A protocol's method may raise. `report` raises KeyboardInterrupt and SystemExit again, which leave
+run_forever(), and reports every other exception. No data is lost: before the exception leaves the
+transport, undelivered data is in the stash and the next receive is armed (pausing.pyx).
 """
 
 import warnings
@@ -110,12 +111,12 @@ cdef class Transport(Flushable):
         self.loop = loop
         self.context = PyContext_CopyCurrent()
         loop.fd_table.add(fd, <PyObject*>self)
-        # The transport closes it from now on.
+        # From now on the transport owns the descriptor.
         self.fd = fd
         return 0
 
     cdef int begin(self, object waiter) except -1:
-        """Schedule connection_made(), then `_start`, which runs even if that raises."""
+        """Schedule connection_made(), then `_start`, which runs even if the former raises."""
         self.loop.schedule(self.protocol.connection_made, (self,), self.context)
         self.loop.schedule(self._start, (waiter,), None)
         return 0
@@ -274,7 +275,7 @@ cdef class Transport(Flushable):
         assert self.life == CLOSING
         self.life = ENDING
         self.loop.check_closed()
-        # The method enters the transport's context: the loop may be run in that context.
+        # Not in the transport's context: the method enters it, even if the loop runs within it.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
         return 0
 
@@ -341,7 +342,7 @@ cdef class Transport(Flushable):
             finally:
                 self.release()
 
-    # ── rarely used ──────────────────────────────────────────────────────────────────────────
+    # ── repr() and get_extra_info() ──────────────────────────────────────────────────────────
 
     def __repr__(self):
         state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"

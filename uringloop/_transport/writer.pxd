@@ -22,7 +22,7 @@ cdef class WriteTransport(FlowControl):
     cdef Operation send_op          # points into queue, which owns the bytes until it ends
     cdef WriteQueue queue
     cdef Output output
-    cdef bint full                  # the descriptor has no room: poll before the next send
+    cdef bint full                  # the descriptor had no room: the next send waits for it
     cdef object broken              # the error of a send, while bytes are still received; else None
     cdef object empty_waiter        # sendfile()'s: for an empty queue, then for room; else None
 

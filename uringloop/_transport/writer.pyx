@@ -2,20 +2,20 @@
 
 `write` queues, and the loop flushes each transport once at the end of the turn. At most one send is
 in flight: two would interleave. The first send of a queue is quiet: it writes what the socket has
-room for, and posts a completion only if that was not everything. The rest goes with a send that the
-kernel finishes when the socket has room again. A send whose end the program awaits is not quiet:
-its completion ends the loop's sleep.
+room for, and posts a completion only if that was not everything. The kernel finishes the next send,
+which carries the rest, when the socket has room again. A send whose end the program awaits is not
+quiet either: its completion ends the loop's sleep.
 
-If one transport only has written in a turn, it is sent by a plain system call, which costs less
-than a submission. `submit_send`, `send_directly` and `end_output` are the only methods that use the
-descriptor; subclasses define them.
+If only one transport has written in a turn, its data is sent by a plain system call, which costs
+less than a submission. `submit_send`, `send_directly` and `end_output` are the only methods that
+use the descriptor; subclasses define them.
 
 The end of the output:
 
     WRITABLE ──write_eof()──> EOF_WRITTEN ──the queue is empty: send_eof()──> EOF_SENT
 
-An error of a send closes the transport; if bytes of the peer are still unread, it is kept in
-`broken` until they are delivered.
+A send that fails ends the connection. While the peer's bytes may still be unread, its error is kept
+in `broken`, and the connection ends after their delivery.
 """
 
 import sys
@@ -39,20 +39,20 @@ SEND_AT_ONCE_MIN = 8 * 1024
 # A single transport's bytes up to this size are sent without the ring; more is submitted, so that
 # the kernel finishes a partial send.
 SEND_ALONE_MAX = 64 * 1024
-# Turns that a failed send waits for completions of the receive: they may come behind the send's own
-# completion, or in the next batch.
+# After a failed send, the turns to wait for completions of the receive: they may follow the send's
+# own completion, or come in the next batch.
 LAST_TURNS = 2
 
 # Before 3.12 asyncio's writelines() joins and writes, and raises what join() and write() raise.
 cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
-# From 3.14 on it skips every item that is false.
+# From 3.14 on writelines() skips every item that is false.
 cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
 
 
 cdef list as_list(object list_of_data):
-    """Return the argument of writelines() as a list. Raises asyncio's TypeError for no iterable."""
+    """Return the argument of writelines() as a list. Raises asyncio's TypeError."""
     if not LINES_ARE_JOINED and not list_of_data:
         return []
     try:
@@ -72,7 +72,7 @@ cdef bytes as_piece(object data):
 
 
 cdef list odd_pieces(list pieces):
-    """Return *pieces* of other types than bytes-like ones as bytes. Raises asyncio's TypeError."""
+    """Convert *pieces* that write() would not take to bytes. Raises asyncio's TypeError."""
     if LINES_ARE_JOINED:
         return [b"".join(pieces)]
     return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
@@ -90,7 +90,7 @@ cdef class WriteTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.send_op, writer_on_send, <PyObject*>self)
-        # Only its completion says how many bytes an unfinished send has written.
+        # The end of a run cancels the send: its completion says how many bytes it has written.
         self.send_op.policy = ENDS_WITH_RUN
         self.queue = WriteQueue()
 

@@ -40,7 +40,8 @@ READ = EPOLLIN
 WRITE = EPOLLOUT
 
 # A removal can leave a few events of a descriptor that is not watched any more. More completions in
-# a row than these mean that epoll reports a closed descriptor, which a duplicate keeps in it.
+# a row than these with such events mean that epoll reports a closed descriptor, which a duplicate
+# keeps in the instance.
 cdef int STALE_BATCHES_MAX = 16
 
 
@@ -249,8 +250,8 @@ cdef class Watchers(Flushable):
     cdef int renew(self, bint lost) except -1:
         """Move the watched descriptors to a new epoll instance.
 
-        epoll would report a descriptor for ever that was closed before its removal and has an open
-        duplicate. The instance itself is *lost* if other code has closed its descriptor.
+        Otherwise epoll would report for ever a descriptor that was closed before its removal and
+        has an open duplicate. *lost* means that other code has closed the instance's descriptor.
         """
         cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
         if fresh < 0:

@@ -1,4 +1,4 @@
-"""Callbacks that wait for their turn."""
+"""Scheduled callbacks."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t

@@ -1,4 +1,4 @@
-"""Callbacks that wait for their turn."""
+"""Scheduled callbacks."""
 
 import contextvars
 from collections.abc import Callable

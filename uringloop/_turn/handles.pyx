@@ -1,4 +1,4 @@
-"""Callbacks that wait for their turn: asyncio.Handle and asyncio.TimerHandle, compiled.
+"""Scheduled callbacks: asyncio.Handle and asyncio.TimerHandle, compiled.
 
 A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
 thread that runs the loop runs it; any thread that holds the GIL may cancel it.
@@ -39,7 +39,7 @@ cdef class Handle:
         raise TypeError(f"cannot create '{type(self).__name__}' instances")
 
     def cancel(self):
-        """Cancel the callback; a handle that has run or is cancelled stays as it is."""
+        """Cancel the callback, and drop it with its arguments."""
         self.drop()
 
     def cancelled(self):

@@ -17,7 +17,7 @@ def thread_of(LoopCore loop not None):
 
 
 def ready_of(LoopCore loop not None):
-    """Return the handles that wait for their turn, the oldest first."""
+    """Return the handles in the ready queue, the oldest first."""
     cdef list items = loop.ready.items
     cdef Py_ssize_t room = PyList_GET_SIZE(items)
     cdef Py_ssize_t index

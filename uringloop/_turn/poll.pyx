@@ -96,7 +96,7 @@ cdef class PollOnce:
         if type(sock) is SOCKET or issubclass(type(sock), SOCKET):
             add_io_refs(sock, 1)
             self.sock = sock
-            # If the loop is closed meanwhile, the poll still completes, and on_poll() lets go.
+            # If the loop is closed meanwhile, the poll still completes: on_poll() ends the delay.
             self.poll_op.policy |= HOLDS_DESCRIPTOR
         return 0
 

@@ -130,7 +130,7 @@ def watch_stalls(LoopCore loop not None, long milliseconds):
 
 
 def time_turns(bint wanted):
-    """Start or stop to time the turns of every loop, also of loops that are created later."""
+    """Start or stop timing the turns of every loop, also of loops that are created later."""
     global MONITORED
     MONITORED = wanted
     for loop in open_loops():

@@ -32,7 +32,7 @@ from uringloop._turn.handles cimport TimerHandle, traverse_waiting
 COMPACT_ABOVE = 100
 # Initial capacity; it doubles when full, and halves when three quarters are empty.
 CAPACITY_AT_START = 64
-# The due timer that many places behind the one that runs is prefetched.
+# Before a due timer runs, the one this many places behind it is prefetched.
 PREFETCHED = 4
 CACHE_LINE = 64
 

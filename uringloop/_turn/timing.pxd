@@ -23,7 +23,7 @@ cdef struct Durations:
 
 
 cdef struct Times:
-    int timing_users        # bits of TimingUser; 0 costs a branch for each turn, and reads no clock
+    int timing_users        # bits of TimingUser; while it is 0, a turn reads no clock for this
     int64_t began_ns        # when the present turn began; stale while the loop sleeps or is stopped
     int64_t stall_ns        # a turn that takes this long is a stall
     uint64_t stalls

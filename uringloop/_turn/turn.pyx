@@ -261,7 +261,7 @@ cdef class LoopCore:
     cdef int collect(self, bint held_back) except -1:
         """Dispatch the completions that were there when the turn began.
 
-        *held_back*: the kernel had more, which only an enter brings.
+        *held_back*: the kernel has more completions, which only an enter brings.
         """
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
