@@ -12,8 +12,7 @@ owns all the memory and changes nothing (DETACHABLE).
      │    └─take_cached()─> OUT_OF_TIME         │
      └──from the page cache, or of no bytes─────┘
 
-on_end() submits a BEGUN operation again after EINTR, and after an ECANCELED because the ring was
-lost.
+After EINTR on_end() submits the operation again, and it stays BEGUN.
 
 An ECANCELED without a cancel has one of two causes. If the ring was lost with a thread that has
 ended, idempotent operations are submitted again. If the kernel could not start a worker because of
