@@ -113,7 +113,7 @@ end
 function done(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format(
-    "TOLD {\\"rate\\": %f, \\"errors\\": %d, \\"p99_ms\\": %f, \\"answers\\": [",
+    "RESULT {\\"rate\\": %f, \\"errors\\": %d, \\"p99_ms\\": %f, \\"answers\\": [",
     summary.requests / summary.duration * 1e6,
     errors.connect + errors.read + errors.write + errors.status + errors.timeout,
     latency:percentile(99) / 1000))
@@ -190,7 +190,7 @@ def unused_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def ask(port: int) -> str:
+def answering_pid(port: int) -> str:
     """Return the process that answers a request on a connection of its own."""
     client = http.client.HTTPConnection(HOST, port, timeout=10)
     with contextlib.closing(client):
@@ -217,7 +217,7 @@ def running(words: list[str], loop: str, port: int, folder: Path) -> Iterator[in
             end = time.monotonic() + START_S
             while True:
                 try:
-                    ask(port)
+                    answering_pid(port)
                     break
                 except OSError as exc:
                     if process.poll() is not None or time.monotonic() > end:
@@ -250,10 +250,15 @@ def share(answers: list[int]) -> float:
     return min(answers) * WORKERS / sum(answers)
 
 
+def workers_seen(port: int) -> int:
+    """Return how many workers answer a few requests."""
+    return len({answering_pid(port) for _ in range(4 * WORKERS)})
+
+
 def at_rest(port: int) -> list[int]:
     answers: collections.Counter[str] = collections.Counter()
     for _ in range(CALLS):
-        answers[ask(port)] += 1
+        answers[answering_pid(port)] += 1
         time.sleep(PAUSE_S)
     return list(answers.values())
 
@@ -266,9 +271,9 @@ def load(port: int, folder: Path, seconds: float, kept: bool) -> dict[str, Any]:
     words.append(f"http://{HOST}:{port}/")
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     for line in said.splitlines():
-        if line.startswith("TOLD "):
-            told: dict[str, Any] = json.loads(line.removeprefix("TOLD "))
-            return told
+        if line.startswith("RESULT "):
+            report: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return report
     raise RuntimeError(f"wrk: {said}")
 
 
@@ -278,7 +283,7 @@ def measure(server: str, loop: str, seconds: float) -> dict[str, Any]:
     with prepared() as folder, running(command(server, loop, port), loop, port, folder):
         # All workers, and not only the first, shall be there.
         end = time.monotonic() + START_S
-        while len({ask(port) for _ in range(4 * WORKERS)}) < WORKERS and time.monotonic() < end:
+        while workers_seen(port) < WORKERS and time.monotonic() < end:
             time.sleep(0.05)
         rest = at_rest(port)
         kept = load(port, folder, seconds, kept=True)
@@ -286,12 +291,12 @@ def measure(server: str, loop: str, seconds: float) -> dict[str, Any]:
     return {"rest": share(rest), "kept": summary(kept), "fresh": summary(fresh)}
 
 
-def summary(told: dict[str, Any]) -> dict[str, float]:
+def summary(report: dict[str, Any]) -> dict[str, float]:
     return {
-        "rate": told["rate"],
-        "errors": told["errors"],
-        "p99_ms": told["p99_ms"],
-        "share": share(told["answers"]),
+        "rate": report["rate"],
+        "errors": report["errors"],
+        "p99_ms": report["p99_ms"],
+        "share": share(report["answers"]),
     }
 
 

@@ -321,8 +321,8 @@ def main() -> int:
         fds, threads_before = open_fds(), threads()
         loop = uringloop.Loop(backend=options.backend)
         backend = loop.backend
-        complaints: list[Any] = []
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        reported: list[Any] = []
+        loop.set_exception_handler(lambda _, context: reported.append(context))
         loop.run_until_complete(soak.run(options.minutes))
         loop.run_until_complete(loop.shutdown_default_executor())
         gc.collect()
@@ -350,9 +350,9 @@ def main() -> int:
     print(
         f"\nwrong: {len(soak.wrong)}; left: {left_fds} descriptors, "
         f"{left['operations']} operations, {left['buffers_out']} buffers, "
-        f"{left_threads} threads; complaints: {len(complaints)}"
+        f"{left_threads} threads; complaints: {len(reported)}"
     )
-    for text in [*soak.wrong[:5], *map(str, complaints[:5])]:
+    for text in [*soak.wrong[:5], *map(str, reported[:5])]:
         print(text)
     if options.json:
         options.json.write_text(
@@ -363,7 +363,7 @@ def main() -> int:
     if grows:
         print("grows:", ", ".join(grows))
     remains = left["operations"] or left["buffers_out"] or left_fds or left_threads
-    return 1 if soak.wrong or grows or complaints or remains else 0
+    return 1 if soak.wrong or grows or reported or remains else 0
 
 
 def plot(samples: dict[str, array.array[float]], path: Path, title: str) -> None:

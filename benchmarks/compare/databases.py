@@ -58,7 +58,7 @@ def running(
         end = time.monotonic() + START_SECONDS
         while not ready():
             if time.monotonic() > end or server.process.poll() is not None:
-                raise BenchError(f"{Path(command[0]).name} did not start: {server.complaint()}")
+                raise BenchError(f"{Path(command[0]).name} did not start: {server.last_error()}")
             # Neither tells when it is ready but in words.
             time.sleep(0.02)
         yield

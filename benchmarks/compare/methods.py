@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from uringloop.bench import counters, loads, loops, process, program
-from uringloop.bench.child import Child, Refused, ask
+from uringloop.bench.child import Child, Refused, run_for_json
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
 from uringloop.bench.placement import Placement, choose
@@ -71,19 +71,19 @@ class Bench:
             unix=unix,
             rate=rate,
             same_core=True,
-            settled=True,
+            warm_allocator=True,
         )
         return Runner(settings, self.placement, self.programs, self.directory)
 
-    def ask(self, what: str, module: str, task: object) -> dict[str, Any]:
+    def run_module(self, what: str, module: str, task: object) -> dict[str, Any]:
         """Run a module of the benchmark with its task; Refused if it has no figures."""
         command = [sys.executable, "-m", f"uringloop.bench.{module}", json.dumps(task)]
-        return self.ask_command(what, command)
+        return self.run_command(what, command)
 
-    def ask_command(self, what: str, command: list[str]) -> dict[str, Any]:
+    def run_command(self, what: str, command: list[str]) -> dict[str, Any]:
         """Run a process that prints one line of JSON where the servers run."""
         where = self.placement
-        return ask(what, command, where.server_cpu, where.shared, ANSWER_SECONDS)
+        return run_for_json(what, command, where.server_cpu, where.shared, ANSWER_SECONDS)
 
 
 Method = Callable[[Bench], AbstractContextManager[Measure]]
@@ -186,7 +186,7 @@ class Load:
             with runner.serving(loop) as (server, address):
                 task = self.task(bench, clients, server, address)
                 try:
-                    said = bench.ask("the load", "loads", asdict(task))
+                    said = bench.run_module("the load", "loads", asdict(task))
                 except Refused:
                     runner.refuse_dead(server)
                     raise
@@ -254,8 +254,8 @@ class Http:
 
 def requests_of(output: str) -> int:
     """Return how many requests wrk reports; Refused if one of them failed."""
-    for complaint in ("Socket errors", "Non-2xx"):
-        if (said := re.search(f"{complaint}.*", output)) is not None:
+    for failure in ("Socket errors", "Non-2xx"):
+        if (said := re.search(f"{failure}.*", output)) is not None:
             raise Refused("failed", f"wrk: {said[0]}")
     found = re.search(r"(\d+) requests in", output)
     if found is None or not int(found[1]):
@@ -280,7 +280,7 @@ class Program:
 
             def measure(loop: str) -> Figures:
                 task = program.Task(loop, self.name, bench.scale, address)
-                said = bench.ask("the program", "program", asdict(task))
+                said = bench.run_module("the program", "program", asdict(task))
                 reading = program.Reading(**said)
                 return {
                     "cpu": reading.cpu_ns / reading.operations,
@@ -310,7 +310,7 @@ def importing(bench: Bench) -> Iterator[Measure]:
     def measure(loop: str) -> Figures:
         module = loops.target_of(loop).partition(":")[0]
         command = [sys.executable, "-c", IMPORT, module]
-        each = [bench.ask_command("the import", command) for _ in range(IMPORTS)]
+        each = [bench.run_command("the import", command) for _ in range(IMPORTS)]
         return {name: statistics.median(one[name] for one in each) for name in each[0]}
 
     yield measure

@@ -188,12 +188,12 @@ def notes(table: Table) -> Iterator[str]:
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
     yield from (f"{row.name}: {row.remark}." for row in table.rows if row.remark)
-    told: dict[tuple[str, str, str], list[str]] = {}
+    rows_by_status: dict[tuple[str, str, str], list[str]] = {}
     for row in table.rows:
         for column, cell in row.cells.items():
             if cell.status != OK:
-                told.setdefault((column, cell.status, cell.note), []).append(row.name)
-    for (column, status, note), names in told.items():
+                rows_by_status.setdefault((column, cell.status, cell.note), []).append(row.name)
+    for (column, status, note), names in rows_by_status.items():
         places = ", ".join(names) if len(names) < 6 else f"{len(names)} rows"
         yield f"{column}, {places}: {status}" + (f": {note}" if note not in ("", status) else "")
 

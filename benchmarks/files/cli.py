@@ -140,16 +140,16 @@ def echo_server(contender: str, folder: Path) -> Iterator[tuple[int, Callable[[s
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        told, answers = server.stdin, server.stdout
+        requests, answers = server.stdin, server.stdout
 
-        def tell(line: str) -> Result:
-            told.write(line + "\n")
-            told.flush()
+        def request(line: str) -> Result:
+            requests.write(line + "\n")
+            requests.flush()
             answer: Result = json.loads(answers.readline())
             return answer
 
-        yield json.loads(answers.readline())["port"], tell
-        told.close()
+        yield json.loads(answers.readline())["port"], request
+        requests.close()
         answers.read()
     if server.returncode:
         raise subprocess.CalledProcessError(server.returncode, server.args)
@@ -173,14 +173,14 @@ def paired(turns: list[Result]) -> list[Result]:
 def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
     """Ask an echo server that has file work to do by turns; latencies from the scheduled time."""
     turns: list[Result] = []
-    with echo_server(contender, folder) as (port, tell):
+    with echo_server(contender, folder) as (port, request):
         load = LoadGenerator(("127.0.0.1", port), ECHO_CLIENTS, ECHO_BYTES, rate=ECHO_RATE)
         load.connect()
         load.run(ECHO_WARM_UP)
         for beside in ECHO_TURNS:
-            before = tell("work" if beside else "rest")
+            before = request("work" if beside else "rest")
             found = load.run(seconds)
-            after = tell("rest")
+            after = request("rest")
             histogram = next(each for each in found if isinstance(each, Histogram))
             done = {f"{name}_s": (after[name] - before[name]) / seconds for name in after}
             turns.append({f"p{n}_us": histogram.percentile(n) / 1000 for n in (50, 99)} | done)

@@ -350,7 +350,7 @@ async def beside_echo(contender: Plain, folder: Path, _seconds: float) -> int:
         def data_received(self, data: bytes) -> None:
             self.write(data)
 
-    def told() -> None:
+    def on_request() -> None:
         line = sys.stdin.readline()
         if not line:
             loop.remove_reader(sys.stdin.fileno())
@@ -363,7 +363,7 @@ async def beside_echo(contender: Plain, folder: Path, _seconds: float) -> int:
     ended = loop.create_future()
     beside = Beside(contender, folder)
     tasks = [asyncio.ensure_future(each) for each in (beside.read(), beside.write())]
-    loop.add_reader(sys.stdin.fileno(), told)
+    loop.add_reader(sys.stdin.fileno(), on_request)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await ended
     for task in tasks:

@@ -423,13 +423,13 @@ def test_idle_processors_are_kept_awake_where_that_is_allowed(
         assert note == f"may sleep ({device}: Is a directory)"
 
 
-def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
+def test_page_faults_stay_flat_once_the_allocator_is_warm() -> None:
     # Allocate like a receive into 256 KiB: the block shrinks before it is freed, so freeing it does
     # not raise the allocator's threshold.
     program = (
         "import resource, socket\n"
         "from uringloop.bench import process\n"
-        "process.settle_allocator()\n"
+        "process.warm_allocator()\n"
         "left, right = socket.socketpair()\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "before = faults()\n"
@@ -437,7 +437,7 @@ def test_page_faults_stay_flat_once_the_allocator_is_settled() -> None:
         "print(faults() - before)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    # Without settling, each receive causes at least one fault.
+    # Without warm_allocator(), each receive causes at least one fault.
     assert int(ended.stdout) < 500
 
 

@@ -174,10 +174,10 @@ def test_a_program_is_measured_in_a_process_of_its_own(
 
 
 @pytest.mark.parametrize("mode", ["protocol", "tls", "udp"])
-def test_a_server_has_settled_its_allocator(mode: str, tmp_path: Path) -> None:
+def test_a_server_warms_its_allocator(mode: str, tmp_path: Path) -> None:
     runner = methods.Bench(choose(True), tmp_path, SHORT).runner(mode)
-    assert runner.settings.settled
-    assert "--settled" in runner._server_command("asyncio")
+    assert runner.settings.warm_allocator
+    assert "--warm-allocator" in runner._server_command("asyncio")
 
 
 def test_a_program_is_shortened_in_whole_units() -> None:

@@ -48,7 +48,7 @@ _SLOWER_MIN = 10
 Drawing = Callable[[Any], None]
 
 # Leaves out the metadata that matplotlib adds to an SVG.
-NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 # Colour of text and lines, which the page replaces by the colour of its own text.
 INK = "#010203"
@@ -94,7 +94,7 @@ def _svg(number: int, title: str, draw_on: Drawing) -> str:
         axes = figure.subplots()
         draw_on(axes)
         axes.set_title(title)
-        figure.savefig(buffer, format="svg", transparent=True, metadata=NOTHING)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     # All panels are in one page, where an id must be unique.

@@ -86,7 +86,7 @@ class Child:
             parts.append(part)
         return b"".join(parts).decode()
 
-    def complaint(self) -> str:
+    def last_error(self) -> str:
         """Return the last line on standard error, or how the process ended."""
         return _last_line(self._errors) or f"exit status {self.process.poll()}"
 
@@ -115,7 +115,9 @@ class Child:
                     stream.close()
 
 
-def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) -> dict[str, Any]:
+def run_for_json(
+    what: str, command: list[str], cpu: int, batch: bool, timeout: float
+) -> dict[str, Any]:
     """Run a process that prints one line of JSON and return it; Refused if it is an error.
 
     *what* is the name of the process in messages.
@@ -126,7 +128,7 @@ def ask(what: str, command: list[str], cpu: int, batch: bool, timeout: float) ->
         if not line and not child.wait_for_end():
             raise Refused("failed", f"{what} did not answer in {timeout:.0f} seconds")
         if not line:
-            raise Refused("failed", f"{what} failed: {child.complaint()}")
+            raise Refused("failed", f"{what} failed: {child.last_error()}")
     finally:
         child.stop()
     said: dict[str, Any] = json.loads(line)

@@ -27,7 +27,7 @@ def connections_max() -> int:
     return raise_descriptor_limit() - _SPARE_DESCRIPTORS
 
 
-def settle_allocator() -> None:
+def warm_allocator() -> None:
     """Free one large block, as every program does that runs for a while.
 
     glibc calls mmap() for each block of 128 KiB or more until the first such block is freed: from

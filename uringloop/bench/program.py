@@ -21,7 +21,7 @@ from .workloads import CLIENTS, PROGRAMS
 
 # Share of the operations for a first estimate and for the warm-up, which fills caches and prepares
 # the allocator and specialised bytecode.
-_GLANCE = 0.01
+_ESTIMATE_SHARE = 0.01
 _WARM_UP = 0.1
 
 # Seconds that a measurement may take. Most take one at most; a loop that needs milliseconds where
@@ -89,9 +89,9 @@ async def measure(task: Task) -> Reading:
     """Run the program on the running loop."""
     async with _prepared(task) as (run, count, unit):
         watch = Stopwatch()
-        glance = scaled(count, unit, task.scale * _GLANCE)
-        await run(glance)
-        per_operation = watch.read(glance).elapsed_ns / 1e9 / glance
+        sample = scaled(count, unit, task.scale * _ESTIMATE_SHARE)
+        await run(sample)
+        per_operation = watch.read(sample).elapsed_ns / 1e9 / sample
         scale = min(task.scale, _LIMIT / (per_operation * count))
         await run(scaled(count, unit, scale * _WARM_UP))
         operations = scaled(count, unit, scale)
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     (encoded,) = sys.argv[1:] if argv is None else argv
     task = Task(**json.loads(encoded))
     process.end_with_parent()
-    process.settle_allocator()
+    process.warm_allocator()
     try:
         reading = run(task)
     except Exception as exc:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from .child import STOP_TIMEOUT, Child, Refused, ask
+from .child import STOP_TIMEOUT, Child, Refused, run_for_json
 from .client import Measurement, Task
 from .placement import Placement
 from .rows import OK, Cell, Row, cells_of, require_installed
@@ -103,8 +103,8 @@ class Runner:
             return [str(self.programs[name]), *where]
         where = ["--path", self._path()] if self.settings.unix else ["--port", port]
         command = [sys.executable, "-m", "uringloop.bench.server"]
-        settled = ["--settled"] if self.settings.settled else []
-        return [*command, "--loop", name, "--mode", self.settings.mode, *where, *settled]
+        warm = ["--warm-allocator"] if self.settings.warm_allocator else []
+        return [*command, "--loop", name, "--mode", self.settings.mode, *where, *warm]
 
     def _wait_until_ready(self, name: str, server: Child) -> Address:
         line = server.read_line(_START_TIMEOUT)
@@ -130,14 +130,14 @@ class Runner:
             raise Refused("failed", "the server did not become ready") from None
         if status == _EXIT_ADDRESS_IN_USE:
             raise BenchError(f"port {self.settings.port} is in use")
-        raise Refused("failed", f"the server did not start: {server.complaint()}")
+        raise Refused("failed", f"the server did not start: {server.last_error()}")
 
     def refuse_dead(self, server: Child) -> None:
         """Raise Refused with the server's last words if it has died."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             # The connections of a dying server close a moment before wait() returns.
             server.process.wait(0.2)
-            raise Refused("failed", f"the server died: {server.complaint()}")
+            raise Refused("failed", f"the server died: {server.last_error()}")
 
     def _load(self, server: Child, address: Address, load: EchoLoad) -> Measurement:
         settings = self.settings
@@ -157,7 +157,9 @@ class Runner:
         timeout = 180.0 + 3 * settings.duration
         where = self.placement
         try:
-            result = ask("the load generator", command, where.client_cpu, where.shared, timeout)
+            result = run_for_json(
+                "the load generator", command, where.client_cpu, where.shared, timeout
+            )
         except Refused as exc:
             if exc.kind == "no io_uring":
                 raise BenchError(exc.reason) from None

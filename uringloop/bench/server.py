@@ -82,7 +82,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=list(SERVERS), default="protocol")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--path", help="listen on this UNIX socket instead")
-    parser.add_argument("--settled", action="store_true", help="settle the allocator first")
+    parser.add_argument("--warm-allocator", action="store_true", help="free one large block first")
     return parser.parse_args(argv)
 
 
@@ -91,8 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
     process.end_with_parent()
     process.raise_descriptor_limit()
-    if arguments.settled:
-        process.settle_allocator()
+    if arguments.warm_allocator:
+        process.warm_allocator()
     try:
         kind = socket.SOCK_DGRAM if arguments.mode in DATAGRAMS else socket.SOCK_STREAM
         listener = listen(arguments.path, arguments.port, kind)

@@ -68,8 +68,8 @@ class Settings:
     rate: float = 0.0
     same_core: bool = False
     reference: bool = False
-    # Whether servers free a large block first, see process.settle_allocator.
-    settled: bool = False
+    # Whether servers free a large block first, see process.warm_allocator.
+    warm_allocator: bool = False
 
     @property
     def loads(self) -> list[EchoLoad]:
