@@ -23,9 +23,9 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def must(well: bool, told: str) -> str:
+def must(ok: bool, outcome: str) -> str:
     """Return what is told, in bold if that is not as it must be."""
-    return told if well else f"**{told}**"
+    return outcome if ok else f"**{outcome}**"
 
 
 def left(before: int) -> str:
@@ -50,11 +50,11 @@ class Ends:
     """How the connections of a server have ended, and what its exception handler was told."""
 
     def __init__(self) -> None:
-        self.made = self.lost = self.errors = self.complaints = 0
+        self.made = self.lost = self.errors = self.reported = 0
         self.received = 0
 
     def handler(self, loop: Any, context: dict[str, Any]) -> None:
-        self.complaints += 1
+        self.reported += 1
 
 
 class Counted(asyncio.Protocol):

@@ -62,17 +62,17 @@ def _end_of_a_server(end: int) -> str:
     server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert server.stdout is not None
     address = (LOCALHOST, int(server.stdout.readline()))
-    told = 0
+    disconnected = 0
 
     def use() -> None:
-        nonlocal told
+        nonlocal disconnected
         with socket.create_connection(address, timeout=10) as sock:
             with contextlib.suppress(ConnectionError):
                 while True:
                     sock.sendall(bytes(10_000))
                     if not sock.recv(65536):
                         break
-            told += 1
+            disconnected += 1
 
     clients = [threading.Thread(target=use) for _ in range(CLIENTS)]
     for client in clients:
@@ -93,8 +93,10 @@ def _end_of_a_server(end: int) -> str:
     freed = (time.monotonic() - began) * 1e3
     server.kill()
     server.wait()
-    clients_told = must(told == CLIENTS, f"{told} of {CLIENTS} clients told within {took:.0f} ms")
-    return f"{clients_told}, {must(is_free, f'port free after {freed:.0f} ms')}"
+    outcome = must(
+        disconnected == CLIENTS, f"{disconnected} of {CLIENTS} clients told within {took:.0f} ms"
+    )
+    return f"{outcome}, {must(is_free, f'port free after {freed:.0f} ms')}"
 
 
 def killed_while_busy(factory: Factory) -> str:

@@ -46,16 +46,16 @@ def fork_while_running(factory: Factory) -> str:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            told = "went on"
+            outcome = "went on"
             try:
                 loop.call_soon_threadsafe(print)
                 transport.write(b"of the child")
                 loop._run_once() if hasattr(loop, "_run_once") else loop.run_forever()
             except BaseException as exc:
-                told = type(exc).__name__
-            os.write(write, told.encode())
+                outcome = type(exc).__name__
+            os.write(write, outcome.encode())
             os._exit(0)
-        told = os.read(read, 100).decode()
+        outcome = os.read(read, 100).decode()
         os.waitpid(child, 0)  # noqa: ASYNC222
         data = os.urandom(300_000)
         back = bytearray()
@@ -66,8 +66,8 @@ def fork_while_running(factory: Factory) -> str:
         stray = len(back) - len(data) if back != data else 0
         transport.close()
         peer.close()
-        child_told = must(told == "RuntimeError", f"child: {told}")
-        return f"{child_told}; {must(back == data, f'parent: {stray} bytes more than sent')}"
+        child_outcome = must(outcome == "RuntimeError", f"child: {outcome}")
+        return f"{child_outcome}; {must(back == data, f'parent: {stray} bytes more than sent')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -85,7 +85,7 @@ def multiprocessing_both_ways(factory: Factory) -> str:
     loop = factory()
 
     async def main() -> str:
-        told = []
+        outcomes = []
         for way in ("fork", "spawn"):
             context: Any = multiprocessing.get_context(way)
             queue = context.Queue()
@@ -96,8 +96,8 @@ def multiprocessing_both_ways(factory: Factory) -> str:
                 result = await loop.run_in_executor(None, queue.get, True, 10)
             process.kill()
             process.join()
-            told.append(must(result == 42, f"{way}: {'well' if result == 42 else result}"))
-        return ", ".join(told)
+            outcomes.append(must(result == 42, f"{way}: {'well' if result == 42 else result}"))
+        return ", ".join(outcomes)
 
     return str(loop.run_until_complete(main()))
 
@@ -172,9 +172,9 @@ def interrupted_anywhere(factory: Factory) -> str:
                 running = False
     threads[2].join()
     lost = len(data) - len(back)
-    told = f"{abs(lost)} bytes {'too many' if lost < 0 else 'missing'}"
-    told = told if lost or back == data else "other bytes"
-    return f"{interrupts} interrupts, {must(back == data, told)}"
+    outcome = f"{abs(lost)} bytes {'too many' if lost < 0 else 'missing'}"
+    outcome = outcome if lost or back == data else "other bytes"
+    return f"{interrupts} interrupts, {must(back == data, outcome)}"
 
 
 def signals_at_10_khz(factory: Factory) -> str:
@@ -244,8 +244,8 @@ def a_million_calls_of_threads(factory: Factory) -> str:
     took = time.monotonic() - began
     for thread in threads:
         thread.join()
-    told = must(count == 8 * each and not disorder, f"{count:,} ran, {disorder} out of order")
-    return f"{told}, {took:.1f} s"
+    outcome = must(count == 8 * each and not disorder, f"{count:,} ran, {disorder} out of order")
+    return f"{outcome}, {took:.1f} s"
 
 
 def another_user(factory: Factory) -> str:
@@ -393,10 +393,10 @@ def every_callback_raises(factory: Factory) -> str:
     loop = factory()
     ends = Ends()
     loop.set_exception_handler(ends.handler)
-    told: set[str] = set()
+    raised: set[str] = set()
 
     def fail(name: str) -> None:
-        told.add(name)
+        raised.add(name)
         raise ArithmeticError(name)
 
     async def main() -> bool:
@@ -405,7 +405,7 @@ def every_callback_raises(factory: Factory) -> str:
         return await goes_on(loop, ends)
 
     well = loop.run_until_complete(main())
-    return f"{len(told)} kinds have raised, {must(well, 'then an echo')}"
+    return f"{len(raised)} kinds have raised, {must(well, 'then an echo')}"
 
 
 def run_within_a_run(factory: Factory) -> str:
@@ -443,10 +443,10 @@ try:
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()
-    told = "runs there"
+    outcome = "runs there"
 except BaseException as exc:
-    told = type(exc).__name__
-os.write({pipe}, told.encode())
+    outcome = type(exc).__name__
+os.write({pipe}, outcome.encode())
 """
 
 
@@ -464,8 +464,8 @@ def another_interpreter(factory: Factory) -> str:
     interpreters.destroy(other)
     well = loop.run_until_complete(goes_on(loop))
     os.close(writer)
-    with open(reader) as told:
-        return f"{told.read()}, {must(well, 'then an echo')}"
+    with open(reader) as pipe:
+        return f"{pipe.read()}, {must(well, 'then an echo')}"
 
 
 FAULTS: tuple[Fault, ...] = (

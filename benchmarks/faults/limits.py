@@ -86,7 +86,7 @@ def no_memory(factory: Factory) -> str:
             time.sleep(0.2)
         well = ends.received - before == 1
         hoard.clear()
-    return f"{ends.complaints} complaints, then {'goes on' if well else '**serves nobody**'}"
+    return f"{ends.reported} complaints, then {'goes on' if well else '**serves nobody**'}"
 
 
 def no_descriptors(factory: Factory) -> str:
@@ -99,7 +99,7 @@ def no_descriptors(factory: Factory) -> str:
         address = server.sockets[0].getsockname()
         with tempfile.NamedTemporaryFile() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_fds() - 1, hard))
-            told = []
+            outcomes = []
             for attempt in (
                 lambda: asyncio.open_connection(*address),
                 lambda: asyncio.create_subprocess_exec("/bin/true"),
@@ -107,14 +107,14 @@ def no_descriptors(factory: Factory) -> str:
             ):
                 try:
                     await asyncio.wait_for(attempt(), 5)
-                    told.append("went on")
+                    outcomes.append("went on")
                 except OSError as exc:
-                    told.append(type(exc).__name__)
+                    outcomes.append(type(exc).__name__)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             _, writer = await asyncio.open_connection(*address)
             writer.close()
         server.close()
-        return f"{', '.join(told)}; then goes on"
+        return f"{', '.join(outcomes)}; then goes on"
 
     return str(loop.run_until_complete(main()))
 
@@ -150,8 +150,8 @@ def stuck_files(factory: Factory) -> str:
             peer.close()
             await asyncio.sleep(0.05)
             stuck = threading.active_count() - 1
-            told = f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms"
-            return f"{told}, {must(stuck == 0, f'{stuck} threads stuck')}"
+            outcome = f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms"
+            return f"{outcome}, {must(stuck == 0, f'{stuck} threads stuck')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -200,15 +200,15 @@ def no_threads(factory: Factory) -> str:
             path = os.path.join(folder, "file")
             try:
                 wrong = await asyncio.wait_for(_write_and_read(loop, path, 8 * MB), 20)
-                told = must(wrong == 0, f"{wrong} bytes wrong")
+                outcome = must(wrong == 0, f"{wrong} bytes wrong")
             except (OSError, RuntimeError) as exc:
                 # An executor has nothing but threads.
-                told = must(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
-            return f"{told}, {must(await goes_on(loop), 'then an echo')}"
+                outcome = must(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
+            return f"{outcome}, {must(await goes_on(loop), 'then an echo')}"
 
-        told = str(loop.run_until_complete(main()))
+        outcome = str(loop.run_until_complete(main()))
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
-        return told
+        return outcome
 
 
 @contextlib.contextmanager

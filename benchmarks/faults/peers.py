@@ -81,8 +81,8 @@ def reset_mid_receive(factory: Factory) -> str:
             sock.sendall(bytes(100_000))
             reset(sock)
         took = wait_for(lambda: ends.lost == 50)
-    told = must(ends.errors == 50, f"{ends.errors} told of the reset")
-    return f"{told} within {took:.0f} ms, {left(fds)}"
+    outcome = must(ends.errors == 50, f"{ends.errors} told of the reset")
+    return f"{outcome} within {took:.0f} ms, {left(fds)}"
 
 
 def single_bytes(factory: Factory) -> str:
@@ -143,8 +143,8 @@ def out_of_band(factory: Factory) -> str:
         sock.sendall(b"b" * 1000)
         wait_for(lambda: ends.received >= 2000)
         time.sleep(0.05)
-        told = must(ends.received == 2000, f"{ends.received} bytes of 2000 in band")
-        return f"{told}, next echo {echoes(address):.1f} ms"
+        outcome = must(ends.received == 2000, f"{ends.received} bytes of 2000 in band")
+        return f"{outcome}, next echo {echoes(address):.1f} ms"
 
 
 def tls_garbage(factory: Factory) -> str:
@@ -255,8 +255,8 @@ def beyond_the_descriptors(factory: Factory) -> str:
             sock.close()
         wait_for(lambda: ends.lost == 300)
     spun = must(used < 0.2, f"{used * 100:.0f} % of a core while short")
-    complained = must(ends.complaints < 20, f"{ends.complaints} complaints")
-    return f"{made} served, {spun}, {complained}, all served after {took:.0f} ms"
+    reported = must(ends.reported < 20, f"{ends.reported} complaints")
+    return f"{made} served, {spun}, {reported}, all served after {took:.0f} ms"
 
 
 def closed_behind(factory: Factory) -> str:
@@ -284,8 +284,8 @@ def closed_behind(factory: Factory) -> str:
         with contextlib.suppress(OSError):
             os.close(fd)
         far.close()
-    told = must(stolen == 0, f"{stolen} bytes taken from the other file")
-    return f"{told}, next echo {took:.1f} ms"
+    outcome = must(stolen == 0, f"{stolen} bytes taken from the other file")
+    return f"{outcome}, next echo {took:.1f} ms"
 
 
 def closed_while_watched(factory: Factory) -> str:
@@ -319,8 +319,8 @@ def closed_while_watched(factory: Factory) -> str:
 
     spun = loop.run_until_complete(main())
     loop.close()
-    told = must(calls == 0, f"{calls} calls for the other file")
-    return f"{told}, {must(spun < 0.2, f'{spun:.0%} of a core')}".replace("%", " %")
+    outcome = must(calls == 0, f"{calls} calls for the other file")
+    return f"{outcome}, {must(spun < 0.2, f'{spun:.0%} of a core')}".replace("%", " %")
 
 
 def bound_again(factory: Factory) -> str:
