@@ -1,1 +1,1 @@
-"""Faults that are tried on every loop: hostile peers, forks and signals, limits, process ends."""
+"""Faults to which every loop is exposed: hostile peers, forks, signals, limits, process exits."""

@@ -1,10 +1,10 @@
-"""What loops do about faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
+"""Behaviour of event loops under faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
 
-Each fault of peers.py, life.py, limits.py and ends.py is tried on each
-loop in a process of its own, and what came of it is a cell of the table: bytes lost, memory,
-descriptors, how long until all was well again. What must not be is in bold.
+Runs each fault of peers.py, life.py, limits.py and ends.py on each loop, in a process of its own. A
+cell of the table shows the outcome: bytes lost, memory, descriptors, time to recovery. A violation
+is bold. The first line of a fault's docstring is the title of its row.
 
-The exit status is 0, or 1 if anything of this loop is.
+The exit status is 1 if a cell of uringloop or uringloop-soft has a violation, otherwise 0.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ FAULTS: tuple[Fault, ...] = (
     *peers.FAULTS,
     *life.FAULTS,
     *limits.FAULTS,
+    *life.PROGRAM_FAULTS,
     *ends.FAULTS,
 )
 LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
-PATIENCE_S = 120
+# A fault that takes longer hangs.
+TIMEOUT_S = 120
 
-# What the process of a single fault runs: this folder.
+# The program that runs a single fault: this folder.
 PROGRAM = Path(__file__).parent
 
 
 def try_one(fault: Fault, loop: str) -> str:
-    """Return what came of a fault, in a process of its own."""
+    """Run a fault in a process of its own; return the cell of the table."""
     command = [sys.executable, str(PROGRAM), "--child", fault.__name__, "--loops", loop]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"**hangs** ({PATIENCE_S} s)"
+        return f"**hangs** ({TIMEOUT_S} s)"
     for line in done.stdout.splitlines():
         if line.startswith("result: "):
             return str(json.loads(line.removeprefix("result: ")))
@@ -53,26 +55,26 @@ def try_one(fault: Fault, loop: str) -> str:
 
 
 def child(name: str, loop: str) -> int:
-    """Try one fault here."""
+    """Run one fault in this process and print its outcome."""
     fault = next(fault for fault in FAULTS if fault.__name__ == name)
-    # For a fault that needs a process of its own.
+    # For faults that start another process with this loop.
     os.environ["FAULTS_LOOP"] = loop
     factory = loops.load(loop)
-    # What a process's first loop leaves behind for the next ones is none of a fault's.
+    # What the first loop of a process allocates once does not count as growth of a fault.
     first = factory()
     first.run_until_complete(asyncio.sleep(0))
     first.close()
     result = fault(factory)
     print("result:", json.dumps(result), flush=True)
-    # What the fault has left is not to be waited for.
+    # Do not wait for threads and children that the fault has left.
     os._exit(0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--loops", default=",".join(LOOPS), help="(%(default)s)")
-    parser.add_argument("--only", default="", help="faults with this in their name")
-    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--only", default="", help="run the faults whose name contains this word")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.loops.split(",")

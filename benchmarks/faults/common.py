@@ -1,4 +1,4 @@
-"""What the faults share: what is counted and told, servers in threads, echoes."""
+"""Shared by the faults: counters, cells of the table, servers in threads, echoes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def open_fds() -> int:
 
 
 def must(ok: bool, outcome: str) -> str:
-    """Return what is told, in bold if that is not as it must be."""
+    """Return the outcome, bold if it is not *ok*."""
     return outcome if ok else f"**{outcome}**"
 
 
 def left(before: int) -> str:
-    """Tell how many descriptors there are more than before."""
+    """Return by how many descriptors the number has grown since *before*; not 0 is a violation."""
     more = open_fds() - before
     return must(more == 0, f"{more} fds left")
 
 
 def become_nobody() -> None:
-    """Have this process be another user's, with that user's rights and limits."""
+    """Change to the user `nobody`, with that user's rights and limits."""
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a connection by a reset."""
+    """Close a connection with a reset."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 class Ends:
-    """How the connections of a server have ended, and what its exception handler was told."""
+    """Counts connections made and lost, errors of connection_lost, exception handler calls."""
 
     def __init__(self) -> None:
         self.made = self.lost = self.errors = self.reported = 0
@@ -58,7 +58,7 @@ class Ends:
 
 
 class Counted(asyncio.Protocol):
-    """Echoes, or does what a subclass does."""
+    """Echoes and counts; a subclass may do something else with the data."""
 
     transport: Any
 
@@ -82,7 +82,7 @@ class Counted(asyncio.Protocol):
 def serving(
     factory: Factory, ends: Ends, protocol: type[Counted] = Counted, **options: Any
 ) -> Iterator[tuple[str, int]]:
-    """Have a loop serve in a thread of its own."""
+    """Run a server on a new loop in a thread of its own; yield its address."""
     loop = factory()
     loop.set_exception_handler(ends.handler)
     server = loop.run_until_complete(
@@ -103,7 +103,7 @@ def serving(
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 20) -> float:
-    """Return how many milliseconds it took until something was true."""
+    """Wait until a condition is true; return how many milliseconds that took."""
     began = time.monotonic()
     while not true():
         if time.monotonic() - began > seconds:
@@ -113,7 +113,7 @@ def wait_for(true: Callable[[], bool], seconds: float = 20) -> float:
 
 
 def echoes(address: tuple[str, int], data: bytes = b"well?") -> float:
-    """Return how many milliseconds an echo took, with the connection for it."""
+    """Return the milliseconds of a connect and an echo on the new connection."""
     began = time.monotonic()
     with socket.create_connection(address, timeout=20) as sock:
         sock.sendall(data)
@@ -125,7 +125,7 @@ def echoes(address: tuple[str, int], data: bytes = b"well?") -> float:
 
 
 async def echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
-    """Return a transport that echoes, and its peer's socket."""
+    """Return a transport that echoes, and the socket of its peer."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -134,7 +134,7 @@ async def echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
 
 
 async def goes_on(loop: Any, ends: Ends | None = None) -> bool:
-    """Whether a new connection of the loop gives back what it was sent."""
+    """Return whether a new connection of the loop echoes."""
     transport, peer = await echo_pair(loop, ends or Ends())
     await loop.sock_sendall(peer, b"hello")
     got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)

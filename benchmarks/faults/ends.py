@@ -1,4 +1,4 @@
-"""How a process ends that has a loop: each function tries it, and returns what came of it."""
+"""Faults: a process with a loop exits, is killed, or calls exec(); each function is a fault."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ loop.run_until_complete(main())
 
 
 def exit_with_everything_open(factory: Factory) -> str:
-    """The interpreter ends while connections, timers and tasks are there."""
+    """Exit of the interpreter with open connections, timers and tasks."""
     script = f"""
 import asyncio
 from uringloop.bench import loops
@@ -57,7 +57,7 @@ loop.run_until_complete(main())
 
 
 def _end_of_a_server(end: int) -> str:
-    """Send *end* to a server that is busy; return how its clients and its port have fared."""
+    """Send the signal *end* to a busy server; report its clients' disconnects and its port."""
     script = SERVER.format(loop=os.environ["FAULTS_LOOP"])
     server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert server.stdout is not None
@@ -94,18 +94,19 @@ def _end_of_a_server(end: int) -> str:
     server.kill()
     server.wait()
     outcome = must(
-        disconnected == CLIENTS, f"{disconnected} of {CLIENTS} clients told within {took:.0f} ms"
+        disconnected == CLIENTS,
+        f"{disconnected} of {CLIENTS} clients disconnected within {took:.0f} ms",
     )
     return f"{outcome}, {must(is_free, f'port free after {freed:.0f} ms')}"
 
 
 def killed_while_busy(factory: Factory) -> str:
-    """SIGKILL for a server with 20 busy clients."""
+    """SIGKILL to a server with 20 busy clients."""
     return _end_of_a_server(signal.SIGKILL)
 
 
 def becomes_another_program(factory: Factory) -> str:
-    """exec() from a callback of a server with 20 busy clients."""
+    """`exec()` from a callback of a server with 20 busy clients."""
     return _end_of_a_server(signal.SIGUSR1)
 
 

@@ -1,4 +1,4 @@
-"""What befalls a process: each function tries it on a new loop, and returns what came of it."""
+"""Faults: forks, threads, signals, interrupts, exceptions; each function runs one on a new loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .common import (
 
 
 def fork_while_running(factory: Factory) -> str:
-    """os.fork() inside a callback; the child touches the loop, and leaves."""
+    """`os.fork()` inside a callback; the child uses the loop and exits."""
     loop = factory()
     ends = Ends()
 
@@ -46,7 +46,7 @@ def fork_while_running(factory: Factory) -> str:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            outcome = "went on"
+            outcome = "ran the loop"
             try:
                 loop.call_soon_threadsafe(print)
                 transport.write(b"of the child")
@@ -67,7 +67,7 @@ def fork_while_running(factory: Factory) -> str:
         transport.close()
         peer.close()
         child_outcome = must(outcome == "RuntimeError", f"child: {outcome}")
-        return f"{child_outcome}; {must(back == data, f'parent: {stray} bytes more than sent')}"
+        return f"{child_outcome}; {must(back == data, f'parent: {stray} extra bytes')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -81,7 +81,7 @@ def _child_of_multiprocessing(queue: Any) -> None:
 
 
 def multiprocessing_both_ways(factory: Factory) -> str:
-    """multiprocessing, by fork and by spawn, from within a running loop."""
+    """`multiprocessing` from within a running loop, by fork and by spawn."""
     loop = factory()
 
     async def main() -> str:
@@ -96,14 +96,14 @@ def multiprocessing_both_ways(factory: Factory) -> str:
                 result = await loop.run_in_executor(None, queue.get, True, 10)
             process.kill()
             process.join()
-            outcomes.append(must(result == 42, f"{way}: {'well' if result == 42 else result}"))
+            outcomes.append(must(result == 42, f"{way}: {'works' if result == 42 else result}"))
         return ", ".join(outcomes)
 
     return str(loop.run_until_complete(main()))
 
 
 def abandoned(factory: Factory) -> str:
-    """200 loops with a connection and a timer each are forgotten, not closed."""
+    """200 loops, each with a connection and a timer, dropped without `close()`."""
     fds = open_fds()
     references = []
     for _ in range(200):
@@ -114,11 +114,11 @@ def abandoned(factory: Factory) -> str:
         del loop
     gc.collect()
     alive = sum(reference() is not None for reference in references)
-    return f"{must(alive == 0, f'{alive} alive')}, {left(fds)}"
+    return f"{must(alive == 0, f'{alive} loops alive')}, {left(fds)}"
 
 
 def interrupted_anywhere(factory: Factory) -> str:
-    """KeyboardInterrupt at 300 random moments of an echo; each time the run is begun again."""
+    """KeyboardInterrupt at 300 random moments of an echo; the loop is run again each time."""
     loop = factory()
     ends = Ends()
     loop.set_exception_handler(ends.handler)
@@ -146,7 +146,8 @@ def interrupted_anywhere(factory: Factory) -> str:
 
     def on_interrupt(number: int, frame: object) -> None:
         nonlocal interrupts, running
-        # What a protocol has been given and not yet done with would be its own to lose.
+        # An interrupt in data_received may lose the data that the protocol was given; the loop has
+        # no part in that.
         if running and getattr(frame, "f_code", None) is not Counted.data_received.__code__:
             running = False
             interrupts += 1
@@ -172,8 +173,8 @@ def interrupted_anywhere(factory: Factory) -> str:
                 running = False
     threads[2].join()
     lost = len(data) - len(back)
-    outcome = f"{abs(lost)} bytes {'too many' if lost < 0 else 'missing'}"
-    outcome = outcome if lost or back == data else "other bytes"
+    outcome = f"{abs(lost)} {'extra bytes' if lost < 0 else 'bytes missing'}"
+    outcome = outcome if lost or back == data else "wrong bytes"
     return f"{interrupts} interrupts, {must(back == data, outcome)}"
 
 
@@ -217,7 +218,7 @@ def signals_at_10_khz(factory: Factory) -> str:
 
 
 def a_million_calls_of_threads(factory: Factory) -> str:
-    """8 threads make 1,000,000 call_soon_threadsafe."""
+    """1,000,000 calls of `call_soon_threadsafe` from 8 threads."""
     loop = factory()
     each = 125_000
     last = [-1] * 8
@@ -249,7 +250,7 @@ def a_million_calls_of_threads(factory: Factory) -> str:
 
 
 def another_user(factory: Factory) -> str:
-    """The process becomes another user after its loop was made."""
+    """Change of the process's user after the loop was made."""
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
@@ -258,7 +259,7 @@ def another_user(factory: Factory) -> str:
         if hasattr(loop, "backend"):
             import uringloop
 
-            # Not from the kernel's cache of names: a worker has to do it.
+            # An opener runs in a thread; without one, the kernel's cache of names may do.
             async with uringloop.open("/etc/shadow", opener=os.open):
                 pass
             async with uringloop.open("/etc/shadow"):
@@ -266,7 +267,7 @@ def another_user(factory: Factory) -> str:
         else:
             (await loop.run_in_executor(None, open, "/etc/shadow")).close()
 
-    # Workers are there already.
+    # Starts the worker threads before the change of user.
     loop.run_until_complete(opened())
     become_nobody()
 
@@ -275,14 +276,14 @@ def another_user(factory: Factory) -> str:
         try:
             await opened()
         except PermissionError:
-            return f"{must(echoed, 'an echo' if echoed else 'no echo')}, may not read /etc/shadow"
+            return f"{must(echoed, 'an echo' if echoed else 'no echo')}, cannot read /etc/shadow"
         return "**reads /etc/shadow**"
 
     return str(loop.run_until_complete(main()))
 
 
 def from_another_thread(factory: Factory) -> str:
-    """A loop is made in one thread, run in another, run in a third and closed in a fourth."""
+    """Loop made in one thread, run in a second and a third, closed in a fourth."""
     made: list[Any] = []
     echoes: list[bool] = []
 
@@ -305,7 +306,7 @@ def from_another_thread(factory: Factory) -> str:
 
 
 def created_and_closed(factory: Factory) -> str:
-    """5,000 loops are made, run and closed."""
+    """5,000 loops made, run and closed."""
     for _ in range(100):
         factory().close()
     gc.collect()
@@ -318,11 +319,12 @@ def created_and_closed(factory: Factory) -> str:
     took = time.monotonic() - began
     gc.collect()
     grown = (rss_bytes(os.getpid()) - before) // 1024
-    return f"{took * 1e6 / 5000:.0f} us each, {must(grown < 4096, f'{grown} KB more')}, {left(fds)}"
+    growth = must(grown < 4096, f"grows by {grown} KB")
+    return f"{took * 1e6 / 5000:.0f} us each, {growth}, {left(fds)}"
 
 
 class Failing(asyncio.Protocol):
-    """Has each of its methods raise."""
+    """Raises in each of its methods."""
 
     transport: Any
 
@@ -389,7 +391,7 @@ async def _callbacks_fail(loop: Any, fail: Callable[[str], None]) -> None:
 
 
 def every_callback_raises(factory: Factory) -> str:
-    """Protocols, readers, timers, signals, threads: each callback raises; then an echo."""
+    """Exceptions in callbacks of protocols, readers, timers, signals and threads, then an echo."""
     loop = factory()
     ends = Ends()
     loop.set_exception_handler(ends.handler)
@@ -405,11 +407,11 @@ def every_callback_raises(factory: Factory) -> str:
         return await goes_on(loop, ends)
 
     well = loop.run_until_complete(main())
-    return f"{len(raised)} kinds have raised, {must(well, 'then an echo')}"
+    return f"{len(raised)} kinds raised, {must(well, 'then an echo')}"
 
 
 def run_within_a_run(factory: Factory) -> str:
-    """A callback runs its own loop, another loop, and closes its own."""
+    """A callback runs its own loop, runs another loop, closes its own."""
     loop = factory()
     other = factory()
     refused = 0
@@ -451,7 +453,7 @@ os.write({pipe}, outcome.encode())
 
 
 def another_interpreter(factory: Factory) -> str:
-    """A subinterpreter imports the loop while this one's is open, and runs one if it may."""
+    """Import in a subinterpreter while the main interpreter's loop is open."""
     interpreters: Any = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )
@@ -478,6 +480,10 @@ FAULTS: tuple[Fault, ...] = (
     another_user,
     from_another_thread,
     created_and_closed,
+)
+
+# Faults of the program itself; the table has them below the limits.
+PROGRAM_FAULTS: tuple[Fault, ...] = (
     every_callback_raises,
     run_within_a_run,
     another_interpreter,

@@ -1,10 +1,10 @@
-"""What runs out: each function takes it from a new loop, and returns what came of it."""
+"""Faults: a resource runs out; each function withholds one from a new loop."""
 
 from __future__ import annotations
 
 import asyncio
 
-# Another user may not be able to read it when it is needed.
+# Imported before the change of user: `nobody` may not be able to read the module.
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import gc
@@ -35,7 +35,7 @@ from .common import (
 
 
 def no_locked_memory(factory: Factory) -> str:
-    """RLIMIT_MEMLOCK is 0."""
+    """RLIMIT_MEMLOCK of 0."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
     ends = Ends()
     with serving(factory, ends) as address:
@@ -43,7 +43,7 @@ def no_locked_memory(factory: Factory) -> str:
 
 
 def little_locked_memory(factory: Factory) -> str:
-    """A user without privileges may lock 64 KB, and five loops are made at once."""
+    """Five loops of an unprivileged user who may lock 64 KB."""
     if os.geteuid() == 0:
         become_nobody()
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
@@ -56,7 +56,7 @@ def little_locked_memory(factory: Factory) -> str:
 
 
 def no_memory(factory: Factory) -> str:
-    """RLIMIT_AS leaves 64 MB, and five connections send more than fits; then it is lifted."""
+    """RLIMIT_AS leaves 64 MB while five connections send more, then is raised."""
     hoard: list[bytes] = []
 
     class Hoarder(Counted):
@@ -86,11 +86,11 @@ def no_memory(factory: Factory) -> str:
             time.sleep(0.2)
         well = ends.received - before == 1
         hoard.clear()
-    return f"{ends.reported} complaints, then {'goes on' if well else '**serves nobody**'}"
+    return f"{ends.reported} errors, then {'works' if well else '**no service**'}"
 
 
 def no_descriptors(factory: Factory) -> str:
-    """No descriptor is left while a loop runs: connect, open a file, start a process."""
+    """No free descriptor: connect, open a file, start a process."""
     loop = factory()
 
     async def main() -> str:
@@ -107,20 +107,20 @@ def no_descriptors(factory: Factory) -> str:
             ):
                 try:
                     await asyncio.wait_for(attempt(), 5)
-                    outcomes.append("went on")
+                    outcomes.append("no error")
                 except OSError as exc:
                     outcomes.append(type(exc).__name__)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             _, writer = await asyncio.open_connection(*address)
             writer.close()
         server.close()
-        return f"{', '.join(outcomes)}; then goes on"
+        return f"{', '.join(outcomes)}; then works"
 
     return str(loop.run_until_complete(main()))
 
 
 def stuck_files(factory: Factory) -> str:
-    """100 opens wait for the other ends of FIFOs; an echo beside them, and the end."""
+    """100 opens that wait for the other ends of FIFOs, beside an echo, then cancelled."""
     loop = factory()
     is_ours = hasattr(loop, "backend")
 
@@ -157,7 +157,10 @@ def stuck_files(factory: Factory) -> str:
 
 
 async def _write_and_read(loop: Any, path: str, size: int) -> int:
-    """Write so many bytes, sync and read them, as this loop does it; return how many are wrong."""
+    """Write *size* bytes to a file, sync and read them; return how many are wrong.
+
+    On uringloop with its own files, on another loop with plain files in the executor.
+    """
     block = os.urandom(MB)
 
     def plain() -> int:
@@ -187,9 +190,9 @@ async def _write_and_read(loop: Any, path: str, size: int) -> int:
 
 
 def no_threads(factory: Factory) -> str:
-    """No thread can be started: 8 MB are written to a file, synced and read, then an echo."""
+    """No thread can be started: 8 MB written to a file, synced and read, then an echo."""
     if os.geteuid() == 0:
-        # Root has no such limit.
+        # RLIMIT_NPROC does not apply to root.
         become_nobody()
     with tempfile.TemporaryDirectory() as folder:
         loop = factory()
@@ -202,7 +205,7 @@ def no_threads(factory: Factory) -> str:
                 wrong = await asyncio.wait_for(_write_and_read(loop, path, 8 * MB), 20)
                 outcome = must(wrong == 0, f"{wrong} bytes wrong")
             except (OSError, RuntimeError) as exc:
-                # An executor has nothing but threads.
+                # Another loop has only its executor, which needs a thread.
                 outcome = must(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
             return f"{outcome}, {must(await goes_on(loop), 'then an echo')}"
 
@@ -213,7 +216,7 @@ def no_threads(factory: Factory) -> str:
 
 @contextlib.contextmanager
 def _memory_cgroup(room: int) -> Iterator[bool]:
-    """Have this process in a cgroup with so much room for memory; False where that is not to be."""
+    """Run in a cgroup limited to *room* bytes of memory; yield False if that is not permitted."""
     v1 = Path("/sys/fs/cgroup/memory")
     parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v1.parent, "memory.max")
     own = parent / f"uringloop-faults-{os.getpid()}"
@@ -235,7 +238,7 @@ def _memory_cgroup(room: int) -> Iterator[bool]:
 
 
 def memory_cgroup(factory: Factory) -> str:
-    """A memory cgroup has room for 32 MB: 256 MB are written to a file and read beside echoes."""
+    """Memory cgroup of 32 MB: 256 MB written to a file and read, beside echoes."""
     loop = factory()
     latest = 0.0
 

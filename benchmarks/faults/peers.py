@@ -1,4 +1,4 @@
-"""Hostile and unlucky peers: each function tries one on a new loop, and returns what came of it."""
+"""Faults of peers, connections and descriptors; each function runs one on a new loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .common import (
 
 
 def reset_before_accept(factory: Factory) -> str:
-    """200 clients reset before they are accepted."""
+    """Resets of 200 clients before they are accepted."""
     ends = Ends()
     fds = open_fds()
     with serving(factory, ends) as address:
@@ -48,7 +48,7 @@ def reset_before_accept(factory: Factory) -> str:
 
 
 def reset_mid_send(factory: Factory) -> str:
-    """50 peers reset while 8 MB are being sent to each."""
+    """Resets of 50 peers while 8 MB are sent to each."""
 
     class Generous(Counted):
         def data_received(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ def reset_mid_send(factory: Factory) -> str:
 
 
 def reset_mid_receive(factory: Factory) -> str:
-    """50 peers reset behind 100 KB that they have sent."""
+    """Resets of 50 peers after they have sent 100 KB."""
 
     class Silent(Counted):
         def data_received(self, data: bytes) -> None:
@@ -81,12 +81,12 @@ def reset_mid_receive(factory: Factory) -> str:
             sock.sendall(bytes(100_000))
             reset(sock)
         took = wait_for(lambda: ends.lost == 50)
-    outcome = must(ends.errors == 50, f"{ends.errors} told of the reset")
+    outcome = must(ends.errors == 50, f"{ends.errors} errors")
     return f"{outcome} within {took:.0f} ms, {left(fds)}"
 
 
 def single_bytes(factory: Factory) -> str:
-    """100 KB arrive as single bytes."""
+    """100 KB received as single bytes."""
     ends = Ends()
     total = 100_000
     with serving(factory, ends) as address, socket.create_connection(address) as sock:
@@ -110,7 +110,7 @@ def single_bytes(factory: Factory) -> str:
 
 
 def never_reads(factory: Factory) -> str:
-    """A peer that never reads, and a server that writes 200 MB with drain()."""
+    """A peer that never reads, while the server writes 200 MB with `drain()`: growth of memory."""
     loop = factory()
     grown = 0
 
@@ -131,7 +131,7 @@ def never_reads(factory: Factory) -> str:
         server.close()
 
     loop.run_until_complete(main())
-    return must(grown < 20 * MB, f"{grown / MB:.1f} MB more")
+    return must(grown < 20 * MB, f"{grown / MB:.1f} MB")
 
 
 def out_of_band(factory: Factory) -> str:
@@ -148,7 +148,7 @@ def out_of_band(factory: Factory) -> str:
 
 
 def tls_garbage(factory: Factory) -> str:
-    """100 clients that send garbage instead of TLS."""
+    """Garbage instead of TLS from 100 clients."""
     ends = Ends()
     server, client = tls_contexts()
     fds = open_fds()
@@ -169,7 +169,7 @@ def tls_garbage(factory: Factory) -> str:
 
 
 def tls_truncated(factory: Factory) -> str:
-    """A TLS peer hangs up in the middle of a record, 50 times."""
+    """Disconnects of 50 TLS peers in the middle of a record."""
     ends = Ends()
     server, client = tls_contexts()
     fds = open_fds()
@@ -194,10 +194,10 @@ def tls_truncated(factory: Factory) -> str:
 
 
 def knock(silent: list[socket.socket]) -> None:
-    """Send a byte over each that is connected by now, and take it from the list.
+    """Send a byte over each socket that is connected by now, and remove it from the list.
 
-    With SYN cookies a server that had no room for a connection knows nothing of it; its client has
-    to say something.
+    With SYN cookies, a server whose backlog was full has no state of a connection until the client
+    sends data.
     """
     for sock in list(silent):
         with contextlib.suppress(BlockingIOError):
@@ -211,7 +211,7 @@ def all_made(ends: Ends, silent: list[socket.socket], count: int) -> bool:
 
 
 def beyond_the_backlog(factory: Factory) -> str:
-    """200 clients at once, a backlog of 10, for 3 s: the kernel tells some of them to try again."""
+    """200 simultaneous clients, a backlog of 10, for 3 s: the kernel makes some of them retry."""
     ends = Ends()
     with serving(factory, ends, backlog=10) as address:
         socks = []
@@ -231,9 +231,9 @@ def beyond_the_backlog(factory: Factory) -> str:
 
 
 def beyond_the_descriptors(factory: Factory) -> str:
-    """300 clients, and descriptors for 100: how long until the rest is served."""
+    """300 clients with descriptors for 100, then more descriptors."""
     ends = Ends()
-    # The clients are made first: they need descriptors, too.
+    # Create the clients' sockets before the limit is set: they need descriptors, too.
     socks = [socket.socket() for _ in range(300)]
     for sock in socks:
         sock.setblocking(False)
@@ -254,13 +254,13 @@ def beyond_the_descriptors(factory: Factory) -> str:
         for sock in socks:
             sock.close()
         wait_for(lambda: ends.lost == 300)
-    spun = must(used < 0.2, f"{used * 100:.0f} % of a core while short")
-    reported = must(ends.reported < 20, f"{ends.reported} complaints")
+    spun = must(used < 0.2, f"{used * 100:.0f} % of a core meanwhile")
+    reported = must(ends.reported < 20, f"{ends.reported} errors")
     return f"{made} served, {spun}, {reported}, all served after {took:.0f} ms"
 
 
 def closed_behind(factory: Factory) -> str:
-    """A transport's descriptor is closed by somebody else, and its number used at once."""
+    """Descriptor of a transport closed by other code, and its number reused at once."""
     ends = Ends()
     transports: list[Any] = []
 
@@ -274,7 +274,7 @@ def closed_behind(factory: Factory) -> str:
         assert sock.recv(100) == b"hello"
         fd = transports[0].get_extra_info("socket").fileno()
         os.close(fd)
-        # The number belongs to another connection now: the lowest that is free.
+        # The kernel gives the lowest free number to the next file: another socket.
         other, far = socket.socketpair()
         assert other.detach() == fd
         far.sendall(b"not yours")
@@ -289,7 +289,7 @@ def closed_behind(factory: Factory) -> str:
 
 
 def closed_while_watched(factory: Factory) -> str:
-    """A descriptor is closed under add_reader, and its number used by another file with bytes."""
+    """Descriptor closed under `add_reader`, and its number reused by another readable file."""
     loop = factory()
     calls = 0
 
@@ -303,7 +303,7 @@ def closed_while_watched(factory: Factory) -> str:
         await asyncio.sleep(0.01)
         fd = ours.detach()
         os.close(fd)
-        # Both ends are closed: the first number that is free is that one.
+        # The socket pair below gets the lowest free numbers, *fd* among them.
         theirs.close()
         other, far = socket.socketpair()
         assert fd in (other.fileno(), far.fileno())
@@ -324,7 +324,7 @@ def closed_while_watched(factory: Factory) -> str:
 
 
 def bound_again(factory: Factory) -> str:
-    """A listener is watched, removed, closed and bound again, all in one turn, 100 times."""
+    """Listening socket watched, removed, closed and bound again in one turn, 100 times."""
     loop = factory()
     bound = 0
 
@@ -343,7 +343,7 @@ def bound_again(factory: Factory) -> str:
 
     loop.run_until_complete(main())
     loop.close()
-    return must(bound == 100, f"{bound} of 100 times bound")
+    return must(bound == 100, f"bound {bound} of 100 times")
 
 
 def many_connections(factory: Factory) -> str:
@@ -364,11 +364,11 @@ def many_connections(factory: Factory) -> str:
         wait_for(lambda: ends.lost == ends.made)
         gc.collect()
         grown = (rss_bytes(os.getpid()) - before) // 1024
-        return f"{took:.0f} s, {must(grown < 4096, f'{grown} KB more')}, {left(fds)}"
+        return f"{took:.0f} s, {must(grown < 4096, f'grows by {grown} KB')}, {left(fds)}"
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """Counts what comes, and sends back what is not empty."""
+    """Counts datagrams, and echoes those that are not empty."""
 
     def __init__(self) -> None:
         self.empty = self.full = 0
@@ -385,7 +385,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
 
 def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> Datagrams:
-    """Make trouble for an endpoint, between two echoes."""
+    """Call *trouble* 200 times after each of two echoes of an endpoint, then echo once more."""
     loop: asyncio.AbstractEventLoop = factory()
     socks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     for sock in socks:
@@ -420,16 +420,16 @@ def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> 
 
 
 def datagrams_to_nobody(factory: Factory) -> str:
-    """400 datagrams to a port that nobody has, between echoes."""
+    """400 datagrams to an unused port, between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: send())
     return must(found.full == 3, f"{found.full} of 3 echoes")
 
 
 def empty_datagrams(factory: Factory) -> str:
-    """400 datagrams without a byte, between echoes."""
+    """400 empty datagrams, between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: receive())
     return must(
-        (found.empty, found.full) == (400, 3), f"{found.empty} came, {found.full} of 3 echoes"
+        (found.empty, found.full) == (400, 3), f"{found.empty} received, {found.full} of 3 echoes"
     )
 
 

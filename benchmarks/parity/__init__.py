@@ -1,1 +1,1 @@
-"""A small program for each feature of asyncio, in `probes`; `cli` runs them on every loop."""
+"""Tests which features of asyncio each loop has: programs in `probes`, run by `cli`."""

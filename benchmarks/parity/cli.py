@@ -1,10 +1,10 @@
-"""What asyncio promises and each loop does: `python benchmarks/parity [LOOP...]`.
+"""asyncio's features on each loop: `python benchmarks/parity [LOOP...]`.
 
-Every probe is a small program on one feature, run in a process of its own, because some loops
-abort, hang or crash where others raise. What happened becomes a word in a Markdown table on
-stdout: yes; no (with the exception), hangs, dies. Nothing is asserted here:
-tests/loop/test_parity.py does that for this package's own loop. `python benchmarks/parity
---probe NAME LOOP` runs one.
+Each probe is a small program for one feature, run in a process of its own, because some loops
+abort, hang or crash where others raise. The Markdown table on stdout shows the outcome of each:
+yes, no (with the exception), hangs or dies. The exit status does not depend on the outcomes;
+tests/loop/test_parity.py asserts those of uringloop. `python benchmarks/parity --probe NAME LOOP`
+runs one probe.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from uringloop.bench import markdown as md
 
 from .probes import PROBES
 
-# Seconds after which a probe hangs: each takes milliseconds where it works.
+# A probe that takes longer hangs; one that works takes milliseconds.
 PROBE_SECONDS = 10
 
-# What the process of a single probe runs: this folder.
+# The program that runs a single probe: this folder.
 PROGRAM = Path(__file__).parent
 LOOPS = ("asyncio", "uvloop", "rloop", "blazio", "zuvloop", "rsloop", "uringloop")
 
@@ -40,7 +40,7 @@ def run_one(name: str, loop_name: str) -> None:
 
 
 def outcome(name: str, loop_name: str) -> str:
-    """Run a probe in its own process; return the word for the table."""
+    """Run a probe in a process of its own; return the cell of the table."""
     command = [sys.executable, str(PROGRAM), "--probe", name, loop_name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
@@ -50,7 +50,7 @@ def outcome(name: str, loop_name: str) -> str:
         return f"dies ({signal.Signals(-done.returncode).name})"
     if done.returncode == 0:
         return "yes"
-    # The last exception; warnings of what it left behind may come after it.
+    # The last exception. Warnings of resources that the probe has not closed may follow it.
     names = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", done.stderr, re.MULTILINE)
     return f"no ({names[-1]})" if names else f"no (exit status {done.returncode})"
 

@@ -1,4 +1,4 @@
-"""One small program for each feature of asyncio; `cli` runs them. Each raises if it fails."""
+"""One small program for each feature of asyncio, run by `cli`. A program that fails raises."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def echo_server(loop: Any, **options: Any) -> Any:
 
 
 async def exchange(loop: Any, connect: Callable[..., Awaitable[Any]], *args: Any, **kw: Any) -> Any:
-    """Connect, send and expect the echo; return the transport, still open."""
+    """Connect, send, and check the echo; return the open transport."""
     transport, protocol = await connect(Collect, *args, **kw)
     transport.write(b"hello")
     await asyncio.wait_for(protocol.arrived.wait(), 5)
@@ -196,7 +196,7 @@ async def slow(loop: Any) -> None:
     check("took" in log.getvalue())
 
 
-@probe("add and remove_signal_handler")
+@probe("add_signal_handler, remove_signal_handler")
 async def signals(loop: Any) -> None:
     got = loop.create_future()
     loop.add_signal_handler(signal.SIGUSR1, got.set_result, None)
@@ -360,7 +360,7 @@ async def limits(loop: Any) -> None:
         transport.close()
 
 
-@probe("a queued bytearray is not aliased after write()")
+@probe("write() copies a bytearray")
 async def aliasing(loop: Any) -> None:
     left, right = socket.socketpair()
     transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, left)
@@ -510,7 +510,7 @@ async def pipes(loop: Any) -> None:
     reader.close()
 
 
-@probe("connect_read_pipe of a regular file is refused")
+@probe("connect_read_pipe raises for a regular file")
 async def regular_file(loop: Any) -> None:
     with tempfile.TemporaryFile() as file:
         try:
@@ -535,10 +535,10 @@ async def preexec(loop: Any) -> None:
     check(await process.wait() == 0)
 
 
-# ── living with it ───────────────────────────────────────────────────────────────────────────
+# ── forks and runners ────────────────────────────────────────────────────────────────────────
 
 
-@probe("a forked child is told")
+@probe("a loop used in a forked child raises")
 async def forked(loop: Any) -> None:
     pid = os.fork()
     if pid == 0:
