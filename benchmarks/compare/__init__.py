@@ -1,1 +1,1 @@
-"""Event loops compared row by row. In reading order: `rows`, `methods`, `report`, `cli`."""
+"""Compares event loops row by row. In reading order: `rows`, `methods`, `report`, `cli`."""

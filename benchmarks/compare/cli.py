@@ -1,12 +1,13 @@
-"""Event loops compared row by row: `python benchmarks/compare [--rows NAME,...] [--quick]`.
+"""Comparison of event loops, row by row: `python benchmarks/compare [--rows NAME,...] [--quick]`.
 
-Server, client or program and its load share one core under SCHED_BATCH, and what is compared is the
-CPU time of the measured process for each operation. Each measurement has fresh processes, and the
-loops take turns, so that a machine that slows down does so for every loop. What is not installed,
-does not work or is missing becomes a cell that says so.
+The measured process (a server, a client or a program) and its load share one core under
+SCHED_BATCH. The rows compare the CPU time of the measured process for each operation. Each
+measurement starts new processes, and the loops take turns, so that a machine that slows down
+affects every loop. If a loop or a program is not installed, or a measurement fails, the cell shows
+the status and a note below the table the reason.
 
-The exit status is that of `python -m uringloop.bench`: 0 after a clean run, 1 when a cell failed, 2
-for a request that cannot be met, 130 after Ctrl-C and 143 after SIGTERM.
+The exit status is that of `python -m uringloop.bench`: 0 after a clean run, 1 if a cell failed, 2
+for invalid options, 130 after Ctrl-C and 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from .methods import Bench, Measure
 from .report import Table
 from .rows import Row, named
 
-# The one that is judged comes last, beside the servers in C.
+# uringloop comes last, beside the servers in C.
 ALL_LOOPS = (*(name for name in loops.KNOWN if name != SUBJECT), SUBJECT)
 DEFAULT_ROUNDS = 5
 DEFAULT_DURATION = 1.0
 
-# What --quick leaves of both: a look at every row, no figures to quote.
+# With --quick: a smoke test of every row; the figures are not to be quoted.
 QUICK_ROUNDS = 1
 QUICK_DURATION = 0.2
 
@@ -48,7 +49,7 @@ def columns_of(row: Row, chosen: tuple[str, ...], programs: dict[str, Path]) -> 
 
 
 def one_figure(measure: Measure, figure: str) -> Callable[[str], float]:
-    """Return what measures the figure of a row; each exception costs its own cell only."""
+    """Return a function that measures *figure* on a loop; an exception becomes Refused."""
 
     def measured(loop: str) -> float:
         require_installed(loop)
@@ -68,7 +69,7 @@ def measure_row(row: Row, bench: Bench, rounds: int, step: terminal.Step) -> Non
             row.measure(
                 rounds, one_figure(measure, row.figure), lambda cell: step(described(row, cell))
             )
-    # What was measured before the end of, say, a database's server is kept.
+    # If, for example, the server of a database dies, cells that have rounds keep them.
     except Exception as exc:
         refused = refusal_of(exc)
         for cell in row.cells.values():
@@ -78,7 +79,7 @@ def measure_row(row: Row, bench: Bench, rounds: int, step: terminal.Step) -> Non
 
 
 def described(row: Row, cell: Cell[float]) -> str:
-    """Return what the last round of a cell has shown."""
+    """Return a line about the last round of a cell, for the progress bar."""
     figure = f"{cell.rounds[-1]:,.0f}" if cell.status == OK else cell.status
     return f"{row.name}: {cell.loop}: {figure} {cell.note}".rstrip()
 
@@ -95,18 +96,18 @@ def parser() -> argparse.ArgumentParser:
         type=names,
         default=DEFAULT_LOOPS,
         metavar="NAME,...",
-        help=f"what is compared, or all that are installed ({','.join(DEFAULT_LOOPS)})",
+        help=f"loops to compare; all: those that are installed ({','.join(DEFAULT_LOOPS)})",
     )
     add("--rounds", type=int, metavar="N", help=f"per cell ({DEFAULT_ROUNDS})")
     add("--duration", type=float, metavar="S", help=f"of a round under load ({DEFAULT_DURATION:g})")
-    add("--quick", action="store_true", help="one short round of everything: no figures to quote")
-    add("--no-reference", action="store_true", help="leave the echo servers in C out")
+    add("--quick", action="store_true", help="one short round of each cell, not to be quoted")
+    add("--no-reference", action="store_true", help="leave out the echo servers in C")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
     add(
         "--plot", type=Path, metavar="FILE", help="draw heat-map and curve: .png, .svg (matplotlib)"
     )
-    add("--merge", type=Path, nargs="+", metavar="JSON", help="make one report of several")
+    add("--merge", type=Path, nargs="+", metavar="JSON", help="merge several reports into one")
     add("--list", action="store_true", help="print the rows with their goals")
     return made
 
@@ -119,7 +120,7 @@ def list_rows(rows: list[Row]) -> None:
 
 
 def built_references(rows: list[Row], directory: Path) -> dict[str, Path]:
-    """Return the C servers, if a row has a use for them and they can be built."""
+    """Build and return the C servers, if a row uses them and they can be built."""
     if not any(row.references for row in rows):
         return {}
     try:
@@ -130,7 +131,7 @@ def built_references(rows: list[Row], directory: Path) -> dict[str, Path]:
 
 
 def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
-    """Measure what is asked for and return the report."""
+    """Measure the rows and return the report."""
     quick: bool = arguments.quick
     rounds = arguments.rounds or (QUICK_ROUNDS if quick else DEFAULT_ROUNDS)
     duration = arguments.duration or (QUICK_DURATION if quick else DEFAULT_DURATION)
@@ -156,7 +157,7 @@ def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
 
 
 def check(arguments: argparse.Namespace) -> list[Row]:
-    """Refuse what can be refused before a minute of measuring; return the rows."""
+    """Check the options before anything is measured; return the rows."""
     refuse(sys.platform != "linux", "the load generator needs Linux")
     rounds, duration = arguments.rounds, arguments.duration
     refuse(rounds is not None and rounds < 1, "--rounds: fewer than 1 measure nothing")

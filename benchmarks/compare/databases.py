@@ -1,6 +1,7 @@
-"""The servers of databases that clients are measured with: started in a folder, stopped at the end.
+"""Database servers for the measurements of clients: started in a folder, stopped at the end.
 
-Each listens on a free port of the loopback address, which it yields, and shares the clients' core.
+Each context manager yields the server's address, a free port of the loopback address. The server
+runs on the core of the measured client.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from uringloop.bench.workloads.databases import POSTGRESQL_USER
 
 Backend = Callable[[Placement, Path], AbstractContextManager[Address | None]]
 
-# A server that is not ready by then will not be.
+# A server that is not ready by then has failed.
 START_SECONDS = 30.0
 
 
 @contextlib.contextmanager
 def nothing(placement: Placement, directory: Path) -> Iterator[Address | None]:
-    """Serve programs that need no server."""
+    """Start no server: for programs that need none."""
     yield None
 
 
@@ -49,8 +50,9 @@ def running(
     cwd: Path,
     user: str | None = None,
 ) -> Iterator[None]:
-    """Run a server meanwhile, on the core of what is measured."""
-    # The pipe that ends the benchmark's own processes with their parent means nothing to it.
+    """Run a server for the duration of the context, on the core of the measured process."""
+    # The benchmark's own processes end when a pipe of their parent closes; a database server does
+    # not read that pipe.
     tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     where = placement.client_cpu, placement.shared
     server = Child([*tied, *command], *where, user=user, cwd=cwd)
@@ -59,7 +61,7 @@ def running(
         while not ready():
             if time.monotonic() > end or server.process.poll() is not None:
                 raise BenchError(f"{Path(command[0]).name} did not start: {server.last_error()}")
-            # Neither tells when it is ready but in words.
+            # Neither server reports readiness by a signal or a descriptor, so poll.
             time.sleep(0.02)
         yield
     finally:
@@ -71,7 +73,7 @@ def running(
 
 @contextlib.contextmanager
 def redis(placement: Placement, directory: Path) -> Iterator[Address | None]:
-    """Run redis-server, which keeps nothing."""
+    """Run redis-server without persistence."""
     program = shutil.which("redis-server")
     if program is None:
         raise MissingError("redis-server is not installed")
@@ -94,7 +96,7 @@ def redis(placement: Placement, directory: Path) -> Iterator[Address | None]:
 
 
 def postgresql_program(name: str) -> str:
-    """Return the path of one of its programs, which Debian keeps off PATH."""
+    """Return the path of a program of PostgreSQL; Debian does not put them on PATH."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     places = os.pathsep.join([*map(str, debian), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=places)
@@ -104,7 +106,7 @@ def postgresql_program(name: str) -> str:
 
 
 def unprivileged_user() -> str | None:
-    """Return who runs the server in root's place, because it refuses root."""
+    """Return a user to run PostgreSQL if this process is root: it refuses to run as root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -113,10 +115,10 @@ def unprivileged_user() -> str | None:
 
 @contextlib.contextmanager
 def postgresql(placement: Placement, directory: Path) -> Iterator[Address | None]:
-    """Run a new PostgreSQL cluster, which trusts every client."""
+    """Run a new PostgreSQL cluster that accepts every client without a password."""
     initdb, postgres = postgresql_program("initdb"), postgresql_program("postgres")
     user = unprivileged_user()
-    # Not below the benchmark's own folder, which another user may not enter.
+    # Not in the benchmark's own folder, which another user may not enter.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, data = Path(name), Path(name) / "data"
         if user is not None:
@@ -140,7 +142,7 @@ def postgresql(placement: Placement, directory: Path) -> Iterator[Address | None
             command += ["-c", f"{setting}={value}"]
 
         def ready() -> bool:
-            # Its eighth line is the state of the server, as pg_ctl reads it.
+            # The eighth line of postmaster.pid is the state of the server; pg_ctl reads it too.
             with contextlib.suppress(OSError):
                 lines = (data / "postmaster.pid").read_text().splitlines()
                 return len(lines) > 7 and lines[7].startswith("ready")

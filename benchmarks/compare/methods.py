@@ -1,8 +1,9 @@
-"""How each kind of row is measured: what is started, and which figures come of one round.
+"""The methods of measurement: each starts processes and returns the figures of one round.
 
-A method is a context that yields a function of a loop's name: what a row needs for all its rounds,
-as a database's server, lives as long as the context. Every measured process is a fresh one, on the
-core and under the policy that it shares with its load. Nothing is measured in this process.
+A method is a context manager that yields a function; the function takes the name of a loop and
+returns its figures. Resources for all rounds of a row, such as a database server, live as long as
+the context. Each measured process is new, and shares a core and the scheduling policy with its
+load. Nothing is measured in this process.
 """
 
 from __future__ import annotations
@@ -30,41 +31,41 @@ from uringloop.bench.settings import Address, EchoLoad, MissingError, Settings
 
 from . import databases
 
-# By name: nanoseconds of CPU and of wall time per operation, bytes, whatever a row is judged by.
+# By name: nanoseconds of CPU and of wall time per operation, bytes, percentiles of latency.
 Figures = dict[str, float]
 Measure = Callable[[str], Figures]
 
-# What --quick leaves of a transfer, of the operations of a program, and of the idle connections.
+# With --quick, transfers, operations of programs and idle connections are scaled by this.
 QUICK = 1 / 16
 
-# What one way carries.
+# Bytes of a transfer in one direction.
 TRANSFER_BYTES = 2**30
 
-# The part of the baseline's own rate at which every loop's latencies are measured.
+# Latencies of all loops are measured at this share of the baseline's maximum rate.
 TAIL_LOAD = 0.8
 
-# Processes answer in seconds; one that takes so long hangs.
+# Processes answer in seconds; a process that takes longer than this hangs.
 ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements of a run have in common."""
+    """Settings that all measurements of a run share."""
 
     placement: Placement
     directory: Path
     duration: float
     quick: bool = False
-    # The built reference servers by the name of their column.
+    # Paths of the C servers, by the name of their column.
     programs: dict[str, Path] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
-        """What is left of the amounts that do not depend on the duration."""
+        """Factor for amounts that do not depend on the duration."""
         return QUICK if self.quick else 1.0
 
     def runner(self, mode: str, *, unix: bool = False, rate: float = 0.0) -> Runner:
-        """Return a runner of servers of this mode."""
+        """Return a runner for servers of *mode*."""
         settings = Settings(
             mode=mode,
             duration=self.duration,
@@ -76,12 +77,12 @@ class Bench:
         return Runner(settings, self.placement, self.programs, self.directory)
 
     def run_module(self, what: str, module: str, task: object) -> dict[str, Any]:
-        """Run a module of the benchmark with its task; Refused if it has no figures."""
+        """Run a module of the benchmark with its task; raise Refused if it fails."""
         command = [sys.executable, "-m", f"uringloop.bench.{module}", json.dumps(task)]
         return self.run_command(what, command)
 
     def run_command(self, what: str, command: list[str]) -> dict[str, Any]:
-        """Run a process that prints one line of JSON where the servers run."""
+        """Run a process that prints one line of JSON, on the core of the servers."""
         where = self.placement
         return run_for_json(what, command, where.server_cpu, where.shared, ANSWER_SECONDS)
 
@@ -90,7 +91,7 @@ Method = Callable[[Bench], AbstractContextManager[Measure]]
 
 
 def require_descriptors(clients: int) -> None:
-    """Refuse a number of connections that a process here can not have."""
+    """Raise MissingError if a process may not have this number of connections."""
     if clients > (most := process.connections_max()):
         raise MissingError(f"{clients} connections need as many open files: {most} are left")
 
@@ -99,7 +100,7 @@ def require_descriptors(clients: int) -> None:
 
 
 def checked(measurement: Measurement) -> Measurement:
-    """Return a measurement that is whole."""
+    """Return the measurement; raise Refused if it failed or answered no request."""
     if measurement.failure is not None:
         raise Refused("failed", measurement.failure)
     if not measurement.requests:
@@ -134,7 +135,7 @@ class Echo:
 
 @dataclass(frozen=True)
 class Tail:
-    """Latencies of an open loop, at the same rate for all: a part of what the baseline can do.
+    """Latencies under an open-loop load, at one rate for all: a share of the baseline's maximum.
 
     Server and load generator have a core each, if there are two.
     """
@@ -146,8 +147,9 @@ class Tail:
     def __call__(self, bench: Bench) -> Iterator[Measure]:
         echo = EchoLoad(self.size, self.clients)
         if not loops.installed(BASELINE):
-            raise MissingError(f"{BASELINE} is not installed, whose rate would be the measure")
-        # Else the load generator, to which a schedule is dearer than an answer, would be the limit.
+            raise MissingError(f"{BASELINE}, whose rate sets the load, is not installed")
+        # On one core the load generator would be the limit: keeping its schedule costs more CPU
+        # than answering costs the server.
         apart = replace(bench, placement=choose(False))
         closed = apart.runner("protocol")
         most = [checked(closed.measure(BASELINE, echo)) for _ in range(3)]
@@ -253,7 +255,7 @@ class Http:
 
 
 def requests_of(output: str) -> int:
-    """Return how many requests wrk reports; Refused if one of them failed."""
+    """Return how many requests wrk reports; raise Refused if a request failed."""
     for failure in ("Socket errors", "Non-2xx"):
         if (said := re.search(f"{failure}.*", output)) is not None:
             raise Refused("failed", f"wrk: {said[0]}")
@@ -268,7 +270,7 @@ def requests_of(output: str) -> int:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that measures itself; the client of a database if *backend* serves it."""
+    """A program that measures itself; with *backend*, the client of a database."""
 
     name: str
     backend: databases.Backend | None = None
@@ -290,7 +292,7 @@ class Program:
             yield measure
 
 
-# Without a module of this package: that would import the loop which is to be measured.
+# Imports no module of this package: that would import the loop whose import is measured.
 IMPORT = """
 import asyncio, importlib, json, sys, time
 cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
@@ -299,13 +301,13 @@ wall_ns, cpu_ns = time.perf_counter_ns() - wall_ns, time.process_time_ns() - cpu
 print(json.dumps({"cpu": cpu_ns, "wall": wall_ns}))
 """
 
-# Processes for each round: one import takes but milliseconds.
+# Processes for each round: one import takes only milliseconds.
 IMPORTS = 5
 
 
 @contextlib.contextmanager
 def importing(bench: Bench) -> Iterator[Measure]:
-    """Import a loop's module where asyncio is imported already."""
+    """Import a loop's module in a process that has imported asyncio."""
 
     def measure(loop: str) -> Figures:
         module = loops.target_of(loop).partition(":")[0]

@@ -1,6 +1,6 @@
-"""The report as a picture: a heat-map of the ratios, and beside it the cost by connections.
+"""Draws the report: a heat map of the ratios, and beside it the cost against connections.
 
-The only module that imports matplotlib; it is imported when a picture is asked for.
+Imported only for --plot, because it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from uringloop.bench.rows import BASELINE
 from .report import CURVE, Table
 from .rows import Row, loop_of, python_of
 
-# Inches of a cell and of what is around the cells.
+# Sizes in inches, of a cell and of the space around the cells.
 CELL_WIDTH, CELL_HEIGHT, NAMES_WIDTH, CURVE_WIDTH, FRAME_HEIGHT = 1.15, 0.28, 3, 7, 1.6
 
-# Where the colours end: half as good as the baseline, and twice.
+# The ends of the colour scale: half and twice the baseline.
 LIMIT = 2.0
 
 MISSING_COLOUR = "#dddddd"
 
-# Of the Pythons in a merged report.
+# One marker for each Python in a merged report.
 MARKERS = "os^Dv"
 
-# Words of a cell without a ratio that fit.
+# Characters that fit into a cell without a ratio.
 WORD_LENGTH = 13
 
 
@@ -53,12 +53,12 @@ def colour(ratio: float | None) -> Any:
     if ratio is None:
         return MISSING_COLOUR
     part = math.log(min(max(ratio, 1 / LIMIT), LIMIT)) / math.log(LIMIT)
-    # Not to the ends of the map, where text could not be read.
+    # Without the ends of the colour map, on which text is hard to read.
     return colormaps["RdYlGn"](0.5 + 0.4 * part)
 
 
 def draw_map(table: Table, rows: list[Row], axes: Any) -> None:
-    """Draw one square for each ratio; a bold one meets its goal."""
+    """Draw one square for each ratio; a ratio that meets its goal is bold."""
     headings = ["goal", *table.columns]
     for y, row in enumerate(rows):
         goal = f"{row.goal:.2f}" if row.goal is not None else ""
@@ -89,9 +89,9 @@ def square(x: int, y: int, face: Any) -> Any:
 
 
 def draw_curve(table: Table, rows: list[Row], axes: Any) -> None:
-    """Draw CPU per request by the number of connections, one line for each column.
+    """Draw CPU per request against the number of connections, one line for each column.
 
-    A loop has one colour, a Python one kind of marker; those without an event loop are dashed.
+    Each loop has a colour and each Python a marker; lines of the C servers are dashed.
     """
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -109,7 +109,7 @@ def draw_curve(table: Table, rows: list[Row], axes: Any) -> None:
         look |= {"marker": marker, "markersize": 4, "label": column}
         axes.plot(*zip(*points, strict=True), **look)
     charts.clients_axis(axes, list(map(connections_of, rows)))
-    # A loop that is ten times as dear must not press the others together.
+    # Logarithmic: a loop that costs ten times as much would compress the other lines.
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(ScalarFormatter() if few_decades(axes) else NullFormatter())
@@ -126,6 +126,6 @@ def connections_of(row: Row) -> int:
 
 
 def few_decades(axes: Any) -> bool:
-    """Return whether the numbers between powers of ten have the room for labels."""
+    """Return whether labels between the powers of ten fit."""
     low, high = axes.get_ylim()
     return bool(high / low < 50)

@@ -1,7 +1,8 @@
-"""What the rounds come to: a table of rows and columns, as JSON, as Markdown, merged with others.
+"""The report: a table of rows and columns, written as JSON and as Markdown, and merged with others.
 
-A ratio is the baseline's median divided by the column's, of the same run and interpreter: more is
-better, 1.4 means 1.4 times as cheap. A merged table keeps the ratios of the runs it is made of.
+A ratio is the baseline's median divided by the column's, of the same run and interpreter: higher is
+better, 1.4 means that the baseline costs 1.4 times as much. A merged table keeps the ratios of its
+runs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from uringloop.bench.settings import BenchError
 
 from .rows import Row, loop_of, python_of
 
-# Counts up when a field changes its meaning.
+# Incremented when a field changes its meaning.
 SCHEMA = 1
 
-# The curve's rows are drawn as one.
+# Prefix of the rows that plot.py draws as one curve.
 CURVE = "curve/"
 
-# The columns of words of the two tables.
+# Columns of the two tables that contain words, aligned to the left.
 WORDS = ("row", "figure", "goal is met")
 
 TIME_UNITS = ((1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -34,7 +35,7 @@ MEMORY_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1.0, "B"))
 
 @dataclass
 class Table:
-    """A report: of one run, or of several that were merged."""
+    """The report of one run, or of several merged runs."""
 
     environments: list[dict[str, str]]
     settings: list[dict[str, Any]]
@@ -43,7 +44,7 @@ class Table:
 
     @property
     def judged(self) -> list[str]:
-        """The columns that the goals are for."""
+        """The columns to which the goals apply."""
         return [column for column in self.columns if loop_of(column) == SUBJECT]
 
 
@@ -57,7 +58,7 @@ def _json_cell(row: Row, column: str) -> dict[str, Any]:
 
 
 def to_json(table: Table) -> str:
-    """Return the report for programs, in base units: nanoseconds and bytes per operation."""
+    """Return the report as JSON, in base units: nanoseconds and bytes per operation."""
     document = {
         "schema": SCHEMA,
         "baseline": BASELINE,
@@ -90,7 +91,7 @@ def _row_of(row: dict[str, Any]) -> Row:
 
 
 def load(path: Path) -> Table:
-    """Read a report that to_json has made."""
+    """Read a report written by to_json."""
     try:
         document = json.loads(path.read_text())
         if document["schema"] != SCHEMA:
@@ -111,13 +112,13 @@ def load(path: Path) -> Table:
 
 
 def merge(tables: list[Table]) -> Table:
-    """Return one table of several; the columns of a run get its Python's version."""
+    """Merge tables; the columns of each run get the version of its Python."""
     merged = Table([], [], [], [])
     rows: dict[str, Row] = {}
     for table in tables:
         merged.environments += table.environments
         merged.settings += table.settings
-        # A table that was merged before has the versions in its columns.
+        # The columns of a merged table have versions already.
         single = len(table.environments) == 1
         suffix = f" ({table.environments[0]['python_version']})" if single else ""
         renamed = {column: f"{column}{suffix}" for column in table.columns}
@@ -136,7 +137,7 @@ def merge(tables: list[Table]) -> Table:
 
 
 def scale_of(row: Row) -> tuple[float, str]:
-    """Return by what the values of a row are divided, and the unit that they are then in."""
+    """Return the divisor for the values of a row, and the unit after the division."""
     values = [found.value for column in row.cells if (found := row.quantity(column))]
     base = row.quantity(BASELINE)
     units = MEMORY_UNITS if row.figure == "memory" else TIME_UNITS
@@ -145,7 +146,7 @@ def scale_of(row: Row) -> tuple[float, str]:
 
 
 def text_of(row: Row, column: str, scale: float) -> str:
-    """Return a value, its spread and its ratio; or the status."""
+    """Return a cell: value, spread and ratio, or the status."""
     if column not in row.cells:
         return ""
     quantity, ratio = row.quantity(column), row.ratio(column)
@@ -159,7 +160,7 @@ def goal_of(row: Row) -> str:
 
 
 def verdict(row: Row, columns: list[str]) -> str:
-    """Return in words whether the goal is met, for each column that is judged."""
+    """Return yes, no or - (goal met), with the Python if the columns differ."""
     words = {True: "yes", False: "no", None: "-"}
     if row.goal is None or not columns:
         return ""
@@ -173,17 +174,17 @@ def cells_of(table: Table, row: Row) -> list[str]:
     scale, unit = scale_of(row)
     figures = [text_of(row, column, scale) for column in table.columns]
     what = {"cpu": f"CPU {unit}", "memory": unit, "wall": f"wall {unit}"}.get(row.figure)
-    # A percentile is of no operation in particular.
+    # A percentile of latency is not per operation.
     kind = f"{what}/{row.unit}" if what else f"{row.figure} {unit}"
     return [row.name, kind, goal_of(row), verdict(row, table.judged), *figures]
 
 
 def notes(table: Table) -> Iterator[str]:
-    """Yield what must be said below the table."""
+    """Yield the notes below the table."""
     yield SPREAD_NOTE
-    yield f"In bold: {BASELINE}'s median divided by the column's; more is better."
-    yield "Every measured process has freed one large block first: large buffers cost all the same."
-    yield f"A goal is the ratio that {SUBJECT} is to reach."
+    yield f"Bold: {BASELINE}'s median divided by the column's; higher is better."
+    yield "Each measured process first frees a large block, so that malloc() keeps large buffers."
+    yield f"A goal is the ratio that {SUBJECT} has to reach."
     goals = [row.met(column) for row in table.rows for column in table.judged]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
@@ -199,7 +200,7 @@ def notes(table: Table) -> Iterator[str]:
 
 
 def ratio_of(row: Row, column: str) -> str:
-    """Return how much cheaper a column is than the baseline, bold where that is the goal."""
+    """Return the ratio of a column, bold if it meets the goal; or the status."""
     ratio, cell = row.ratio(column), row.cells.get(column)
     if ratio is None:
         return "" if cell is None or cell.status == OK else cell.status
@@ -207,7 +208,7 @@ def ratio_of(row: Row, column: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """Return the report as a Markdown document: the ratios at a glance, then the figures."""
+    """Return the report as a Markdown document: a table of ratios, then one of figures."""
     lines = ["## Event loops compared", ""]
     for environment, settings in zip(table.environments, table.settings, strict=True):
         said = ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -1,7 +1,7 @@
-"""The rows of the comparison: a name, a goal, and how it is measured. They are listed here only.
+"""The list of all rows of the comparison: each has a name, a goal and a method of measurement.
 
-A goal is a ratio: what uvloop needs, divided by what this loop needs. With 1.4 a request that costs
-uvloop 14 us may cost 10. None is a row that is only shown.
+A goal is a ratio: the cost on uvloop divided by the cost on this loop. With a goal of 1.4, a
+request that costs uvloop 14 us may cost 10 us. A row with the goal None is not judged.
 
 A column is a loop, in a merged report a loop and its Python: `uringloop (3.13)`.
 """
@@ -19,7 +19,7 @@ from uringloop.bench.settings import BenchError
 from .databases import postgresql, redis
 from .methods import Echo, Http, Load, Method, Program, Tail, importing
 
-# What 10,000 idle connections and the curve go up to.
+# Connections of the idle-rss row, and the most on the curve.
 CONNECTIONS_MAX = 10_000
 
 TAIL = (
@@ -29,39 +29,39 @@ TAIL = (
 
 
 def loop_of(column: str) -> str:
-    """Return the loop of a column, without the Python that a merged report adds."""
+    """Return the loop of a column, without the version of Python in merged reports."""
     return column.partition(" (")[0]
 
 
 def python_of(column: str) -> str:
-    """Return what a merged report has added to a column, or nothing."""
+    """Return the suffix that merging has added to a column, such as ` (3.13)`, or nothing."""
     return column.removeprefix(loop_of(column))
 
 
 @dataclass
 class Row(rows.Row[float]):
-    """One line of the table: *figure* is the one that it shows, of those that are taken."""
+    """One line of the table; of the figures that its method takes, it shows *figure*."""
 
     goal: float | None
     # None in a row that was read from a report.
     method: Method | None
     figure: str = "cpu"
-    # Per operation of which kind, for the reader.
+    # The kind of operation, for the reader.
     unit: str = "request"
-    # Whether the C servers can serve it.
+    # Whether the C servers can take part.
     references: bool = False
-    # Loops that are compared here only.
+    # Loops that take part in this row only.
     layers: tuple[str, ...] = ()
-    # What must be said below the table.
+    # A note for below the table.
     remark: str = ""
 
     @property
     def group(self) -> str:
-        """What several rows have in common: the name before the slash."""
+        """The group of the row: its name up to the slash."""
         return self.name.partition("/")[0]
 
     def quantity(self, column: str) -> Quantity | None:
-        """Return the median of a column; None if it has no figures or takes no part."""
+        """Return the median of a column; None if it has no figures or does not take part."""
         cell = self.cells.get(column)
         return median_of(cell.rounds) if cell and cell.rounds and cell.status == OK else None
 
@@ -93,7 +93,7 @@ def tls(cell: str, goal: float) -> Row:
 
 
 def scheduling(name: str, goal: float | None, unit: str, figure: str = "cpu") -> Row:
-    """Return the row of a program, whose name may have a figure behind a slash."""
+    """Return the row of a program; its name may have a figure after a slash."""
     return Row(name, goal, Program(name.partition("/")[0]), figure, unit)
 
 
@@ -146,7 +146,7 @@ ROWS: list[Row] = [
     scheduling("create-task", None, "task"),
     scheduling("timeout", None, "time-out"),
     scheduling("subprocess", 2.5, "process", "wall"),
-    # At most 0.8 of uvloop's.
+    # A goal of 1.25 is at most 0.8 of uvloop's memory.
     Row(
         "idle-rss",
         1.25,
@@ -162,7 +162,7 @@ ROWS: list[Row] = [
 
 
 def named(patterns: Sequence[str]) -> list[Row]:
-    """Return the rows that are named, by their own name, their group's, or a pattern of either."""
+    """Return the rows whose name or group matches a pattern; without patterns, all rows."""
     names = [pattern for pattern in patterns if pattern]
     for pattern in names:
         if not any(matches(row, pattern) for row in ROWS):

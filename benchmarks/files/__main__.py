@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The packages of this folder are imported by name: files, and those that it shares code with.
+# For imports of files and of the packages in the same folder that it uses.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from files.cli import main
