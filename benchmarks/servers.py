@@ -1,13 +1,13 @@
 """Web servers with several workers: `python benchmarks/servers.py [--servers A,B] [--loops A,B]`.
 
-Each server is started with four workers on each loop, as its users start it, and asked in three
-ways: at rest, one connection after the other; under wrk, whose 40 connections are kept; and under
-wrk with a connection for each request. Requests a second are told, and the smallest share that a
-worker had of the answers: 1.00 is a fair one. The loops take turns in each round; a figure is the
-median of the rounds.
+Starts each server by its usual command with four workers on each loop, and sends requests in three
+ways: at rest, one connection after the other; by wrk over 40 kept connections; and by wrk with a
+connection for each request. The table shows requests per second and the smallest share of a worker,
+relative to an equal distribution (1.00). The loops take turns in each round; a figure is the median
+of the rounds.
 
-`--reload` asks for something else: how many requests are aborted while gunicorn's two workers are
-replaced eight times (SIGHUP), under a load that opens a connection for each request.
+With `--reload` it counts the requests that are aborted while gunicorn's two workers are replaced
+eight times (SIGHUP), under a load that opens a connection for each request.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from uringloop.bench.settings import HOST
 
 WORKERS = 4
 CLIENTS = 40
-# At rest: connections, and the time between two of them.
+# At rest: the number of connections, and the pause after each.
 CALLS = 200
 PAUSE_S = 0.003
-# Until all workers of a server serve, and until it has ended.
+# Limits for the start of all workers, and for the exit of a server.
 START_S = 60.0
 END_S = 10.0
 RELOADS = 8
@@ -85,7 +85,7 @@ async def answer():
     return "hello"
 """
 
-# gunicorn's worker for uvicorn on asyncio's loop, which uvicorn takes only if uvloop is not there.
+# gunicorn's worker for uvicorn on asyncio's loop; by default uvicorn uses uvloop if installed.
 WORKER = """
 from uvicorn_worker import UvicornWorker
 
@@ -93,7 +93,7 @@ class Worker(UvicornWorker):
     CONFIG_KWARGS = {"loop": "asyncio", "http": "auto"}
 """
 
-# wrk counts the answers of each worker.
+# Script for wrk that counts the responses of each worker.
 COUNT = """
 local threads = {}
 
@@ -133,12 +133,12 @@ end
 
 
 def program(name: str) -> str:
-    """Return the path of a program of this environment."""
+    """Return the path of a program in the environment of this Python."""
     return str(Path(sys.executable).parent / name)
 
 
 def command(server: str, loop: str, port: int) -> list[str]:
-    """Return how a user starts *server* with four workers on *loop*."""
+    """Return the command by which a user starts *server* with four workers on *loop*."""
     ours = loop.startswith("uringloop")
     takeover = [sys.executable, "-m", "uringloop.as_uvloop"] if ours else []
     bind = f"{HOST}:{port}"
@@ -179,7 +179,7 @@ def environment(loop: str) -> dict[str, str]:
     if loop == "uringloop-soft":
         variables["URINGLOOP_BACKEND"] = "soft"
     elif loop == "asyncio":
-        # Sanic takes uvloop wherever it is installed.
+        # Sanic uses uvloop if it is installed.
         variables["SANIC_USE_UVLOOP"] = "false"
     return variables
 
@@ -191,7 +191,7 @@ def unused_port() -> int:
 
 
 def answering_pid(port: int) -> str:
-    """Return the process that answers a request on a connection of its own."""
+    """Send a request on a new connection; return the process that answers."""
     client = http.client.HTTPConnection(HOST, port, timeout=10)
     with contextlib.closing(client):
         client.request("GET", "/", headers={"Connection": "close"})
@@ -202,7 +202,7 @@ def answering_pid(port: int) -> str:
 
 @contextlib.contextmanager
 def running(words: list[str], loop: str, port: int, folder: Path) -> Iterator[int]:
-    """Run a server in *folder* until it answers; yield its main process."""
+    """Run a server in *folder*; when it answers, yield the id of its main process."""
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(
             words,
@@ -240,11 +240,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# ── what is measured ─────────────────────────────────────────────────────────────────────────────
+# ── measurements ─────────────────────────────────────────────────────────────────────────────────
 
 
 def share(answers: list[int]) -> float:
-    """Return the smallest share of a worker: 1 is fair, 0 if one of them has answered none."""
+    """Return the smallest share of a worker: 1 is equal, 0 if a worker has answered no request."""
     if len(answers) < WORKERS:
         return 0.0
     return min(answers) * WORKERS / sum(answers)
@@ -264,7 +264,7 @@ def at_rest(port: int) -> list[int]:
 
 
 def load(port: int, folder: Path, seconds: float, kept: bool) -> dict[str, Any]:
-    """Return what wrk tells."""
+    """Run wrk and return its results."""
     words = ["wrk", "-t1", f"-c{CLIENTS}", f"-d{seconds:g}s", "-s", str(folder / "count.lua")]
     if not kept:
         words += ["-H", "Connection: close"]
@@ -278,10 +278,10 @@ def load(port: int, folder: Path, seconds: float, kept: bool) -> dict[str, Any]:
 
 
 def measure(server: str, loop: str, seconds: float) -> dict[str, Any]:
-    """Return what one start of a server on a loop has shown."""
+    """Start a server on a loop once and return its figures."""
     port = unused_port()
     with prepared() as folder, running(command(server, loop, port), loop, port, folder):
-        # All workers, and not only the first, shall be there.
+        # Wait for all workers, not only for the first.
         end = time.monotonic() + START_S
         while workers_seen(port) < WORKERS and time.monotonic() < end:
             time.sleep(0.05)
@@ -302,7 +302,7 @@ def summary(report: dict[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Path]:
-    """Yield a folder with the applications, and what wrk counts by."""
+    """Yield a folder with the applications and the script for wrk."""
     with tempfile.TemporaryDirectory(prefix="uringloop-servers-") as name:
         folder = Path(name)
         (folder / "app.py").write_text(ASGI)
@@ -317,7 +317,7 @@ def prepared() -> Iterator[Path]:
 
 
 class Clients:
-    """Threads that open a connection for each request, and count what becomes of it."""
+    """Threads that open a connection for each request, and count answered and aborted requests."""
 
     def __init__(self, port: int) -> None:
         self.address = (HOST, port)
@@ -364,17 +364,17 @@ def reload(loop: str, reloads: int) -> dict[str, int]:
     return {name: clients.counts[name] for name in ("answered", "aborted")}
 
 
-# ── telling ──────────────────────────────────────────────────────────────────────────────────────
+# ── the report ───────────────────────────────────────────────────────────────────────────────────
 
 
-# What one loop has shown in each of its rounds.
+# The figures of one loop, one item for each round.
 Rounds = list[dict[str, Any]]
 
 
 def in_rounds(
     name: str, loops: list[str], rounds: int, measure: Callable[[str], dict[str, Any]]
 ) -> dict[str, Rounds]:
-    """Return what each loop has shown, by turns."""
+    """Measure the loops in turns; return the rounds of each."""
     row = Row[dict[str, Any]](name, cells=cells_of(loops))
     row.measure(rounds, measure, lambda cell: None)
     return {loop: cell.rounds for loop, cell in row.cells.items()}
@@ -410,7 +410,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load (%(default)s)")
     parser.add_argument("--reload", action="store_true", help="replace gunicorn's workers instead")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     options = parser.parse_args()
     loops = options.loops.split(",")
     servers = options.servers.split(",")

@@ -1,12 +1,14 @@
-"""A long mixed load, every byte of it checked: `python benchmarks/soak.py --minutes 30`.
+"""A long mixed load that checks every byte: `python benchmarks/soak.py --minutes 30`.
 
-Connections over TCP, UNIX sockets and TLS that echo, end and begin anew, datagrams, files,
-processes, timers, calls of threads, and tasks that are cancelled at any time. Each second the size
-of the process, its descriptors and threads, Python's blocks of memory, what malloc has given out,
-the loop's operations and buffers are noted. In the end a line is fitted through each, without the
-first third, in which the allocators find their size: a leak is a slope that can not be chance.
+The load is connections over TCP, UNIX sockets and TLS that echo, end and are opened again,
+datagrams, files, processes, timers, calls from threads, and tasks that are cancelled at any time.
+Each second it samples the size of the process, its descriptors and threads, Python's blocks of
+memory, the memory allocated by malloc, and the loop's operations and buffers. At the end it fits a
+line to each measure, without the first third, in which the allocators grow to their size. A
+significant slope is a leak.
 
-The exit status is 0, or 1 if a byte was wrong or something grows.
+The exit status is 0, or 1 if a byte was wrong, a measure grows, the loop reported an error, or
+something is left at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-# For an interpreter that does not look beside the script (PYTHONSAFEPATH).
+# With PYTHONSAFEPATH the interpreter does not add this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from faults.common import open_fds
@@ -44,14 +46,14 @@ import uringloop
 from uringloop.bench import markdown as md
 from uringloop.bench.counters import rss_bytes
 
-# What is noted, with the growth in an hour that counts as one: less is not told from chance.
+# The measures, each with the least growth per hour that counts: less may be chance.
 MEASURES = {
     "rss_kb": 1024.0,
     "malloc_kb": 256.0,
     "blocks": 1000.0,
     "fds": 1.0,
-    # Workers come with need, up to a bound, and stay while there is work: only shown. They must all
-    # have gone in the end.
+    # Shown only: worker threads are started on demand, up to a limit, and stay while there is work.
+    # None may be left at the end.
     "threads": math.inf,
     "operations": 1.0,
     "buffers_out": 1.0,
@@ -61,7 +63,7 @@ SIZES = (1, 100, 1000, 10_000, 70_000, 300_000)
 
 
 def threads() -> int:
-    """Return how many threads this process has, Python's and others."""
+    """Return how many threads this process has, including those not started by Python."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -82,7 +84,7 @@ C_LIBRARY.mallinfo2.restype = Mallinfo
 
 
 def malloc_bytes() -> int:
-    """Return what malloc has given out, on its heaps and in mappings of their own."""
+    """Return the memory allocated by malloc, in its heaps and in separate mappings."""
     info = C_LIBRARY.mallinfo2()
     return int(info.uordblks) + int(info.hblkhd)
 
@@ -93,17 +95,17 @@ class Soak:
         self.folder = folder
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
-        # By measure; arrays, for what is noted would grow by itself otherwise.
+        # Arrays of floats: lists of objects would show up as growth themselves.
         self.samples = {name: array.array("d") for name in ("second", *MEASURES)}
         self.stopping = False
         self.server_tls, self.client_tls = tls_contexts()
 
     def check(self, what: str, sent: bytes, received: bytes) -> None:
-        """Note a piece of work, and whether its bytes have come back."""
+        """Count a piece of work, and record an error if the bytes differ."""
         self.done[what] += 1
         self.done[f"{what}, bytes"] += len(sent)
         if hashlib.sha256(sent).digest() != hashlib.sha256(received).digest():
-            self.wrong.append(f"{what}: {len(received)} bytes of {len(sent)}, or others")
+            self.wrong.append(f"{what}: {len(received)} of {len(sent)} bytes, or wrong bytes")
 
     # ── the load ─────────────────────────────────────────────────────────────────────────────
 
@@ -115,7 +117,7 @@ class Soak:
         writer.close()
 
     async def stream(self, what: str, connect: Callable[[], Awaitable[Any]]) -> None:
-        """Echo over one connection, some times, and end it in one of several ways."""
+        """Echo up to 29 times over one connection, then close or abort it."""
         reader, writer = await connect()
         try:
             for _ in range(self.rng.randrange(1, 30)):
@@ -135,7 +137,7 @@ class Soak:
                 writer.close()
 
     async def datagrams(self, address: Any) -> None:
-        """Echo some datagrams; the kernel may lose one, and must not change it."""
+        """Echo datagrams; the kernel may lose a datagram, but must not change it."""
         got: asyncio.Queue[bytes] = asyncio.Queue()
 
         class Receiver(asyncio.DatagramProtocol):
@@ -175,8 +177,8 @@ class Soak:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # Its output may have been too much for the reader, which has paused the pipe then:
-            # wait() alone would wait for the pipe's end, here as on asyncio.
+            # If the output exceeded the reader's limit, the pipe is paused: wait() alone would wait
+            # for the pipe's EOF, as on asyncio.
             assert process.stdout is not None
             while await process.stdout.read(1 << 16):
                 pass
@@ -201,10 +203,10 @@ class Soak:
             None, lambda: [loop.call_soon_threadsafe(ran.append, n) for n in range(50)]
         )
         await asyncio.sleep(0)
-        self.check("calls of threads", bytes(range(50)), bytes(ran))
+        self.check("calls from threads", bytes(range(50)), bytes(ran))
 
     async def again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something until the end; every now and then it is cancelled."""
+        """Repeat *work* until the end of the run; cancel one in ten at a random time."""
         while not self.stopping:
             task: asyncio.Future[None] = asyncio.ensure_future(work())
             if self.rng.random() < 0.1:
@@ -267,7 +269,7 @@ class Soak:
         await asyncio.wait(tasks, timeout=60)
         for task in tasks:
             if not task.done():
-                self.wrong.append(f"does not come to an end: {task}")
+                self.wrong.append(f"does not end: {task}")
                 task.cancel()
             elif task.exception() is not None:
                 self.wrong.append(repr(task.exception()))
@@ -278,7 +280,7 @@ class Soak:
 
     def sample(self, stats: dict[str, Any]) -> None:
         self.samples["second"].append(time.monotonic())
-        # What it holds and nobody uses is the allocator's affair, and finds its size in hours.
+        # Return free memory to the kernel: the allocator's reserve takes hours to settle.
         C_LIBRARY.malloc_trim(0)
         self.samples["rss_kb"].append(rss_bytes(os.getpid()) / 1024)
         self.samples["malloc_kb"].append(malloc_bytes() / 1024)
@@ -290,9 +292,10 @@ class Soak:
 
 
 def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return growth in an hour and how far off that may be (95 %), by least squares.
+    """Return the growth per hour and its 95 % interval, by least squares.
 
-    Neighbours are alike, so that they count for less: by the correlation of the residuals.
+    Neighbouring samples are correlated: the variance is corrected for the autocorrelation of the
+    residuals.
     """
     count = len(points)
     mean_x = sum(x for x, _ in points) / count
@@ -313,8 +316,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
     parser.add_argument("--backend", default="auto", help="io_uring, soft (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    parser.add_argument("--json", type=Path, help="write the samples there")
-    parser.add_argument("--plot", type=Path, help="draw them there")
+    parser.add_argument("--json", type=Path, help="write the samples to this file")
+    parser.add_argument("--plot", type=Path, help="draw the samples into this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(options.seed, Path(folder))
@@ -329,7 +332,7 @@ def main() -> int:
         left = loop.stats()
         loop.close()
     left_fds = open_fds() - fds
-    # A worker of the kernel's that has nothing to do ends some seconds later.
+    # Idle worker threads of the kernel end after some seconds.
     deadline = time.monotonic() + 30
     while threads() > threads_before and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -340,7 +343,7 @@ def main() -> int:
     samples = {name: values[first:] for name, values in soak.samples.items()}
     grows = []
     print(f"\n{backend}, {options.minutes:g} minutes, {len(samples['second'])} samples\n")
-    print(*md.head(["", "median", "growth in an hour", "± (95 %)"], [""]), sep="\n")
+    print(*md.head(["", "median", "growth per hour", "± (95 %)"], [""]), sep="\n")
     for name, least in MEASURES.items():
         rate, off = slope(list(zip(samples["second"], samples[name], strict=True)))
         middle = statistics.median(samples[name])
@@ -350,7 +353,7 @@ def main() -> int:
     print(
         f"\nwrong: {len(soak.wrong)}; left: {left_fds} descriptors, "
         f"{left['operations']} operations, {left['buffers_out']} buffers, "
-        f"{left_threads} threads; complaints: {len(reported)}"
+        f"{left_threads} threads; errors reported: {len(reported)}"
     )
     for text in [*soak.wrong[:5], *map(str, reported[:5])]:
         print(text)
@@ -367,7 +370,7 @@ def main() -> int:
 
 
 def plot(samples: dict[str, array.array[float]], path: Path, title: str) -> None:
-    """Draw what was noted over time, a panel for each measure."""
+    """Draw the samples over time, a panel for each measure."""
     from uringloop.bench import charts
 
     minutes = [(second - samples["second"][0]) / 60 for second in samples["second"]]

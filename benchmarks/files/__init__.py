@@ -1,1 +1,1 @@
-"""Asynchronous files compared: `work` runs in a measured process, `cli` starts it and reports."""
+"""Compares asynchronous files: `work` runs in the measured processes, `cli` starts them."""

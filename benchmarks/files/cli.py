@@ -1,12 +1,13 @@
-"""Asynchronous files compared: `python benchmarks/files [--quick] [--json FILE] [--plot FILE]`.
+"""Compares asynchronous files: `python benchmarks/files [--quick] [--json FILE] [--plot FILE]`.
 
-Ours on our loop, aiofiles and run_in_executor on uvloop, and plain calls without a loop. Each
-measurement is a process of its own; the contenders take turns, and medians are compared. Files are
-made in a folder of --folder, which should be on a disk: one in memory has nothing to sync.
-Processors are kept awake where that is allowed, as whoever waits for a worker waits for one to
-wake; --may-sleep leaves them alone.
+The contenders are uringloop's files on uringloop, aiofiles and run_in_executor on uvloop, and plain
+calls without a loop. Each measurement is a process of its own; the contenders take turns, and the
+report compares medians. The files are created in a new folder inside --folder, which should be on a
+disk: a file system in memory has nothing to sync. Idle processors are kept awake where that is
+permitted, because a call that waits for a worker thread also waits until its processor wakes;
+--may-sleep lets them sleep.
 
-The exit status is 0, 1 when a measurement has failed, or 2 for a request that cannot be met.
+The exit status is 0, 1 if a measurement failed, or 2 for invalid options.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ HELD_SECONDS = 3.0
 ECHO_CLIENTS = 50
 ECHO_BYTES = 128
 ECHO_RATE = 10_000.0
-# In each process by turns without and with file work, so that what changes meanwhile falls on both.
-# Short ones, so that most are without a stall of the whole machine.
+# Each process alternates between turns without (False) and with file work (True), so that changes
+# of the machine affect both. Turns are short, so that most contain no stall of the whole machine.
 ECHO_SECONDS = 0.5
 ECHO_TURNS = (False, True, True, False) * 6
 ECHO_WARM_UP = 0.1
-# Beside the echo the plain calls would only show that they block.
+# Without plain: its calls block the loop, so an echo beside them would only show that.
 ECHO_CONTENDERS = ("uringloop", "aiofiles", "executor")
 
 Result = dict[str, float]
 
 
 def prepare(folder: Path) -> None:
-    """Make the files, and have them in the page cache."""
+    """Create the files and read them into the page cache."""
     for name in ("small", "written"):
         (folder / name).mkdir()
         for number in range(SMALL_FILES):
@@ -83,7 +84,7 @@ def prepare(folder: Path) -> None:
 
 
 def command(contender: str, work: str, folder: Path, seconds: float = 0.0) -> list[str]:
-    """Return the command of one measurement; the echo server works until it is told to end."""
+    """Return the command of one measurement; the echo server runs until EOF on its stdin."""
     return [
         sys.executable,
         str(Path(__file__).with_name("work.py")),
@@ -95,12 +96,12 @@ def command(contender: str, work: str, folder: Path, seconds: float = 0.0) -> li
 
 
 def have_memory(path: Path) -> None:
-    """Have as much free memory as a file takes, for a second or two.
+    """Make as much memory free as a big file takes, for a second or two.
 
-    The host of a virtual machine takes free memory back some seconds after it was freed, which
-    takes a second of processor time, and gives it again page by page, which takes two: whoever
-    writes then measures that. So memory is held until nothing that was freed before is left to
-    take, and is freed just before it is needed.
+    The host of a virtual machine reclaims free memory some seconds after it was freed, which costs
+    a second of processor time, and returns it page by page, which costs two: a write during that
+    time would measure it. So this function fills the page cache, waits until the host has reclaimed
+    everything that was freed before, and frees the memory immediately before the write.
     """
     with path.open("wb") as file:
         for _ in range(BIG_BYTES // BIG_BLOCK):
@@ -127,10 +128,10 @@ def measured(contender: str, work: str, folder: Path, seconds: float) -> Result:
 
 @contextlib.contextmanager
 def echo_server(contender: str, folder: Path) -> Iterator[tuple[int, Callable[[str], Result]]]:
-    """Run an echo server that has file work to do when it is told to.
+    """Run an echo server that does file work on request.
 
-    Give its port, and the call that tells it "work" or "rest" and returns how many reads and writes
-    it has done until then.
+    Yield its port and a function that sends "work" or "rest" and returns the numbers of reads and
+    writes that the server has done so far.
     """
     with subprocess.Popen(
         command(contender, "echo", folder),
@@ -156,7 +157,7 @@ def echo_server(contender: str, folder: Path) -> Iterator[tuple[int, Callable[[s
 
 
 def paired(turns: list[Result]) -> list[Result]:
-    """Return, of each turn with file work and the one without beside it, both and what differs."""
+    """Pair each turn with file work with its neighbour without; return both and the difference."""
     pairs = []
     for number in range(0, len(turns), 2):
         alone, beside = turns[number : number + 2]
@@ -171,7 +172,7 @@ def paired(turns: list[Result]) -> list[Result]:
 
 
 def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
-    """Ask an echo server that has file work to do by turns; latencies from the scheduled time."""
+    """Load an echo server, with and without file work; latencies count from the scheduled time."""
     turns: list[Result] = []
     with echo_server(contender, folder) as (port, request):
         load = LoadGenerator(("127.0.0.1", port), ECHO_CLIENTS, ECHO_BYTES, rate=ECHO_RATE)
@@ -184,7 +185,7 @@ def echoed(contender: str, folder: Path, seconds: float) -> list[Result]:
             histogram = next(each for each in found if isinstance(each, Histogram))
             done = {f"{name}_s": (after[name] - before[name]) / seconds for name in after}
             turns.append({f"p{n}_us": histogram.percentile(n) / 1000 for n in (50, 99)} | done)
-            # What the file work has begun ends in nobody's turn.
+            # File work that is still in progress ends between the turns.
             load.run(ECHO_WARM_UP)
         load.drain()
         failures = load.failures()
@@ -201,7 +202,7 @@ def medians(cell: Cell[list[Result]]) -> Result:
 
 
 def measured_all(options: argparse.Namespace) -> dict[str, dict[str, Result]]:
-    """Make the files, take every measurement that is asked for, and remove them."""
+    """Create the files, take all chosen measurements, and remove the files."""
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
     works = [work for work in options.works.split(",") if work != "echo" or options.core is None]
     rows = [
@@ -219,7 +220,7 @@ def measured_all(options: argparse.Namespace) -> dict[str, dict[str, Result]]:
         prepare(folder)
         with terminal.progress(rounds * sum(len(row.cells) for row in rows)) as step:
             for row in rows:
-                # What one leaves behind, in memory or on disk, the next one has.
+                # Rotate the order: a contender leaves state in memory and on disk to the next one.
                 row.measure(
                     rounds,
                     functools.partial(measure, row.name),
@@ -290,7 +291,7 @@ def draw_work(axes: Any, works: dict[str, dict[str, Result]]) -> None:
 
 
 def draw_echo(axes: Any, echo: dict[str, Result]) -> None:
-    """Draw the slowest of a hundred echoes, with and without file work."""
+    """Draw the 99th percentile of the latency of echoes, with and without file work."""
     for number, (key, label) in enumerate((("alone_p99_us", "alone"), ("p99_us", "beside files"))):
         times = [each[key] for each in echo.values()]
         places = [row + (number - 0.5) * 0.3 for row in range(len(echo))]
@@ -301,10 +302,10 @@ def draw_echo(axes: Any, echo: dict[str, Result]) -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw what was measured, a panel for the works and one for the echoes."""
+    """Draw the report: a panel for the kinds of work and one for the echoes."""
     works = dict(report["works"])
     echo = works.pop("echo", {})
-    # Of each panel that there is: how to draw it, of what, and its height in inches.
+    # For each panel with figures: the function that draws it, the figures, the height in inches.
     panels: list[tuple[Callable[[Any, Any], None], dict[str, Any], float]] = [
         panel
         for panel in ((draw_work, works, 0.75 * len(works)), (draw_echo, echo, 0.5 * len(echo)))
@@ -326,13 +327,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def run() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add("--works", default=",".join(WORKS), help="which kinds of work")
+    add("--works", default=",".join(WORKS), help="kinds of work, separated by commas (%(default)s)")
     add("--rounds", type=int, default=ROUNDS)
     add("--seconds", type=float, default=SECONDS, help="of a round of reads")
-    add("--quick", action="store_true", help="one short round: no figures to quote")
-    add("--core", type=int, default=None, help="the only one that is used, but for echoes")
-    add("--may-sleep", action="store_true", help="leave idle processors to the kernel")
-    add("--folder", type=Path, default=None, help="where the files are made")
+    add("--quick", action="store_true", help="one short round, not to be quoted")
+    add("--core", type=int, default=None, help="run on this core only, without the echoes")
+    add("--may-sleep", action="store_true", help="do not keep idle processors awake")
+    add("--folder", type=Path, default=None, help="folder for the files")
     add("--json", type=Path)
     add("--markdown", type=Path)
     add("--plot", type=Path, help="needs matplotlib")

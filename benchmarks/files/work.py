@@ -1,7 +1,7 @@
-"""What benchmarks/files measures: one contender doing one kind of work, in a process of its own.
+"""Program of one measurement of benchmarks/files: a contender does one kind of work.
 
 `python benchmarks/files/work.py CONTENDER WORK FOLDER SECONDS` prints one line of JSON: operations,
-seconds, seconds of processor time of all threads, and how late a timer was, in ms.
+seconds, seconds of processor time of all threads, and by how many ms a timer was late.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BIG_BYTES = 1024 * BIG_BLOCK
 SMALL_FILES = 1000
 SMALL_BYTES = 4096
 TIMER_S = 0.005
-# Files of lines: the size of a line, and of the file.
+# Files of lines: bytes of a line and of the file.
 LINE_SIZES = (5, 100)
 LINES_BYTES = 20 * 1000 * 1000
-# Beside an echo server: so much is read in blocks, and so much written and synced, so often. It is
-# what each contender has time for.
+# File work beside an echo server: bytes that are read in blocks, and written and synced, and the
+# intervals in seconds. Each contender can keep up with this rate.
 BESIDE_BYTES = 64 * 1024
 BESIDE_READ_S = 0.01
 BESIDE_WRITE_S = 0.05
@@ -37,7 +37,7 @@ Reader = Callable[[int], Awaitable[bytes]]
 
 
 class Plain:
-    """Python's own files, in the loop's thread: what a program without a loop does."""
+    """Python's own files in the loop's thread, as in a program without a loop."""
 
     loop = "asyncio"
 
@@ -170,7 +170,7 @@ class Aiofiles(Plain):
 
 
 class Executor(Plain):
-    """The same calls as Plain, each whole one in a thread."""
+    """The calls of Plain, each in a thread of the executor."""
 
     loop = "uvloop"
 
@@ -236,7 +236,7 @@ CONTENDERS: dict[str, type[Plain]] = {
 }
 
 
-# ── kinds of work: each returns how many operations it did ───────────────────────────────────
+# ── kinds of work: each returns the number of operations ─────────────────────────────────────
 
 Work = Callable[[Plain, Path, float], Awaitable[int]]
 
@@ -253,7 +253,7 @@ def random_reads(concurrency: int) -> Work:
                     if len(await read(offset)) != BLOCK:
                         raise RuntimeError("a short read")
                 done += 100
-                # A read that is there already does not suspend: let the others have their turn.
+                # A read from the page cache does not suspend: let the other tasks run.
                 await asyncio.sleep(0)
             if hasattr(read, "file"):
                 await read.file.close()
@@ -297,7 +297,7 @@ async def write_big(contender: Plain, folder: Path, seconds: float) -> int:
 def lines(size: int, mode: str, *, at_once: bool) -> Work:
     async def work(contender: Plain, folder: Path, seconds: float) -> int:
         read = contender.readlines if at_once else contender.iterate
-        # Calls of threads for each line take 50 us: a part will do.
+        # A call in a thread for each line takes 50 us, so read a shorter file.
         part = "" if at_once or type(contender) in (Plain, Ours) else "-part"
         return await read(folder / f"lines-{size}{part}", mode)
 
@@ -305,7 +305,7 @@ def lines(size: int, mode: str, *, at_once: bool) -> Work:
 
 
 class Beside:
-    """File work beside an echo server: so many reads and synced writes a second, on demand."""
+    """File work beside an echo server: reads and synced writes at fixed intervals, on request."""
 
     def __init__(self, contender: Plain, folder: Path) -> None:
         self.contender = contender
@@ -334,13 +334,13 @@ class Beside:
                 await self.wanted.wait()
                 at = loop.time()
             yield
-            # Who is behind goes on at once, and does not catch up.
+            # If the work is late, continue at once, but do not catch up.
             at = max(at + every, loop.time())
             await asyncio.sleep(at - loop.time())
 
 
 async def beside_echo(contender: Plain, folder: Path, _seconds: float) -> int:
-    """Serve echoes; each line of standard input begins or ends the file work and is answered."""
+    """Serve echoes. A line of standard input starts or stops the file work and gets an answer."""
     loop = asyncio.get_running_loop()
 
     class Echo(asyncio.Protocol):
@@ -392,7 +392,7 @@ WORKS: dict[str, Work] = {
 
 
 class Ticker:
-    """A timer every 5 ms, and how late the latest was."""
+    """A timer every 5 ms that records its greatest delay."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -1,7 +1,7 @@
-/* What the two reference servers share: the listening socket, and an end with the parent.
+/* Shared by the two reference servers: the listening socket, and termination with the parent.
  *
- * A reference server is the limit that an event loop in any language can approach: one thread, no
- * interpreter, nothing but the system calls of an echo. It is measured with the same load.
+ * A reference server shows the limit for an event loop in any language: one thread, no interpreter,
+ * only the system calls of an echo. It is measured under the same load.
  */
 #ifndef URINGLOOP_REFERENCE_ECHO_H
 #define URINGLOOP_REFERENCE_ECHO_H
@@ -22,7 +22,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* The runner tells a port in use from any other failure by this exit status. */
+/* By this exit status the runner recognises that the port is in use. */
 #define EXIT_ADDRESS_IN_USE 98
 
 _Noreturn static void die(const char *what, int error)
@@ -86,7 +86,7 @@ static int listen_on_arguments(int argc, char **argv)
         fprintf(stderr, "usage: %s HOST PORT | PATH\n", argv[0]);
         exit(2);
     }
-    /* A benchmark that dies leaves no server behind. */
+    /* The kernel kills the server when the benchmark dies. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_IGN);
     raise_descriptor_limit();
@@ -96,14 +96,14 @@ static int listen_on_arguments(int argc, char **argv)
     return fd;
 }
 
-/* One line that says that connections are welcome: the port, or 0 for a UNIX socket. */
+/* Prints a line when the server listens: the port, or 0 for a UNIX socket. */
 static void announce(int argc, int fd)
 {
     printf("%d\n", argc == 3 ? port_of(fd) : 0);
     fflush(stdout);
 }
 
-/* Refused on a UNIX socket, which has no delay to switch off. */
+/* Fails on a UNIX socket, which has no TCP_NODELAY; the error is ignored. */
 static void set_no_delay(int fd)
 {
     int on = 1;

@@ -1,7 +1,7 @@
 /* An echo server on level-triggered epoll, recv and send: the limit for readiness loops.
  *
- * What send does not take at once is kept, and the connection is not read again until it is
- * gone: the peer's backlog stays in the peer.
+ * Bytes that send() does not take are kept, and the connection is not read until they are sent:
+ * this is backpressure on the peer.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -9,15 +9,15 @@
 
 #include "echo.h"
 
-/* One buffer for all connections: it stays in the cache, and an echo leaves nothing in it. */
+/* One buffer for all connections: it stays in the cache, and is free after each echo. */
 #define BUFFER_SIZE (256 * 1024)
 #define EVENTS_MAX 1024
 
 struct connection {
     int fd;
-    char *pending;  /* Bytes that send refused; owned, NULL when there are none. */
+    char *pending;  /* Bytes that send() did not take; owned, NULL if none. */
     size_t length;  /* Of pending. */
-    size_t written; /* How much of pending has gone out. */
+    size_t written; /* Bytes of pending that are sent. */
 };
 
 static char buffer[BUFFER_SIZE];
@@ -32,7 +32,7 @@ static void watch(int epoll, struct connection *c, uint32_t events, int operatio
 
 static void close_connection(struct connection *c)
 {
-    close(c->fd); /* Also leaves the epoll set: nobody duplicated the descriptor. */
+    close(c->fd); /* Also removes it from the epoll set: the descriptor has no duplicate. */
     free(c->pending);
     free(c);
 }

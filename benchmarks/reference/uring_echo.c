@@ -1,9 +1,9 @@
 /* An echo server on io_uring: the limit for completion loops.
  *
- * One multishot accept, one multishot receive per connection out of a ring of provided buffers,
- * one SEND per receive that reads the same buffer. A send in flight is the only one of its
- * connection: receives that arrive meanwhile wait in the connection's queue. The buffer goes back
- * to the kernel when its send has completed.
+ * One multishot accept, one multishot receive per connection from a ring of provided buffers, and
+ * one SEND per receive from the same buffer. A connection has at most one send in flight: data
+ * received meanwhile waits in the connection's queue. The buffer is given back to the kernel when
+ * its send has completed.
  */
 #define _GNU_SOURCE
 #include <liburing.h>
@@ -13,7 +13,7 @@
 
 #define SQ_ENTRIES 512
 #define CQ_ENTRIES 16384
-/* 16 KiB take a small message whole; 128 of them are 2 MiB, as much as a core's cache. */
+/* 16 KiB hold a small message whole; 128 of them are 2 MiB, the size of a core's cache. */
 #define BUFFER_SIZE 16384
 #define BUFFER_COUNT 128
 #define BUFFER_GROUP 1
@@ -23,18 +23,18 @@ enum operation { ACCEPT, RECV, SEND };
 
 struct connection {
     int fd;
-    int first;         /* The buffer that is being sent, head of the queue; or NO_BUFFER. */
+    int first;         /* Head of the queue: the buffer of the send in flight; or NO_BUFFER. */
     int last;          /* Tail of the queue. */
     bool receiving;    /* A multishot receive is armed. */
-    bool closing;      /* EOF or an error was seen; closed when nothing is in flight. */
-    bool starved;      /* Waits in the list of receives that found no buffer. */
+    bool closing;      /* After EOF or an error; closed when nothing is in flight. */
+    bool starved;      /* In the list of receives that found no buffer. */
     struct connection *next_starved;
 };
 
 static struct io_uring ring;
 static struct io_uring_buf_ring *buffer_ring;
 static char *buffers;
-/* Per buffer: how many bytes are in it, and the next one in the queue of its connection. */
+/* Per buffer: the number of bytes, and the next buffer in the queue of its connection. */
 static unsigned int lengths[BUFFER_COUNT];
 static int followers[BUFFER_COUNT];
 static struct connection *starved_first, *starved_last;
@@ -133,7 +133,7 @@ static void starve(struct connection *c)
     starved_last = c;
 }
 
-/* As many receives as buffers came back, so that one starved connection does not starve all. */
+/* Re-arms as many receives as buffers are free: the first alone may stay without data for long. */
 static void feed_starved(void)
 {
     for (int n = buffers_free; n > 0 && starved_first != NULL; n--) {
@@ -175,7 +175,7 @@ static void on_recv(struct connection *c, int res, unsigned int flags)
         starve(c);
         return;
     } else {
-        /* EOF or an error: what was received before it is still echoed. */
+        /* EOF or an error: bytes received before it are still echoed. */
         c->closing = true;
     }
     close_when_idle(c);
@@ -189,7 +189,7 @@ static void on_send(struct connection *c, int res)
     c->first = followers[id];
     give_back(id);
     if (failed) {
-        /* The peer is gone: nothing more goes out, and shutdown ends the armed receive. */
+        /* The peer has disconnected: drop the queue; shutdown() ends the armed receive. */
         while (c->first != NO_BUFFER) {
             id = c->first;
             c->first = followers[id];
