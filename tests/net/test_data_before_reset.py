@@ -253,3 +253,32 @@ async def test_data_after_a_failed_send_reaches_a_protocol_that_acts(
     assert bytes(protocol.data) == ANSWER
     assert protocol.calls.count("connection_lost") == 1
     await turns(3)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("close_first", [False, True])
+@on_loop
+async def test_close_between_two_failing_sends_ends_the_connection(
+    each_loop: Loop, paused: bool, close_first: bool
+) -> None:
+    (ours, peer), (others, other_peer) = tcp_pair(), tcp_pair()
+    transport, protocol = await each_loop.create_connection(lambda: Collector(each_loop), sock=ours)
+    # With a second transport that writes, the small write is submitted at the end of the turn.
+    other, _ = await each_loop.create_connection(lambda: Collector(each_loop), sock=others)
+    if paused:
+        transport.pause_reading()
+
+    def write_after_reset() -> None:
+        reset(peer)
+        if close_first:
+            each_loop.call_soon(transport.close)
+        transport.write(bytes(10_000))
+        transport.write(b"small")
+        other.write(b"small")
+        if not close_first:
+            each_loop.call_soon(transport.close)
+
+    each_loop.call_soon(write_after_reset)
+    with other_peer:
+        assert isinstance(await protocol.lost, ConnectionError)
+        other.close()

@@ -131,7 +131,7 @@ cdef class Listener(ListeningSocket):
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
             (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
-        elif not self.shared and self.state != CLOSED and self.is_shared_by_now():
+        elif not self.shared and self.state == ACCEPTING and self.is_shared_by_now():
             alone = not self.share()
             if not alone:
                 self.loop.ring.cancel(&self.poll_op)

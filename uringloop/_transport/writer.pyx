@@ -359,7 +359,8 @@ cdef class WriteTransport(FlowControl):
         """End the connection, after the bytes that the peer sent before it broke are delivered."""
         self.queue.clear()
         if self.broken is not None:
-            return 0
+            # close() has waited for this send.
+            return self.schedule_end(self.broken) if self.life == CLOSING else 0
         if not self.is_receiving():
             return self.write_failed(self.kept_error(exc))
         self.broken = exc
