@@ -27,6 +27,8 @@ class End:
         # Actions of the program.
         self.reading_paused = False
         self.ended = False
+        # Its transport closes when that of the other end does.
+        self.ends_with_peer = False
         self.closed = False
         self.aborted = False
         # Reports of the loop.

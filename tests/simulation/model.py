@@ -245,6 +245,7 @@ class Model:
         await self.loop.connect_read_pipe(lambda: reader, os.fdopen(read_fd, "rb", 0))
         await self.loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
         reader.ended = True
+        reader.ends_with_peer = True
         writer.reads = False
         return writer, reader
 
@@ -464,7 +465,8 @@ class Model:
             await self.resume(end)
         await self.until("bytes are missing", self._has_arrived)
         for end in [*self.ends(lambda end: True), *self.accepted]:
-            if end.transport is not None and end.usable:
+            # The reader of a pipe must see EOF when its writer is closed.
+            if end.transport is not None and end.usable and not end.ends_with_peer:
                 await self.close(end)
         await self.until("not lost", self._is_lost)
         await self.until("timers", lambda: not self.timers_left)

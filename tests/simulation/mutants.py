@@ -147,12 +147,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "the watch of a pipe does not become CANCELLED",
-        "_net/pipe.pyx",
-        "            self.watching = CANCELLED\n",
-        "",
-    ),
-    Mutant(
         "a listener does not become PAUSED at EMFILE",
         "_net/listener.pyx",
         "        self.state = PAUSED\n",

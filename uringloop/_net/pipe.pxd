@@ -18,7 +18,6 @@ cdef enum Watching:
     UNWATCHED       # watch_op is not in flight
     UNWATCHABLE     # a character device: its poll would report nothing
     WATCHED         # watch_op is in flight
-    CANCELLED       # watch_op is cancelled, and is never armed again
 
 
 @cython.final

@@ -7,9 +7,8 @@ pause_reading() cancels nothing.
 
 A writing transport watches the other end with a second poll, and closes when the reader does:
 
-    UNWATCHED ──submit_watch()──> WATCHED ──stop_watching()──> CANCELLED
-        ^                            │
-        └──────the poll ends─────────┘                         UNWATCHABLE, from start to end
+    UNWATCHED ──submit_watch()──> WATCHED ──the poll ends, or stop_watching()──> UNWATCHED
+    UNWATCHABLE, from start to end
 
 A transport owns the program's file object, and closes it when no operation is in flight. Only the
 loop's thread may call anything here.
@@ -244,7 +243,7 @@ cdef class WritePipeTransport(WriteTransport):
     cdef int on_watch(self, int res, unsigned int flags) except -1:
         if self.watching == WATCHED:
             self.watching = UNWATCHED
-        if self.life >= ENDING or self.watching == CANCELLED:
+        if self.life >= ENDING:
             return self.release_when_done()
         if res == -ECANCELED:
             return self.submit_watch()
@@ -257,7 +256,7 @@ cdef class WritePipeTransport(WriteTransport):
     cdef int stop_watching(self) except -1:
         """Cancel the poll; it is never armed again."""
         if self.watching == WATCHED:
-            self.watching = CANCELLED
+            self.watching = UNWATCHED
             self.loop.ring.cancel(&self.watch_op)
         return 0
 
