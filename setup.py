@@ -178,7 +178,7 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
 
 
 class BuildApart(build_ext):
-    """Compiles changed C files of an extension on all cores; setuptools compiles all in sequence."""
+    """Compiles changed C files of an extension on all cores; setuptools compiles all, in turn."""
 
     def build_extensions(self) -> None:
         compile_all = self.compiler.compile
@@ -252,8 +252,7 @@ def main() -> None:
         ext_modules=in_one_file(
             cythonize(
                 extensions(debug, coverage),
-                # C files of an ordinary build have no line tracing; Cython does not see that in their
-                # times.
+                # C files of an ordinary build have no line tracing, and may be up to date by time.
                 force=coverage,
                 compiler_directives={
                     "language_level": 3,
