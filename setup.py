@@ -233,7 +233,7 @@ def check() -> None:
         raise SystemExit("uringloop runs on Linux only: io_uring is an interface of its kernel.")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise SystemExit(
-            "uringloop needs a CPython with a GIL, which says who may touch a loop's queues: "
+            "uringloop needs a CPython with a GIL, which protects the queues of a loop: "
             "this is a free-threaded build."
         )
     # An --inplace build installs nothing.
