@@ -2,8 +2,8 @@
 
     python docs/pictures.py
 
-A test compares what is in `docs/pictures` with what this draws. The packages are those of the list
-in architecture.md; which of them stand side by side is said here.
+A test compares the files in `docs/pictures` with the output of this program. The packages are those
+of the list in architecture.md; ROWS determines which of them are side by side.
 """
 
 from __future__ import annotations
@@ -94,21 +94,21 @@ class Picture:
         )
 
 
-# The packages that stand side by side, from the top down, with what each row is about.
+# The packages of each row, from the top down, and the subject of the row.
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
-    (("__init__", "policy", "fs", "tempfile", "monitor", "prometheus"), "what programs import"),
+    (("__init__", "policy", "fs", "tempfile", "monitor", "prometheus"), "public modules"),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
-    (("_net", "_files", "_process", "_monitor"), "connections, files, children, looking in"),
-    (("_tls",), "TLS on top of our transports"),
-    (("_transport",), "pausing, flow control, writing, the end"),
-    (("_turn",), "handles, timers, a turn"),
+    (("_net", "_files", "_process", "_monitor"), "connections, files, processes, monitor"),
+    (("_tls",), "TLS above the transports"),
+    (("_transport",), "pausing, flow control, writing, closing"),
+    (("_turn",), "one turn: handles, timers"),
     (("_ring",), "operations, completions, buffers"),
-    (("_softring",), "the ring where io_uring is refused"),
+    (("_softring",), "the ring if io_uring is refused"),
     (("_kernel", "_cpython"), "system calls, CPython's C API"),
 )
-# Shown with the package that it belongs to.
+# Packages without a box: each belongs to another package.
 NOT_SHOWN = {"_as_uvloop"}
 
 
@@ -137,10 +137,10 @@ def packages(palette: Palette) -> tuple[str, Picture]:
 
 STEPS = (
     ("expire_timers", "note the timers that are due"),
-    ("run_ready", "callbacks that were ready"),
-    ("collect", "completions that were there"),
-    ("run_due", "timers that were due"),
-    ("rearm_all", "watchers whose callback has run"),
+    ("run_ready", "run the callbacks that were ready"),
+    ("collect", "dispatch the completions that were there"),
+    ("run_due", "run the timers that were due"),
+    ("rearm_all", "put watchers that have run onto the flush list"),
     ("flush_all", "one send for each transport that wrote"),
     ("submit_and_wait", "one io_uring_enter; sleeps if nothing is ready"),
 )
@@ -203,7 +203,7 @@ def echo(palette: Palette) -> tuple[str, Picture]:
             aside = 6 if end > start else -6
             picture.arrow(places[start] + aside, y, places[end] - aside, y, text)
     picture.height = bottom + 10
-    return "One echo: a message comes and its answer goes", picture
+    return "One echo: receiving a message and sending the answer", picture
 
 
 PICTURES = {"packages": packages, "turn": turn, "echo": echo}

@@ -1,7 +1,7 @@
 """A chat over WebSockets: `pip install websockets`, then `python examples/chat.py`.
 
-Everybody who is connected gets what anybody says: `python -m websockets ws://localhost:7001/` in
-two terminals. The package is used as it is under asyncio.
+Each message goes to all connected clients; run `python -m websockets ws://localhost:7001/` in two
+terminals. The program uses the package in the same way as on asyncio.
 """
 
 import argparse
@@ -16,7 +16,7 @@ members: dict[ServerConnection, str] = {}
 
 
 async def join(connection: ServerConnection) -> None:
-    """Take part until the connection ends; the path of the request is the name."""
+    """Serve one member until the connection ends; the path of the request is the name."""
     name = (connection.request.path if connection.request else "").strip("/") or "somebody"
     members[connection] = name
     broadcast(members, f"{name} is here")

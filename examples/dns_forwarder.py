@@ -1,6 +1,6 @@
 """A DNS forwarder: `python examples/dns_forwarder.py`, `dig @127.0.0.1 -p 5353 python.org`.
 
-Each query goes on under a number of its own, so that answers find those who asked; no cache.
+Each query is forwarded under an id of its own, by which its answer is matched; no cache.
 """
 
 import argparse
@@ -15,7 +15,7 @@ SECONDS_MAX, WAITING_MAX, HEADER_BYTES = 5.0, 10_000, 12
 
 
 class Upstream(asyncio.DatagramProtocol):
-    """Asks the server, and hands its answers to those who wait."""
+    """Sends queries to the server, and resolves the futures that wait for its answers."""
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, asyncio.Future[bytes]] = {}
@@ -40,7 +40,7 @@ class Upstream(asyncio.DatagramProtocol):
 
 
 class Forwarder(asyncio.DatagramProtocol):
-    """Takes queries, each of them a task."""
+    """Receives queries; each is forwarded in a task."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -56,7 +56,7 @@ class Forwarder(asyncio.DatagramProtocol):
             task.add_done_callback(self.tasks.discard)
 
     async def forward(self, query: bytes, address: Any) -> None:
-        with contextlib.suppress(TimeoutError):  # Who asks over UDP asks again.
+        with contextlib.suppress(TimeoutError):  # The client will retry.
             self.transport.sendto(await self.upstream.ask(query), address)
 
 

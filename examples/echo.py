@@ -1,7 +1,7 @@
 """A TCP echo server: `python examples/echo.py --port 7000`, then `nc localhost 7000`.
 
-A protocol is called with the bytes as they come; with `--streams` a coroutine for each connection
-reads and writes, which is easier to write and costs about twice the processor time.
+A protocol is called with the bytes when they arrive. With `--streams` a coroutine for each
+connection reads and writes: that is easier to program and costs about twice the processor time.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import uringloop
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it receives, and reads no more while its peer does not."""
+    """Sends back what it receives, and pauses reading while the write buffer is full."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

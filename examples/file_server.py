@@ -1,7 +1,7 @@
 """A file server: `python examples/file_server.py --root docs`, `curl 127.0.0.1:8080/files.md`.
 
-GET of what is below one folder, connections that stay open, a file in blocks with backpressure.
-For a site use aiohttp, whose `web.static` profits from this loop without a change.
+Serves GET requests for files below one folder, over kept connections, in blocks, with backpressure.
+For a web site use aiohttp, whose `web.static` is faster on this loop without a change.
 """
 
 import argparse
@@ -42,7 +42,7 @@ async def answer(writer: asyncio.StreamWriter, root: Path, method: str, target: 
                 left -= len(block)
                 writer.write(block)
                 await writer.drain()
-            if left:  # It has become shorter: no answer is better than a wrong one.
+            if left:  # The file was truncated: abort instead of sending a wrong answer.
                 writer.transport.abort()
     except (FileNotFoundError, NotADirectoryError):
         head("404 Not Found", 0)

@@ -1,7 +1,7 @@
 """A log shipper: `python examples/log_shipper.py /var/log/app.log --to 127.0.0.1:9000`.
 
-Sends each line that is appended to any of the files, as JSON with the file's name, over one
-connection, made anew when it breaks; what was not sent waits. A rotated file is begun anew.
+Sends each line that is appended to one of the files, as JSON with the file's name, over one
+connection; after an error it reconnects and sends the rest. A rotated file is read from its start.
 """
 
 import argparse
@@ -16,7 +16,7 @@ LOOK_SECONDS, RETRY_SECONDS, LINES_MAX = 0.1, 1.0, 10_000
 
 
 async def follow(path: str, file: RawFile, lines: asyncio.Queue[bytes]) -> None:
-    """Read until the name is another file's; what was appended before that is read, too."""
+    """Read until *path* is another file, including everything appended to the old file."""
     inode = (await uringloop.fs.stat(file.fileno())).st_ino
     offset, part, replaced = 0, b"", False
     while True:
@@ -38,7 +38,7 @@ async def follow(path: str, file: RawFile, lines: asyncio.Queue[bytes]) -> None:
 
 
 async def tail(path: str, lines: asyncio.Queue[bytes]) -> None:
-    """Follow a name for ever; the queue's limit bounds the memory."""
+    """Follow a path forever; the limit of the queue bounds the memory."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             async with uringloop.open(path, "rb", buffering=0) as file:
@@ -47,7 +47,7 @@ async def tail(path: str, lines: asyncio.Queue[bytes]) -> None:
 
 
 async def ship(lines: asyncio.Queue[bytes], host: str, port: int) -> None:
-    """Send the lines; one that may not have arrived is sent again."""
+    """Send the lines; after an error, send the last line again, as it may not have arrived."""
     line = None
     while True:
         with contextlib.suppress(OSError):

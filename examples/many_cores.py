@@ -1,6 +1,6 @@
 """A server on every core: `python examples/many_cores.py`, `curl http://127.0.0.1:8000/`.
 
-One process with one loop for each core; the kernel spreads the connections (SO_REUSEPORT). A
+One process with one loop for each core; the kernel distributes the connections (SO_REUSEPORT). A
 process that dies is replaced. `uvicorn --workers 4 --loop uringloop:new_event_loop` does the same.
 """
 
@@ -17,7 +17,7 @@ RESTART_SECONDS = 1.0
 
 
 class Hello(asyncio.Protocol):
-    """Answers each request for the head of something; a toy's HTTP, and enough to be measured."""
+    """Answers each request head; minimal HTTP, sufficient for benchmarks."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -48,8 +48,8 @@ def serve(host: str, port: int) -> None:
 
 
 async def supervise(host: str, port: int, count: int) -> None:
-    """Have so many processes until the end of this one."""
-    # Each begins from nothing: a loop does not survive a fork.
+    """Keep *count* processes running until this process ends."""
+    # New interpreters instead of forks: a loop does not survive a fork.
     context = multiprocessing.get_context("spawn")
 
     async def keep_one() -> None:

@@ -1,7 +1,7 @@
 """A TLS proxy: `python examples/tls_proxy.py --certificate cert.pem --key key.pem`.
 
-In front of `--server 127.0.0.1:8000`: `curl --cacert cert.pem https://localhost:8443/`. TLS ends
-here; bytes go on both ways, and an end of one side becomes an end of the other.
+In front of `--server 127.0.0.1:8000`: `curl --cacert cert.pem https://localhost:8443/`. The proxy
+terminates TLS and forwards bytes in both directions, and the EOF of one side to the other.
 """
 
 import argparse
@@ -16,14 +16,14 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end, and tell of that; drain() waits while the other side does not read."""
+    """Copy until EOF and forward the EOF; drain() waits while the other side does not read."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
     if writer.can_write_eof():
         writer.write_eof()
     else:
-        # TLS has no half: what has come is sent, and that was all.
+        # TLS has no half-close: close() sends the buffered bytes first.
         writer.close()
 
 
@@ -38,7 +38,7 @@ async def connect(client: Streams, host: str, port: int) -> None:
             both.create_task(copy(client[0], server[1]))
             both.create_task(copy(server[0], client[1]))
     except* (OSError, TimeoutError):
-        pass  # Either side has gone, or the server is not there.
+        pass  # A side has disconnected, or the server does not accept.
     finally:
         for writer in writers:
             writer.close()
@@ -58,7 +58,7 @@ async def main(port: int, context: ssl.SSLContext, host: str, server_port: int) 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8443)
-    parser.add_argument("--certificate", required=True, help="PEM, with what it is signed by")
+    parser.add_argument("--certificate", required=True, help="PEM, with its chain")
     parser.add_argument("--key", required=True)
     parser.add_argument("--server", default="127.0.0.1:8000")
     options = parser.parse_args()
