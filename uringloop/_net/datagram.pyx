@@ -60,7 +60,7 @@ from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.addresses cimport known_address, known_name
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.pausing cimport ENDED, IDLE
-from uringloop._transport.transport cimport CLOSING, ENDING, socket_extra
+from uringloop._transport.transport cimport CLOSING, ENDING, pending_exception, socket_extra
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -246,14 +246,14 @@ cdef class DatagramTransport(FlowControl):
             NAME_DATAGRAM_RECEIVED, <PyObject*>data, <PyObject*>address)
         if result == NULL:
             # The transport stays open, as in asyncio.
-            return self.call_failed("protocol.datagram_received() failed")
+            return self.report("protocol.datagram_received() failed", pending_exception())
         Py_DECREF_owned(result)
         return 0
 
     cdef int deliver_error(self, object exc) except -1:
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
-            return self.call_failed("protocol.error_received() failed")
+            return self.report("protocol.error_received() failed", pending_exception())
         Py_DECREF_owned(result)
         return 0
 

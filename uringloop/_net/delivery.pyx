@@ -17,7 +17,7 @@ from uringloop._tls.ssl_protocol cimport is_secure, receive_records
 from uringloop._transport.freelist cimport bytes_of
 from uringloop._transport.pausing cimport BUFFERED, PLAIN, STREAM_READER, TLS, ReadTransport
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
-from uringloop._transport.transport cimport CLOSING, own
+from uringloop._transport.transport cimport CLOSING, own, pending_exception
 
 
 cdef object NAME_DATA_RECEIVED = "data_received"
@@ -68,7 +68,7 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
         return deliver_buffered(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
     result = transport.call(NAME_DATA_RECEIVED, <PyObject*>data)
     if result == NULL:
-        return transport.call_failed_fatally(DATA_RECEIVED_FAILED)
+        return transport.fatal_error(pending_exception(), DATA_RECEIVED_FAILED)
     Py_DECREF_owned(result)
     return 0
 
@@ -123,7 +123,7 @@ cdef int fill_protocol_buffer(
     cdef object buffer, filled
     cdef PyObject *result = transport.call(NAME_GET_BUFFER, <PyObject*>ANY_SIZE)
     if result == NULL:
-        return transport.call_failed_fatally(GET_BUFFER_FAILED)
+        return transport.fatal_error(pending_exception(), GET_BUFFER_FAILED)
     buffer = own(result)
     try:
         if not len(buffer):
@@ -146,6 +146,6 @@ cdef int fill_protocol_buffer(
     filled = count
     result = transport.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
     if result == NULL:
-        return transport.call_failed_fatally(BUFFER_UPDATED_FAILED)
+        return transport.fatal_error(pending_exception(), BUFFER_UPDATED_FAILED)
     Py_DECREF_owned(result)
     return 0

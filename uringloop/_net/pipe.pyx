@@ -29,7 +29,13 @@ from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport CLOSING, ENDING, Transport, polling_or_idle
+from uringloop._transport.transport cimport (
+    CLOSING,
+    ENDING,
+    Transport,
+    pending_exception,
+    polling_or_idle,
+)
 from uringloop._transport.write_queue cimport as_bytes
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
@@ -89,7 +95,7 @@ cdef class ReadPipeTransport(ReadTransport):
         cdef PyObject *result = self.call(NAME_DATA_RECEIVED, <PyObject*>data)
         if result == NULL:
             # The transport stays open: asyncio's pipes differ from its sockets here.
-            return self.call_failed("protocol.data_received() call failed.")
+            return self.report("protocol.data_received() call failed.", pending_exception())
         Py_DECREF_owned(result)
         return 0
 

@@ -56,7 +56,7 @@ from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._transport.addresses cimport NearEnd, python_address
 from uringloop._transport.freelist cimport bytes_for, offer
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
-from uringloop._transport.transport cimport CLOSING, OPEN, own, socket_extra
+from uringloop._transport.transport cimport CLOSING, OPEN, own, pending_exception, socket_extra
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
@@ -311,8 +311,8 @@ cdef class StreamTransport(WriteTransport):
             return self.fatal_error(item, READ_FAILED)
         result = self.call(NAME_EOF_RECEIVED, NULL)
         if result == NULL:
-            return self.call_failed_fatally(
-                "Fatal error: protocol.eof_received() call failed.")
+            return self.fatal_error(
+                pending_exception(), "Fatal error: protocol.eof_received() call failed.")
         if not own(result):
             self.begin_close()
         return 0

@@ -14,7 +14,7 @@ from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport polling_or_idle
+from uringloop._transport.transport cimport pending_exception, polling_or_idle
 
 
 # asyncio's default: pause the protocol above 64 KiB, resume it at a quarter of that.
@@ -68,7 +68,7 @@ cdef class FlowControl(ReadTransport):
         self.writing_paused = True
         result = self.call(NAME_PAUSE_WRITING, NULL)
         if result == NULL:
-            return self.call_failed("protocol.pause_writing() failed")
+            return self.report("protocol.pause_writing() failed", pending_exception())
         Py_DECREF_owned(result)
         return 0
 
@@ -77,7 +77,7 @@ cdef class FlowControl(ReadTransport):
         self.writing_paused = False
         result = self.call(NAME_RESUME_WRITING, NULL)
         if result == NULL:
-            return self.call_failed("protocol.resume_writing() failed")
+            return self.report("protocol.resume_writing() failed", pending_exception())
         Py_DECREF_owned(result)
         return 0
 

@@ -52,8 +52,6 @@ cdef class Transport(Flushable):
     cdef PyObject *call_nested(
         self, object method, PyObject *const *arguments, size_t count) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept
-    cdef int call_failed(self, str message) except -1
-    cdef int call_failed_fatally(self, str message) except -1
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
     cdef int check_thread(self) except -1
@@ -64,6 +62,9 @@ cdef class Transport(Flushable):
     cdef int take_ends(self) except -1
     cdef bint busy(self) noexcept
     cdef int stop_operations(self) except -1
+
+
+cdef object pending_exception()
 
 
 cdef str polling_or_idle(bint in_flight)

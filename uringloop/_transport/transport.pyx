@@ -155,7 +155,7 @@ cdef class Transport(Flushable):
     cdef PyObject *call(self, object method, PyObject *argument) noexcept:
         """Call the protocol's *method* in the transport's context; *argument* may be NULL.
 
-        Returns a new reference, or NULL with an exception for `call_failed`.
+        Returns a new reference, or NULL with an exception: `pending_exception` takes it.
         """
         cdef PyObject *result
         # Looked up for each call, as in asyncio: programs replace protocols and their methods.
@@ -221,22 +221,6 @@ cdef class Transport(Flushable):
         return 0
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
-
-    cdef int call_failed(self, str message) except -1:
-        """Report the exception that a `call` has raised; the connection goes on."""
-        try:
-            raise_pending()
-        except BaseException as exc:
-            self.report(message, exc)
-        return 0
-
-    cdef int call_failed_fatally(self, str message) except -1:
-        """Report the exception that a `call` has raised, and end the connection."""
-        try:
-            raise_pending()
-        except BaseException as exc:
-            self.fatal_error(exc, message)
-        return 0
 
     cdef int report(self, str message, object exc) except -1:
         """Report *exc*; KeyboardInterrupt and SystemExit are raised again and leave the run."""
@@ -416,6 +400,14 @@ cdef class Transport(Flushable):
     def _force_close(self, exc):
         """End the connection: asyncio's SSLProtocol calls this."""
         self.force_close(exc)
+
+
+cdef object pending_exception():
+    """Return the exception that a `call` has raised, which is pending no longer."""
+    try:
+        raise_pending()
+    except BaseException as exc:
+        return exc
 
 
 cdef str polling_or_idle(bint in_flight):
