@@ -82,14 +82,6 @@ cdef ReadyLine ready_line(object line, LineFile file, LineText text, Py_ssize_t 
     return ready
 
 
-async def read_line(source):
-    """Read a line that was not read ahead; the Python subclasses implement `_readline`."""
-    line = await source._readline(-1)
-    if not line:
-        raise StopAsyncIteration
-    return line
-
-
 cdef class LineFile(OpenFile):
 
     def __cinit__(self, *args, **options):
@@ -121,7 +113,7 @@ cdef class LineFile(OpenFile):
 
     def __anext__(self):
         line = self.next_line()
-        return read_line(self) if line is None else ready_line(line, self, None, self._start)
+        return self._next_line() if line is None else ready_line(line, self, None, self._start)
 
     async def readline(self, size=-1):
         line = self.next_line() if type(size) is int and size < 0 else None
@@ -215,7 +207,7 @@ cdef class LineText:
 
     def __anext__(self):
         line = self.next_line()
-        return read_line(self) if line is None else ready_line(line, None, self, self._used)
+        return self._next_line() if line is None else ready_line(line, None, self, self._used)
 
     async def readline(self, size=-1):
         line = self.next_line() if type(size) is int and size < 0 else None
