@@ -107,6 +107,12 @@ cdef int check(LoopCore loop, object sock) except -1:
     return 0
 
 
+cdef int checked_fd(LoopCore loop, object sock) except -2:
+    """Return the descriptor of a socket.socket, or -1 for another class, whose methods are used."""
+    check(loop, sock)
+    return sock.fileno() if type(sock) is PLAIN else -1
+
+
 cdef int finish(PollOnce waiter) except -1:
     """End the wait of a call, if it has one."""
     return 0 if waiter is None else waiter.finish()
@@ -128,9 +134,7 @@ cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
 cdef object try_recv(LoopCore loop, object sock, object n):
     """Return the bytes that the socket holds, or None if it holds none yet."""
     cdef Py_ssize_t res, wanted
-    cdef int fd
-    check(loop, sock)
-    fd = sock.fileno() if type(sock) is PLAIN else -1
+    cdef int fd = checked_fd(loop, sock)
     if was_emptied(fd):
         return None
     if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
@@ -161,9 +165,8 @@ cdef object try_recv_into(LoopCore loop, object sock, object buf):
     """Return the number of bytes received, or None if the socket holds none yet."""
     cdef Py_buffer view
     cdef Py_ssize_t res = -1
-    cdef int fd, error = EINTR
-    check(loop, sock)
-    fd = sock.fileno() if type(sock) is PLAIN else -1
+    cdef int error = EINTR
+    cdef int fd = checked_fd(loop, sock)
     if was_emptied(fd):
         return None
     if type(sock) is PLAIN and is_plain_buffer(buf):
