@@ -431,7 +431,7 @@ class SpooledFile(Lines[Any]):
     async def write(self, data: Any) -> Any:
         # Data that is too large for memory goes to disk directly.
         known = self._max_size > 0 and isinstance(data, (str, bytes, bytearray))
-        return await self._changed(self._write(data), len(data) if known else -1)
+        return await self._changed(len(data) if known else -1, self._write, data)
 
     async def _write(self, data: Any) -> Any:
         is_text = isinstance(data, str)
@@ -456,7 +456,7 @@ class SpooledFile(Lines[Any]):
 
     @one_at_a_time
     async def writelines(self, lines: Iterable[Any]) -> None:
-        await self._changed(self._write_lines(lines))
+        await self._changed(-1, self._write_lines, lines)
 
     async def _write_lines(self, lines: Iterable[Any]) -> None:
         if self._rolled:
@@ -494,17 +494,15 @@ class SpooledFile(Lines[Any]):
     async def truncate(self, size: int | None = None) -> Any:
         if size is None:
             return await self._do("truncate")
-        return await self._changed(self._do("truncate", size), size)
+        return await self._changed(size, self._do, "truncate", size)
 
-    async def _changed(self, change: Coroutine[Any, Any, Any], size: int = -1) -> Any:
-        """Await *change*, and roll over if the file is, or with *size* will be, too large."""
-        try:
-            if size > self._max_size:
-                await self._roll_over()
-        except BaseException:
-            change.close()
-            raise
-        result = await change
+    async def _changed(
+        self, size: int, change: Callable[..., Coroutine[Any, Any, Any]], *args: Any
+    ) -> Any:
+        """Await *change* of *args*, and roll over if the file is, or with *size* is, too large."""
+        if size > self._max_size:
+            await self._roll_over()
+        result = await change(*args)
         if not self._rolled and self._file.tell() > self._max_size > 0:
             await self._roll_over()
         return result
