@@ -236,6 +236,17 @@ def _is_snapshot(answer: object) -> TypeGuard[Snapshot]:
     )
 
 
+def _refusal(path: str, exc: OSError) -> str:
+    """Return why the socket *path* cannot be connected to."""
+    if isinstance(exc, (BlockingIOError, TimeoutError)):
+        return f"the process that listens at {path} does not answer"
+    if isinstance(exc, PermissionError):
+        return f"not permitted: {path}"
+    if isinstance(exc, ConnectionRefusedError):
+        return f"no process listens at {path}: the program has ended"
+    return f"{path}: {exc.strerror or exc}"
+
+
 class Connection:
     """A connection to the monitor of one program."""
 
@@ -248,18 +259,9 @@ class Connection:
         self.sock.settimeout(CONNECT_TIMEOUT_S)
         try:
             self.sock.connect(path)
-        except (BlockingIOError, TimeoutError):
-            self.sock.close()
-            raise CannotWatch(f"the process that listens at {path} does not answer") from None
-        except PermissionError:
-            self.sock.close()
-            raise CannotWatch(f"not permitted: {path}") from None
-        except ConnectionRefusedError:
-            self.sock.close()
-            raise CannotWatch(f"no process listens at {path}: the program has ended") from None
         except OSError as exc:
             self.sock.close()
-            raise CannotWatch(f"{path}: {exc.strerror or exc}") from None
+            raise CannotWatch(_refusal(path, exc)) from None
         peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, server.PEER.size)
         self.pid, user, _ = server.PEER.unpack(peer)
         if os.geteuid() not in (0, user) and user != 0:
