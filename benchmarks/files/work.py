@@ -155,16 +155,8 @@ class Aiofiles(Plain):
             await file.flush()
             await asyncio.get_running_loop().run_in_executor(None, os.fsync, file.fileno())
 
-    async def read_blocks(self, path: Path) -> None:
-        async with self.open(path, "rb", buffering=0) as file:
-            while await file.read(BIG_BLOCK):
-                pass
-
-    async def write_blocks(self, path: Path, block: bytes, count: int) -> None:
-        async with self.open(path, "wb", buffering=0) as file:
-            for _ in range(count):
-                await file.write(block)
-
+    read_blocks = Ours.read_blocks
+    write_blocks = Ours.write_blocks
     iterate = Ours.iterate
     readlines = Ours.readlines
 
