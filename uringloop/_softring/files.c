@@ -561,46 +561,65 @@ static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     return false;
 }
 
-/* Submits any operation. With NULL for *sqe*, ends an open chain. */
-void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain) {
-    soft_request *request, *last;
-    int res;
+/* Starts a request that is not linked. */
+static void soft_start(softring *s, soft_request *request) {
+    const struct io_uring_sqe *sqe = &request->sqe;
+    int res = -EPERM;
 
-    if (sqe == NULL) {
-        soft_queue(s, *chain);
-        return;
-    }
-    request = soft_new_request(s, sqe);
-    if (request == NULL) {
-        soft_post(s, sqe->user_data, -ENOMEM, 0);
-        return;
-    }
-    if (SOFT_SIMULATED)
-        soft_leave_out(&request->sqe);
-    res = soft_keep_names(request);
-    if (res < 0) {
-        soft_finish(s, request, res, 0);
-        return;
-    }
-    if (*chain != NULL) {
-        for (last = *chain; last->linked != NULL; last = last->linked)
-            ;
-        last->linked = request;
-        if (!(sqe->flags & IOSQE_IO_LINK)) {
-            soft_queue(s, *chain);
-            *chain = NULL;
-        }
-    } else if (sqe->flags & IOSQE_IO_LINK) {
-        *chain = request;
-    } else if (!soft_transfers(sqe) || !soft_is_stream(sqe->fd)) {
-        soft_queue(s, request);
-    } else {
+    if (soft_transfers(sqe) && soft_is_stream(sqe->fd))
         res = soft_await(s, request, soft_writes(sqe) ? EPOLLOUT : EPOLLIN | EPOLLRDHUP,
                          soft_try_file);
-        if (res == -EPERM)
-            /* epoll does not accept /dev/null and the like, which do not block. */
-            soft_queue(s, request);
-        else if (res < 0)
-            soft_finish(s, request, res, 0);
+    /* epoll does not accept /dev/null and the like, which do not block. */
+    if (res == -EPERM)
+        soft_queue(s, request);
+    else if (res < 0)
+        soft_finish(s, request, res, 0);
+}
+
+void soft_cancel_chain(softring *s, soft_request *chain) {
+    soft_request *linked;
+
+    for (; chain != NULL; chain = linked) {
+        linked = chain->linked;
+        soft_finish(s, chain, -ECANCELED, 0);
     }
+}
+
+/* Starts the chain that is being submitted, or cancels it if one of its requests has failed. */
+void soft_end_chain(softring *s, soft_chain *chain) {
+    if (chain->failed)
+        soft_cancel_chain(s, chain->first);
+    else if (chain->first != NULL)
+        soft_queue(s, chain->first);
+    *chain = (soft_chain){0};
+}
+
+static void soft_add_to_chain(soft_chain *chain, soft_request *request) {
+    if (chain->first == NULL)
+        chain->first = request;
+    else
+        chain->last->linked = request;
+    chain->last = request;
+}
+
+/* Submits any operation, or adds it to the chain that its predecessor has opened. */
+void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *chain) {
+    bool opens = sqe->flags & IOSQE_IO_LINK, linked = opens || chain->open;
+    soft_request *request = soft_new_request(s, sqe);
+    int res = request != NULL ? soft_keep_names(request) : -ENOMEM;
+
+    if (request == NULL)
+        soft_post(s, sqe->user_data, res, 0);
+    else if (res < 0)
+        soft_finish(s, request, res, 0);
+    else if (SOFT_SIMULATED)
+        soft_leave_out(&request->sqe);
+    chain->failed |= linked && res < 0;
+    chain->open = opens;
+    if (res == 0 && linked)
+        soft_add_to_chain(chain, request);
+    else if (res == 0)
+        soft_start(s, request);
+    if (linked && !opens)
+        soft_end_chain(s, chain);
 }

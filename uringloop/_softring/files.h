@@ -6,7 +6,9 @@
 
 int soft_open_pool(softring *s);
 void soft_close_pool(softring *s);
-void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_request **chain);
+void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *chain);
+void soft_end_chain(softring *s, soft_chain *chain);
+void soft_cancel_chain(softring *s, soft_request *chain);
 bool soft_withdraw(softring *s, soft_request *request);
 bool soft_cancel_open(softring *s, soft_request *request);
 bool soft_interrupt_transfer(softring *s, soft_request *request);

@@ -145,7 +145,7 @@ static bool soft_overtake(softring *s, soft_request *request) {
 
 /* Cancels a request if possible. Like the kernel's, a send in progress returns what it has sent. */
 static int soft_cancel(softring *s, uint64_t user_data) {
-    soft_request *request = soft_find(s, user_data), *linked;
+    soft_request *request = soft_find(s, user_data);
 
     if (request == NULL)
         return -ENOENT;
@@ -168,16 +168,13 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         return 0;
     if (request->state != SOFT_GIVEN || !soft_withdraw(s, request))
         return -EALREADY;
-    for (; request != NULL; request = linked) {
-        linked = request->linked;
-        soft_finish(s, request, -ECANCELED, 0);
-    }
+    soft_cancel_chain(s, request);
     return 0;
 }
 
 /* ── entering ───────────────────────────────────────────────────────────────────────────────── */
 
-static void soft_submit_one(softring *s, const struct io_uring_sqe *sqe, soft_request **chain) {
+static void soft_submit_one(softring *s, const struct io_uring_sqe *sqe, soft_chain *chain) {
     if (sqe->opcode == IORING_OP_ASYNC_CANCEL)
         soft_answer(s, sqe, soft_cancel(s, sqe->addr));
     else if (sqe->opcode == IORING_OP_NOP)
@@ -189,7 +186,7 @@ static void soft_submit_one(softring *s, const struct io_uring_sqe *sqe, soft_re
 static int soft_submit(softring *s) {
     struct io_uring_sq *sq = &s->queues.sq;
     unsigned head = *sq->khead, tail = *sq->ktail, count = tail - head;
-    soft_request *chain = NULL;
+    soft_chain chain = {0};
 
     if (count)
         s->quiet_looks = 0;
@@ -197,8 +194,7 @@ static int soft_submit(softring *s) {
         soft_submit_one(s, &sq->sqes[head & sq->ring_mask], &chain);
         io_uring_smp_store_release(sq->khead, ++head);
     }
-    if (chain != NULL)
-        soft_submit_file(s, NULL, &chain);
+    soft_end_chain(s, &chain);
     return (int)count;
 }
 

@@ -80,6 +80,14 @@ struct soft_request {
     int res;                       /* the thread's result */
 };
 
+/* The linked requests that are being submitted. The last one has no IOSQE_IO_LINK. */
+typedef struct soft_chain {
+    soft_request *first;
+    soft_request *last;
+    bool open;   /* its last request is still to come */
+    bool failed; /* a request could not be made: none of them is started */
+} soft_chain;
+
 /* The requests that wait for a descriptor, and its registration with epoll. */
 typedef struct soft_watch {
     soft_request *first;
