@@ -44,6 +44,7 @@ from uringloop._ring.ring cimport (
     Operation,
     operation_init,
 )
+from uringloop._ring.uring cimport URING_CLOSED
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore
 
@@ -175,7 +176,7 @@ cdef class FileOperation:
         """Whether an ECANCELED means that the kernel could not start a worker."""
         if self.cancelled or self.traits & LINKED or self.loop is None:
             return False
-        if self.generation != self.loop.ring.generation or not self.loop.ring.u.open:
+        if self.generation != self.loop.ring.generation or self.loop.ring.u.life == URING_CLOSED:
             return False
         # Closing a loop cancels every operation but those that close a descriptor.
         return self.op.policy & NEVER_CANCELLED != 0 or not self.loop.closed

@@ -127,9 +127,8 @@ cdef class BufferPool:
 
     cdef void close(self) noexcept:
         """Unmap the memory. The ring must be closed, or every receive must have ended."""
-        if self.ring.u.inherited or self.ring.held:
-            # A forked child does not have the mappings: its own memory may be at these addresses.
-            # If the ring is held, its kernel thread may still write to the buffers.
+        if self.ring.held:
+            # Its kernel thread may still write to the buffers.
             self.entries = NULL
             self.memory = NULL
         if self.entries != NULL:

@@ -19,12 +19,15 @@ from uringloop._ring.ring cimport (
     operation_of,
 )
 from uringloop._ring.uring cimport (
+    URING_DISABLED,
+    URING_ENABLED,
     uring_completion,
     uring_consume,
     uring_enable,
     uring_has_overflow,
     uring_head,
     uring_is_forbidden,
+    uring_is_usable,
     uring_submit,
     uring_submit_and_collect,
     uring_tail,
@@ -47,7 +50,7 @@ cdef bint take_over(Ring ring) except -1:
     """
     cdef int res, generation
     ring.check_inherited()
-    if not ring.u.enabled:
+    if ring.u.life == URING_DISABLED:
         res = uring_enable(&ring.u)
         if uring_is_forbidden(res):
             ring.forbid(res, "io_uring_register")
@@ -69,7 +72,7 @@ cdef int end_run_operations(Ring ring) except -1:
     """
     cdef Operation *op
     cdef int tries = 0
-    if ring.u.inherited or not ring.u.open:
+    if not uring_is_usable(&ring.u):
         return 0
     while ring.run_count and tries < CANCEL_ROUNDS:
         tries += 1
@@ -130,7 +133,7 @@ cdef int drain(Ring ring) except -1:
     cdef unsigned int expected = 0
     cdef int idle = 0
     cdef bint by_worker = False
-    if not ring.u.open or ring.u.inherited or not ring.u.enabled:
+    if ring.u.life != URING_ENABLED:
         return 0
     ring.held = ring.u.threaded
     if uring_submit(&ring.u) < 0:

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from uringloop._cpython.pyapi cimport visitproc
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
-from uringloop._ring.uring cimport uring
+from uringloop._ring.uring cimport uring, URING_CLOSED
 
 
 # Called with the GIL for every completion of the operation; an exception (-1) leaves the turn.
@@ -171,7 +171,7 @@ cdef inline int traverse_operations(
 
 cdef inline int traverse_ring(Ring ring, visitproc visit, void *argument) noexcept:
     # Owners that a closed ring still holds are kept for good: a kernel thread may use their memory.
-    if ring is None or not ring.u.open:
+    if ring is None or ring.u.life == URING_CLOSED:
         return 0
     return (traverse_operations(&ring.in_flight, visit, argument)
             or traverse_operations(&ring.quiet, visit, argument))

@@ -45,6 +45,8 @@ from uringloop._ring.forks cimport uring_forget, uring_forks, uring_remember, ur
 from uringloop._ring.shared_sockets cimport uring_move_accept_epoll, uring_sleep
 from uringloop._ring.uring cimport (
     uring,
+    URING_CLOSED,
+    URING_INHERITED,
     uring_close,
     uring_completion,
     uring_consume,
@@ -54,6 +56,7 @@ from uringloop._ring.uring cimport (
     uring_has_task_work,
     uring_head,
     uring_is_forbidden,
+    uring_is_usable,
     uring_disable_features,
     uring_limit_workers,
     uring_move_submission,
@@ -161,11 +164,11 @@ cdef class Ring:
         return uring_forks
 
     cdef int check_inherited(self) except -1:
-        if self.u.inherited:
+        if self.u.life == URING_INHERITED:
             raise RuntimeError(
                 "the event loop was inherited through a fork; a child process must create its own"
             )
-        if not self.u.open:
+        if self.u.life == URING_CLOSED:
             raise RuntimeError("Event loop is closed")
         return 0
 
@@ -175,7 +178,7 @@ cdef class Ring:
         """Return a free submission; if the queue is full, submit first."""
         cdef io_uring_sqe *sqe
         cdef int tries = 0
-        if self.u.inherited or not self.u.open:
+        if not uring_is_usable(&self.u):
             self.check_inherited()
         sqe = uring_get_submission(&self.u)
         while sqe == NULL:
@@ -342,7 +345,7 @@ cdef class Ring:
         cdef Operation *op
         cdef int res
         cdef int generation = self.generation
-        if self.u.inherited or not self.u.open:
+        if not uring_is_usable(&self.u):
             self.check_inherited()
         # Read again each time: a callback that takes completions out of turn may consume some.
         head = uring_head(&self.u)
@@ -356,8 +359,8 @@ cdef class Ring:
             uring_consume(&self.u, head)
             if op != NULL:
                 self._complete(op, res, flags)
-                # The indexes belong to the ring that they were read from.
-                if not self.u.open or self.generation != generation:
+                # The indexes belong to the ring that they were read from, in this process.
+                if not uring_is_usable(&self.u) or self.generation != generation:
                     return 0
                 head = uring_head(&self.u)
         self.moved_dispatched = True
@@ -473,7 +476,7 @@ cdef class Ring:
                 cqe.user_data = 0
                 flags = cqe.flags
                 self._complete(op, cqe.res, flags)
-                if self.generation != generation:
+                if self.generation != generation or not uring_is_usable(&self.u):
                     break
         return 0
 
@@ -498,7 +501,7 @@ cdef class Ring:
         # This can raise, so it comes first. An owner that finds the queue full may rebuild, too.
         while self.has_completions():
             self.dispatch()
-            if self.generation != generation or not self.u.open:
+            if self.generation != generation or not uring_is_usable(&self.u):
                 return 0
         self._open_successor(&fresh, False)
         # Move all operations aside: owners arm new ones while the list is walked.

@@ -78,11 +78,11 @@ static inline int uring_add_ring_eventfd(uring *u) {
 /* Closes the accept epoll: from now on the loop sleeps in the ring. */
 static inline void uring_close_accept_epoll(uring *u) {
     /* In a forked child the fork handler has closed the descriptors. */
-    if (u->inherited)
+    if (u->life == URING_INHERITED)
         return;
-    if (u->soft != NULL && u->open)
+    if (u->soft != NULL && uring_is_usable(u))
         softring_add_to_epoll(u->soft, -1, 0);
-    else if (u->eventfd >= 0 && u->open)
+    else if (u->eventfd >= 0 && uring_is_usable(u))
         io_uring_unregister_eventfd(&u->ring);
     uring_free_accept_epoll(u);
 }
@@ -156,7 +156,7 @@ static inline void uring_leave_queue(uring *u, int fd) {
 
     if (u->ready_fd == fd)
         u->ready_fd = -1;
-    if (u->accept_epoll_fd >= 0 && !u->inherited)
+    if (u->accept_epoll_fd >= 0 && u->life != URING_INHERITED)
         epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_DEL, fd, &event);
 }
 

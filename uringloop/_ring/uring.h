@@ -43,15 +43,26 @@ typedef struct uring_wait_arg {
 _Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
                "the kernel tells the kinds of argument apart by size");
 
+/* The life of a ring, in this order. From DISABLED on it may be used.
+ *
+ *     CLOSED ──opened──> DISABLED ──uring_enable()──> ENABLED ──uring_close()──> CLOSED
+ *                            └───────────┬───────────┘
+ *                         fork: in the child it is INHERITED
+ */
+typedef enum uring_life {
+    URING_CLOSED,
+    URING_INHERITED, /* a parent process owns it; this one has neither descriptor nor mappings */
+    URING_DISABLED,
+    URING_ENABLED, /* the thread that has enabled it is its only issuer */
+} uring_life;
+
 typedef struct uring {
     struct io_uring ring;
     softring *soft;       /* the software ring; NULL for the kernel's */
     uint64_t enters;      /* system calls made */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
-    bool open;
-    bool enabled;
-    bool threaded;  /* a kernel thread takes the submissions (SQPOLL) */
-    bool inherited; /* opened by a parent process: its memory must not be touched */
+    uring_life life;
+    bool threaded; /* a kernel thread takes the submissions (SQPOLL) */
     /* Shared listening sockets, see shared_sockets.h. */
     int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
     int eventfd;              /* the eventfd there that the kernel writes to, or -1 */
@@ -105,14 +116,13 @@ static inline int uring_finish_open(uring *u) {
 
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
-    u->open = true;
     /* A forked child must not see the rings: one store there would corrupt the parent's. */
     res = io_uring_ring_dontfork(&u->ring);
     if (res < 0) {
         io_uring_queue_exit(&u->ring);
-        u->open = false;
         return res;
     }
+    u->life = URING_DISABLED;
     return 0;
 }
 
@@ -162,10 +172,12 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
 
     uring_clear(u);
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
-    u->open = u->soft != NULL;
+    if (u->soft == NULL)
+        return res;
     /* Emulated by uring_wait_twice. */
     u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
-    return u->open ? 0 : res;
+    u->life = URING_DISABLED;
+    return 0;
 }
 
 /* Stops using features that the ring may have. */
@@ -185,7 +197,7 @@ static inline int uring_enable(uring *u) {
         res = io_uring_enable_rings(&u->ring);
     if (res < 0)
         return res;
-    u->enabled = true;
+    u->life = URING_ENABLED;
     return 0;
 }
 
@@ -201,17 +213,20 @@ static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbou
     return io_uring_register_iowq_max_workers(&u->ring, limits);
 }
 
-/* Unmaps and closes the ring. In a forked child the fork handler has closed the descriptor, and the
- * mappings were never there (other memory may be at their addresses). */
+/* Returns whether the ring is open, and this process's own. */
+static inline bool uring_is_usable(const uring *u) { return u->life >= URING_DISABLED; }
+
+/* Unmaps and closes the ring. An inherited one stays so: the fork handler has closed the
+ * descriptor, and the mappings were never there (other memory may be at their addresses). */
 static inline void uring_close(uring *u) {
-    if (u->open && !u->inherited) {
-        if (u->soft != NULL)
-            softring_close(u->soft);
-        else
-            io_uring_queue_exit(&u->ring);
-        uring_free_accept_epoll(u);
-    }
-    u->open = false;
+    if (!uring_is_usable(u))
+        return;
+    if (u->soft != NULL)
+        softring_close(u->soft);
+    else
+        io_uring_queue_exit(&u->ring);
+    uring_free_accept_epoll(u);
+    u->life = URING_CLOSED;
 }
 
 /* Opens and enables a ring of the size of *old*, to replace it, for the calling thread: the
@@ -239,17 +254,29 @@ static inline bool uring_is_forbidden(int res) {
     return res == -EPERM || res == -EACCES || res == -ENOSYS;
 }
 
+/* Points the queues of a ring whose mappings are gone to memory that can be read: the callback that
+ * has forked returns to code that looks for completions. */
+static inline void uring_empty_queues(struct io_uring *ring) {
+    static unsigned zero;
+
+    ring->sq.khead = ring->sq.ktail = ring->sq.kflags = ring->sq.kring_entries = &zero;
+    ring->sq.sqe_head = ring->sq.sqe_tail = 0;
+    ring->cq.khead = ring->cq.ktail = ring->cq.koverflow = ring->cq.kring_entries = &zero;
+}
+
 /* For the fork handler, in the child. The mappings are gone (dontfork); the descriptor must go too,
  * or it would keep the parent's sockets alive after the parent has closed them. */
 static inline void uring_leave_to_parent(uring *u) {
-    if (u->open && !u->inherited) {
-        if (u->soft != NULL)
-            softring_leave_to_parent(u->soft);
-        else
-            close(u->ring.ring_fd);
-        uring_free_accept_epoll(u);
+    if (!uring_is_usable(u))
+        return;
+    if (u->soft != NULL) {
+        softring_leave_to_parent(u->soft);
+    } else {
+        close(u->ring.ring_fd);
+        uring_empty_queues(&u->ring);
     }
-    u->inherited = true;
+    uring_free_accept_epoll(u);
+    u->life = URING_INHERITED;
 }
 
 static inline unsigned uring_room(const uring *u) {
@@ -509,14 +536,16 @@ static inline void uring_give_buffer(struct io_uring_buf_ring *buffers, unsigned
     io_uring_buf_ring_advance(buffers, 1);
 }
 
-/* Maps anonymous, page-aligned memory that a forked child does not inherit. Returns NULL if there
- * is no memory. */
+/* Maps anonymous, page-aligned memory, which a forked child finds full of zeros. Returns NULL if
+ * there is no memory. */
 static inline void *uring_map(size_t size) {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (memory == MAP_FAILED)
         return NULL;
-    madvise(memory, size, MADV_DONTFORK);
+    /* Without a copy: the kernel goes on writing to the parent's pages. The child has the addresses,
+     * because a callback that forks may still use a buffer. */
+    madvise(memory, size, MADV_WIPEONFORK);
     return memory;
 }
 

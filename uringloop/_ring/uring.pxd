@@ -10,13 +10,17 @@ cdef extern from "_ring/uring.h" nogil:
     struct softring:
         pass
 
+    ctypedef enum uring_life:
+        URING_CLOSED
+        URING_INHERITED
+        URING_DISABLED
+        URING_ENABLED
+
     struct uring:
         softring *soft
         uint64_t enters
-        bint open
-        bint enabled
+        uring_life life
         bint threaded
-        bint inherited
         int accept_epoll_fd
         int ready_fd
         bint sleeps_in_ring
@@ -32,6 +36,7 @@ cdef extern from "_ring/uring.h" nogil:
     bint uring_is_forbidden(int res)
     int uring_enable(uring *u)
     void uring_disable_features(uring *u, bint no_iowait, bint min_wait)
+    bint uring_is_usable(const uring *u)
     void uring_close(uring *u)
 
     unsigned int uring_pending(const uring *u)

@@ -7,13 +7,12 @@ thread may call. The results are copies: changing them does not change the loop.
 from cpython.list cimport PyList_GET_SIZE
 
 from uringloop._turn.handles cimport TimerHandle
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport LoopCore, running_thread
 
 
 def thread_of(LoopCore loop not None):
     """Return the identifier of the thread that runs *loop*; None if it does not run."""
-    # A forked child inherits thread_id, but not the thread.
-    return None if loop.thread_id == 0 or loop.ring.u.inherited else loop.thread_id
+    return running_thread(loop) or None
 
 
 def ready_of(LoopCore loop not None):

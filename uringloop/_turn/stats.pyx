@@ -19,7 +19,7 @@ from uringloop._turn.timing cimport (
     FOR_STALLS,
     turn_clock_ns,
 )
-from uringloop._turn.turn cimport BATCH_SIZES, LoopCore
+from uringloop._turn.turn cimport BATCH_SIZES, LoopCore, running_thread
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -77,8 +77,7 @@ def thread_state_of(LoopCore loop not None):
     seconds that its present turn has lasted (0.0 if turns are not timed)."""
     cdef clockid_t clock = 0
     cdef timespec used
-    # A forked child inherits thread_id, but not the thread.
-    if loop.thread_id == 0 or loop.ring.u.inherited:
+    if not running_thread(loop):
         return 0, 0.0, False, 0.0
     used.tv_sec = used.tv_nsec = 0
     # The thread is alive: it is in _run(), and this call holds the GIL.
@@ -157,8 +156,7 @@ cdef int request_timing(LoopCore loop, int timing_users) except -1:
 
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
-    if (loop.thread_id == 0 or loop.ring.u.inherited or loop.sleeping
-            or loop.times.timing_users == 0):
+    if not running_thread(loop) or loop.sleeping or loop.times.timing_users == 0:
         return 0.0
     return max(turn_clock_ns(&loop.times) - loop.times.began_ns, 0) * 1e-9
 
@@ -172,7 +170,7 @@ def turn_of(LoopCore loop not None):
     """
     cdef double lasts = blocked_s(loop)
     return (
-        0 if loop.ring.u.inherited else loop.thread_id, loop.times.began_ns * 1e-9, lasts,
+        running_thread(loop), loop.times.began_ns * 1e-9, lasts,
         loop.times.stalls, loop.times.stall_began_ns * 1e-9, loop.times.stall_took_ns * 1e-9)
 
 

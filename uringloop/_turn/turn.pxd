@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
+from uringloop._ring.uring cimport URING_INHERITED
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle, TimerHandle
@@ -112,3 +113,8 @@ cdef class LoopCore:
     cdef int wake(self) except -1
     cdef TimerHandle _call_at(
         self, object when, object callback, tuple args, object context)
+
+
+cdef inline unsigned long running_thread(LoopCore loop) noexcept:
+    """Return the thread that runs *loop*, or 0: a forked child inherits its identifier only."""
+    return 0 if loop.ring.u.life == URING_INHERITED else loop.thread_id

@@ -191,8 +191,7 @@ cdef class LoopCore:
         return self.debug
 
     def is_running(self):
-        # A forked child inherits thread_id, but not the thread.
-        return self.thread_id != 0 and not self.ring.u.inherited
+        return running_thread(self) != 0
 
     def is_closed(self):
         return self.closed
