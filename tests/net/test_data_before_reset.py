@@ -19,6 +19,8 @@ from support.roles import narrow_pair, on_loop, reset, stream, turns, until
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
+import uringloop
+
 ANSWER = b"HTTP/1.1 413 Content Too Large\r\n\r\n"
 UPLOAD = bytes(10_000_000)
 # Large receives switch a connection to polling.
@@ -282,3 +284,70 @@ async def test_close_between_two_failing_sends_ends_the_connection(
     with other_peer:
         assert isinstance(await protocol.lost, ConnectionError)
         other.close()
+
+
+class Interrupting(Collector):
+    """Raise KeyboardInterrupt in the first data_received() after `armed` is set."""
+
+    armed = False
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("first", [b"", LARGE], ids=["small-before", "large-before"])
+def test_after_an_interrupt_a_connection_whose_send_failed_ends_in_the_next_run(
+    each_loop: Loop, first: bytes
+) -> None:
+    protocol = Interrupting(each_loop)
+    ours, peer = socket.socketpair()
+
+    async def connect() -> asyncio.WriteTransport:
+        transport, _ = await each_loop.connect_accepted_socket(lambda: protocol, ours)
+        await each_loop.sock_sendall(peer, first)
+        await until(lambda: len(protocol.data) == len(first))
+        return transport
+
+    async def lost() -> None:
+        async with asyncio.timeout(10):
+            await protocol.lost
+
+    def fail() -> None:
+        peer.send(ANSWER)
+        # The peer stays open: no EOF and no error end the receive.
+        peer.shutdown(socket.SHUT_RD)
+        protocol.armed = True
+        transport.write(bytes(10_000))
+
+    with peer:
+        peer.setblocking(False)
+        transport = each_loop.run_until_complete(connect())
+        each_loop.call_soon(fail)
+        with contextlib.suppress(KeyboardInterrupt):
+            each_loop.run_until_complete(lost())
+        each_loop.run_until_complete(lost())
+        assert isinstance(protocol.lost.result(), BrokenPipeError)
+
+
+@on_loop
+async def test_writes_after_a_failed_send_are_lost(
+    loop: uringloop.Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stream(loop, Collector(loop)) as (transport, peer):
+        protocol = transport.get_protocol()
+        assert isinstance(protocol, Collector)
+        await turns(3)
+        peer.send(ANSWER)
+        reset(peer)
+        transport.write(bytes(10_000))
+        assert transport.is_closing()
+        for _ in range(10):
+            transport.write(b"more")
+        assert transport.get_write_buffer_size() == 0
+        await until(lambda: protocol.calls[-1] == "connection_lost")
+        assert bytes(protocol.data) == ANSWER
+        assert "pause_writing" not in protocol.calls
+    assert caplog.messages[0] == "socket.send() raised exception."

@@ -93,6 +93,12 @@ MUTANTS = (
         "            pass\n",
     ),
     Mutant(
+        "a transport whose send has failed does not become BROKEN",
+        "_transport/transport.pyx",
+        "        self.life = BROKEN\n",
+        "",
+    ),
+    Mutant(
         "a closed transport does not become CLOSING",
         "_transport/transport.pyx",
         "        self.life = CLOSING\n",
@@ -197,8 +203,8 @@ MUTANTS = (
     Mutant(
         "write_eof() shuts down before the queued bytes are sent",
         "_transport/writer.pyx",
-        "        if not self.queue.count and self.life < CLOSING and self.broken is None:\n",
-        "        if self.life < CLOSING and self.broken is None:\n",
+        "        if not self.queue.count and self.life < BROKEN:\n            self.send_eof()\n",
+        "        if self.life < BROKEN:\n            self.send_eof()\n",
     ),
     Mutant(
         "a completion that was reaped is dispatched again",

@@ -12,7 +12,7 @@ Only the thread that runs the loop may call run_nested(); the caller must check 
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
 from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.transport cimport OPEN, Transport
+from uringloop._transport.transport cimport Transport
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
 
@@ -83,6 +83,6 @@ cdef int resume_transports(LoopCore loop) except -1:
             transport = <Transport>loop.fd_table.table[fd]
             if transport.flush_queued and transport not in listed:
                 loop.flush_list.append(transport)
-            if transport.life == OPEN and isinstance(transport, ReadTransport):
+            if isinstance(transport, ReadTransport):
                 (<ReadTransport>transport).want_recv()
     return 0

@@ -56,7 +56,14 @@ from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._transport.addresses cimport NearEnd, python_address
 from uringloop._transport.freelist cimport bytes_for, offer
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
-from uringloop._transport.transport cimport CLOSING, OPEN, own, pending_exception, socket_extra
+from uringloop._transport.transport cimport (
+    BROKEN,
+    CLOSING,
+    OPEN,
+    own,
+    pending_exception,
+    socket_extra,
+)
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
@@ -107,7 +114,7 @@ cdef class StreamTransport(WriteTransport):
             return self.fatal_error(exc, READ_FAILED)
 
     cdef int want_recv(self) except -1:
-        if self.life != OPEN or self.paused or self.receiving >= STARVED:
+        if not OPEN <= self.life < CLOSING or self.paused or self.receiving >= STARVED:
             return 0
         if not self.recv_op.in_flight:
             return self.submit_recv(self.emptied)
@@ -298,15 +305,15 @@ cdef class StreamTransport(WriteTransport):
     cdef int end_reading(self, object item) except -1:
         """Deliver the peer's FIN (END) or an error, behind the bytes that came before."""
         self.end_input()
-        if (item is END and (self.queue.count or self.send_op.in_flight or self.broken is not None)
+        if (item is END and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
         return self.take_item(item)
 
     cdef int deliver_end(self, object item) except -1:
         cdef PyObject *result
-        if item is END and self.broken is not None:
-            item = self.broken
+        if item is END and self.life == BROKEN:
+            item = self.send_error
         if item is not END:
             return self.fatal_error(item, READ_FAILED)
         result = self.call(NAME_EOF_RECEIVED, NULL)
@@ -318,8 +325,6 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef bint is_receiving(self) noexcept:
-        if self.life != OPEN:
-            return False
         if self.paused:
             # An armed receive completes with the peer's reset in the next turn.
             return self.recv_op.in_flight

@@ -32,7 +32,7 @@ cdef class ReadTransport(Transport):
 
     cdef int want_recv(self) except -1:
         """Arm a receive if the protocol reads and none is armed."""
-        if self.life == OPEN and self.receiving == IDLE and not self.paused:
+        if OPEN <= self.life < CLOSING and self.receiving == IDLE and not self.paused:
             self.submit_recv(False)
         return 0
 
@@ -67,7 +67,7 @@ cdef class ReadTransport(Transport):
         # on an idle socket.
         if self.receiving == STARVED:
             self.receiving = IDLE
-            if self.life == OPEN and not self.paused:
+            if OPEN <= self.life < CLOSING and not self.paused:
                 self.submit_recv(True)
         return 0
 

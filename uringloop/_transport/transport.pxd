@@ -20,6 +20,7 @@ cdef class Connections:
 cdef enum Life:
     OPENING     # connection_made() is scheduled; nothing is received yet
     OPEN        # received data is delivered, written data is sent
+    BROKEN      # a send has failed: what the peer sent before is delivered, writes are lost
     CLOSING     # nothing more is delivered; queued data is still sent
     ENDING      # connection_lost() is scheduled
     LOST        # connection_lost() was called; the socket closes when nothing is in flight
@@ -46,6 +47,7 @@ cdef class Transport(Flushable):
     cdef int begin(self, object waiter) except -1
     cdef int start_io(self) except -1
     cdef int enter_open(self) except -1
+    cdef int enter_broken(self) except -1
     cdef int enter_closing(self) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
     cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept

@@ -5,13 +5,14 @@ is called in a later turn; the socket is closed when no operation is in flight. 
 would send no FIN and free no port: an operation in flight keeps the file open.
 
     OPENING ──enter_open()──> OPEN ──enter_closing()──> CLOSING ──schedule_end()──> ENDING
-       └───────────────enter_closing()─────────────────────^                          │
-                                                                  _call_connection_lost()
+       │                       └─enter_broken()─> BROKEN ──^                          │
+       └───────────────enter_closing()─────────────────────^      _call_connection_lost()
                                                                                       │
                  released <──release_when_done(): nothing is in flight──── LOST <─────┘
 
 close() enters CLOSING, and ENDING when all queued data has been sent. abort(), a fatal error and
-the EOF of a pipe go through CLOSING to ENDING at once. Only the methods in the drawing set `life`.
+the EOF of a pipe go through CLOSING to ENDING at once. A send that fails ends the connection, too,
+but what the peer sent before is delivered first: BROKEN. Only the methods in the drawing set `life`.
 A released transport has no descriptor (`fd` is -1). In any state, a failure to create the transport
 and its destructor release it, too.
 
@@ -142,6 +143,12 @@ cdef class Transport(Flushable):
         assert self.life != OPEN
         if self.life == OPENING:
             self.life = OPEN
+        return 0
+
+    cdef int enter_broken(self) except -1:
+        """A send has failed, and a receive may still bring data."""
+        assert self.life == OPEN
+        self.life = BROKEN
         return 0
 
     cdef int enter_closing(self) except -1:
@@ -329,7 +336,7 @@ cdef class Transport(Flushable):
     # ── repr() and get_extra_info() ──────────────────────────────────────────────────────────
 
     def __repr__(self):
-        state = "closed" if self.fd < 0 else "closing" if self.life >= CLOSING else "open"
+        state = "closed" if self.fd < 0 else "closing" if self.life >= BROKEN else "open"
         return f"<{type(self).__name__} {state} fd={self.fd} {self.describe_io()}>"
 
     cdef str describe_io(self):
@@ -363,7 +370,7 @@ cdef class Transport(Flushable):
 
     @property
     def _closing(self):
-        return self.life >= CLOSING
+        return self.life >= BROKEN
 
     @property
     def _protocol(self):
@@ -381,7 +388,7 @@ cdef class Transport(Flushable):
         return self.need_extra().get(name, default)
 
     def is_closing(self):
-        return self.life >= CLOSING
+        return self.life >= BROKEN
 
     def get_protocol(self):
         return self.protocol

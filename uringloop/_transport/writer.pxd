@@ -23,7 +23,7 @@ cdef class WriteTransport(FlowControl):
     cdef WriteQueue queue
     cdef Output output
     cdef bint full                  # the descriptor had no room: the next send waits for it
-    cdef object broken              # the error of a send, while bytes are still received; else None
+    cdef object send_error          # BROKEN by this exception; else None
     cdef object empty_waiter        # sendfile()'s: for an empty queue, then for room; else None
 
     cdef int submit_send(self) except -1
@@ -34,6 +34,7 @@ cdef class WriteTransport(FlowControl):
     cdef int expect(self, WriteSource source, Py_ssize_t size) except -1
     cdef int take_expected(self) except -1
     cdef bint is_awaited(self) noexcept
+    cdef bint loses_writes(self) noexcept
     cdef int check_eof(self) except -1
     cdef int check_eof_of_lines(self) except -1
     cdef int queued(self, Py_ssize_t size) except -1

@@ -14,12 +14,13 @@ The end of the output:
 
     WRITABLE ──write_eof()──> EOF_WRITTEN ──the queue is empty: send_eof()──> EOF_SENT
 
-A send that fails ends the connection. While the peer's bytes may still be unread, its error is kept
-in `broken`, and the connection ends after their delivery.
+A send that fails ends the connection, at once or, if bytes of the peer's may still be unread, after
+their delivery (BROKEN, see transport.pyx). No other send follows.
 """
 
 import sys
 
+cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
@@ -27,7 +28,7 @@ from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.transport cimport CLOSING, ENDING
+from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX
@@ -101,12 +102,12 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
-            if self.life >= ENDING:
+            if self.loses_writes():
                 return self.warn_lost()
             return self.write_failed(not_contiguous())
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
-        if self.life >= ENDING:
+        if self.loses_writes():
             return self.warn_lost()
         self.queue.push(owned)
         return self.queued(PyBytes_GET_SIZE(owned))
@@ -129,7 +130,7 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned
         cdef Py_ssize_t size = 0
         self.check_eof()
-        if self.life >= ENDING:
+        if self.loses_writes():
             # Empty data is not a lost write.
             return self.warn_lost() if items.count(b"") < len(items) else 0
         for owned in items:
@@ -145,7 +146,7 @@ cdef class WriteTransport(FlowControl):
             return
         self.send_now()
         self.output = EOF_WRITTEN
-        if not self.queue.count and self.life < CLOSING and self.broken is None:
+        if not self.queue.count and self.life < BROKEN:
             self.send_eof()
 
     cdef int send_eof(self) except -1:
@@ -175,6 +176,11 @@ cdef class WriteTransport(FlowControl):
         if self.empty_waiter is not None:
             raise RuntimeError("unable to writelines; sendfile is in progress")
         return 0
+
+    @cython.final
+    cdef bint loses_writes(self) noexcept:
+        """Whether written bytes will not be sent: a send has failed, or the end is scheduled."""
+        return self.life > OPEN and self.life != CLOSING
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
@@ -213,14 +219,14 @@ cdef class WriteTransport(FlowControl):
         cdef bytes data
         self.source = None
         data = source.take_records()
-        if data is not None and self.life < ENDING:
+        if data is not None and not self.loses_writes():
             self.queue.push(data)
             if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
                 self.pause_sending()
         return 0
 
     cdef int flush(self) except -1:
-        if self.life >= ENDING:
+        if self.loses_writes():
             return 0
         if self.source is not None:
             self.take_expected()
@@ -231,7 +237,7 @@ cdef class WriteTransport(FlowControl):
         return self.sent(0)
 
     cdef int flush_alone(self) except -1:
-        if self.source is not None and self.life < ENDING:
+        if self.source is not None and not self.loses_writes():
             self.take_expected()
         if self.queue.size <= ALONE_MAX:
             self.send_now()
@@ -257,6 +263,7 @@ cdef class WriteTransport(FlowControl):
             # Aborted: the queue owned the bytes until the kernel had finished with them.
             self.queue.clear()
             return self.release_when_done()
+        assert self.life != BROKEN
         if res >= 0:
             self.full = <size_t>res < self.queue.data_size
             return self.sent(res)
@@ -309,7 +316,7 @@ cdef class WriteTransport(FlowControl):
         """Send by system calls what the socket has room for, without waiting for the turn's end."""
         cdef Py_ssize_t res
         cdef int error
-        if self.source is not None and self.life < ENDING:
+        if self.source is not None and not self.loses_writes():
             self.take_expected()
         if self.send_op.quiet:
             # A send that is prepared and not submitted goes first.
@@ -333,7 +340,7 @@ cdef class WriteTransport(FlowControl):
         """
         cdef Py_ssize_t res
         self.send_now()
-        if (self.queue.count or self.send_op.in_flight or self.full or self.life >= ENDING
+        if (self.queue.count or self.send_op.in_flight or self.full or self.loses_writes()
                 or self.output != WRITABLE or self.empty_waiter is not None):
             return 0
         self.queue.show(data, size)
@@ -358,27 +365,30 @@ cdef class WriteTransport(FlowControl):
     cdef int send_failed(self, object exc) except -1:
         """End the connection, after the bytes that the peer sent before it broke are delivered."""
         self.queue.clear()
-        if self.broken is not None:
-            # close() has waited for this send.
-            return self.schedule_end(self.broken) if self.life == CLOSING else 0
-        if not self.is_receiving():
+        if self.life != OPEN or not self.is_receiving():
             return self.write_failed(self.kept_error(exc))
-        self.broken = exc
+        self.enter_broken()
+        self.send_error = exc
         self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
         return 0
 
     def _end_broken(self, turns):
         """End the connection when nothing has been received for *turns* turns."""
-        if self.life >= ENDING:
+        if self.life != BROKEN:
             return
-        if self.is_receiving():
-            if self.receive_rest():
+        try:
+            if self.is_receiving() and self.receive_rest():
                 turns = LAST_TURNS
-            if turns > 0 and self.life < ENDING:
-                self.loop.schedule(self._end_broken, (turns - 1,), None)
-                return
-        if self.life < CLOSING:
-            self.write_failed(self.kept_error(self.broken))
+        except BaseException:
+            # A protocol's method has raised KeyboardInterrupt: the next run goes on.
+            self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
+            raise
+        if self.life != BROKEN:
+            return
+        if turns > 0 and self.is_receiving():
+            self.loop.schedule(self._end_broken, (turns - 1,), None)
+        else:
+            self.write_failed(self.kept_error(self.send_error))
 
     cdef object kept_error(self, object exc):
         """Return the receive's error if the stash has one, else *exc*, which is often EPIPE."""
@@ -388,9 +398,6 @@ cdef class WriteTransport(FlowControl):
             if isinstance(last, OSError):
                 return last
         return exc
-
-    def is_closing(self):
-        return self.life >= CLOSING or self.broken is not None
 
     cdef bint is_receiving(self) noexcept:
         """Whether a receive may still bring bytes or an error."""
@@ -411,14 +418,14 @@ cdef class WriteTransport(FlowControl):
             raise RuntimeError("Empty waiter is already set")
         self.empty_waiter = self.loop.create_future()
         self.send_now()
-        if not self.queue.count and self.life < ENDING and self.broken is None:
+        if not self.queue.count and self.life < BROKEN:
             self.empty_waiter.set_result(None)
         return self.empty_waiter
 
     async def _wait_room(self):
         """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
         cdef PollOnce waiter
-        if self.life >= CLOSING:
+        if self.life >= BROKEN:
             raise closed_by_peer()
         waiter = poll_once(self.loop, self.fd, POLLOUT)
         # connection_lost() sets an exception on `empty_waiter`, which ends this wait and the poll.
@@ -460,7 +467,7 @@ cdef class WriteTransport(FlowControl):
         self.enter_closing()
         self.stop_reading()
         if not self.queue.count:
-            self.schedule_end(self.broken)
+            self.schedule_end(self.send_error)
         return 0
 
     cdef bint is_sending(self) noexcept:
