@@ -277,6 +277,18 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "the first read of TLS stays scheduled",
+        "_tls/data_path.pyx",
+        "            self.path = STANDARD\n            self.choose_path()\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "the shutdown of TLS does not leave COMPILED",
+        "_tls/data_path.pyx",
+        "        self.path = FIRST_READ if state is WRAPPED else STANDARD\n",
+        "        if state is WRAPPED:\n            self.path = FIRST_READ\n",
+    ),
+    Mutant(
         "EBUSY from io_uring_enter is not retried",
         "_ring/ring.pyx",
         "res == -EAGAIN or res == -EBUSY:",

@@ -4,6 +4,14 @@ from uringloop._tls.records cimport Records, Scratch
 from uringloop._transport.writer cimport WriteSource, WriteTransport
 
 
+# Whose methods deliver and write; the drawing is in data_path.pyx.
+cdef enum DataPath:
+    STANDARD        # SSLProtocol's
+    FIRST_READ      # WRAPPED: the first bytes will be delivered by a callback, _go_on()
+    FIRST_SCHEDULED # that callback is scheduled
+    COMPILED        # TLSCore's
+
+
 cdef class TLSCore(WriteSource):
     # Fields that SSLProtocol's methods read and set, under the names that they use. Those without
     # an underscore are set by a property, which updates the derived fields below.
@@ -26,20 +34,20 @@ cdef class TLSCore(WriteSource):
     # Derived fields, and this class's own.
     cdef Records records                    # owns _incoming and _outgoing; encrypts, decrypts
     cdef WriteTransport writer              # `transport` if it is uringloop's, else None
-    cdef bint is_open                       # the compiled data path may be used
-    cdef bint awaits_first_delivery         # WRAPPED, but the first bytes are not delivered yet
-    cdef bint first_read_scheduled          # that callback is scheduled
+    cdef DataPath path
     cdef double reading_stops               # incoming_high_water, at most sys.maxsize
     cdef double writing_stops               # outgoing_high_water, at most sys.maxsize
     cdef list held                          # small writes of this turn, which share a record
     cdef Py_ssize_t held_size               # bytes in `held`
 
-    cdef int update_is_open(self) except -1
+    cdef int enter_state(self, object state) except -1
+    cdef int choose_path(self) except -1
+    cdef bint awaits_first_read(self) noexcept
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
     cdef int fail_reading(self, object exc) except -1
     cdef object call_in_context(self, method)
-    cdef int wait_for_program(self) except -1
-    cdef int end_opening(self) except -1
+    cdef int schedule_first_read(self) except -1
+    cdef int end_first_read(self) except -1
     cdef bint is_closed_by_program(self) except -1
     cdef int reschedule_delivery(self) except -1
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1

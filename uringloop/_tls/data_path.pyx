@@ -2,6 +2,15 @@
 
 `TLSCore` is the base class that `ssl_protocol.pyx` puts before asyncio's SSLProtocol.
 
+Which of the two delivers and writes is the `path`:
+
+    STANDARD ──the handshake is complete──> FIRST_READ ──schedule_first_read()──> FIRST_SCHEDULED
+       │ ^                                      │                                      │
+       │ └────────────────── end_first_read() ──┴──────────────────────────────────────┘
+       └──choose_path(): WRAPPED, and the objects are the ssl module's──> COMPILED
+
+end_first_read() calls choose_path(). The shutdown leads from any path to STANDARD.
+
 Both classes share their fields, which are C fields under the names that SSLProtocol's methods use.
 This works only while those methods use the names that they used when this was written, which
 `_cpython/stdlib.pyx` checks. SSLProtocol's own methods do the handshake and the shutdown, and all
@@ -14,6 +23,7 @@ import ssl
 import sys
 from asyncio import sslproto
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -55,14 +65,47 @@ cdef class TLSCore(WriteSource):
         self.records = Records()
         self.held = []
 
-    # ── fields with derived fields ───────────────────────────────────────────────────────────
+    # ── the path of the data ─────────────────────────────────────────────────────────────────
 
-    cdef int update_is_open(self) except -1:
-        """Update `is_open`: whether the compiled data path may be used."""
-        self.records.examine(self.sslobj)
-        self.is_open = (self.state is WRAPPED and self.records.is_stock_ssl
-                        and not self.awaits_first_delivery)
+    cdef int enter_state(self, object state) except -1:
+        """SSLProtocol has entered *state*, an SSLProtocolState."""
+        if self.path == COMPILED and state is not WRAPPED:
+            # Held writes are sent before close_notify.
+            self.release()
+        self.state = state
+        self.path = FIRST_READ if state is WRAPPED else STANDARD
         return 0
+
+    cdef int schedule_first_read(self) except -1:
+        """Deliver the first bytes in a later callback, after those of the handshake's waiter."""
+        assert self.awaits_first_read()
+        self.send_records()
+        if self.path == FIRST_READ:
+            self.path = FIRST_SCHEDULED
+            self._loop.call_soon(self._go_on)
+        return 0
+
+    cdef int end_first_read(self) except -1:
+        """A callback continues the connection: from now on bytes are delivered as they come."""
+        if self.awaits_first_read():
+            self.path = STANDARD
+            self.choose_path()
+        return 0
+
+    cdef int choose_path(self) except -1:
+        """Choose between SSLProtocol's methods and the compiled ones, unless the first read is due."""
+        self.records.examine(self.sslobj)
+        if not self.awaits_first_read():
+            self.path = STANDARD
+            if self.state is WRAPPED and self.records.is_stock_ssl:
+                self.path = COMPILED
+        return 0
+
+    @cython.final
+    cdef bint awaits_first_read(self) noexcept:
+        return self.path == FIRST_READ or self.path == FIRST_SCHEDULED
+
+    # ── fields with derived fields ───────────────────────────────────────────────────────────
 
     @property
     def _incoming(self):
@@ -71,7 +114,7 @@ cdef class TLSCore(WriteSource):
     @_incoming.setter
     def _incoming(self, bio):
         self.records.incoming = bio
-        self.update_is_open()
+        self.choose_path()
 
     @property
     def _outgoing(self):
@@ -80,7 +123,7 @@ cdef class TLSCore(WriteSource):
     @_outgoing.setter
     def _outgoing(self, bio):
         self.records.outgoing = bio
-        self.update_is_open()
+        self.choose_path()
 
     @property
     def _sslobj(self):
@@ -89,7 +132,7 @@ cdef class TLSCore(WriteSource):
     @_sslobj.setter
     def _sslobj(self, sslobj):
         self.sslobj = sslobj
-        self.update_is_open()
+        self.choose_path()
 
     @property
     def _state(self):
@@ -97,12 +140,7 @@ cdef class TLSCore(WriteSource):
 
     @_state.setter
     def _state(self, state):
-        if self.is_open and state is not WRAPPED:
-            # Held writes are sent before close_notify.
-            self.release()
-        self.awaits_first_delivery = state is WRAPPED
-        self.state = state
-        self.update_is_open()
+        self.enter_state(state)
 
     @property
     def _transport(self):
@@ -142,10 +180,10 @@ cdef class TLSCore(WriteSource):
 
     def _do_read(self):
         try:
-            if self.is_open:
+            if self.path == COMPILED:
                 self.read_pending()
-            elif self.awaits_first_delivery:
-                self.wait_for_program()
+            elif self.awaits_first_read():
+                self.schedule_first_read()
             elif self.state is FLUSHING and self.is_closed_by_program():
                 self._do_write()
             else:
@@ -157,7 +195,7 @@ cdef class TLSCore(WriteSource):
             self.fail_reading(exc)
 
     def eof_received(self):
-        if self.awaits_first_delivery:
+        if self.awaits_first_read():
             # After the callback that delivers the first bytes.
             self._loop.call_soon(self._end_received)
             return True
@@ -222,20 +260,6 @@ cdef class TLSCore(WriteSource):
         finally:
             leave(self.context, entered)
 
-    cdef int wait_for_program(self) except -1:
-        """Deliver the first bytes in a later callback, after those of the handshake's waiter."""
-        self.send_records()
-        if not self.first_read_scheduled:
-            self.first_read_scheduled = True
-            self._loop.call_soon(self._go_on)
-        return 0
-
-    cdef int end_opening(self) except -1:
-        if self.awaits_first_delivery:
-            self.awaits_first_delivery = False
-            self.update_is_open()
-        return 0
-
     cdef bint is_closed_by_program(self) except -1:
         return self._app_transport is None or self._app_transport._closed
 
@@ -254,7 +278,7 @@ cdef class TLSCore(WriteSource):
 
     cdef int receive(self, const char *data, Py_ssize_t size) except -1:
         """Process *size* received bytes, in place of get_buffer() and buffer_updated()."""
-        if self.is_open:
+        if self.path == COMPILED:
             try:
                 self.receive_open(data, size)
             except (KeyboardInterrupt, SystemExit):
@@ -312,7 +336,7 @@ cdef class TLSCore(WriteSource):
         cdef object buffer
         if not records.has_more():
             records.may_have_more = records.framer.broken
-            if records.peer_closed and self.is_open:
+            if records.peer_closed and self.path == COMPILED:
                 self.close_received()
             return 0
         buffer = self._app_protocol_get_buffer(records.unread())
@@ -419,7 +443,7 @@ cdef class TLSCore(WriteSource):
         """Return the records of the held writes for the transport's flush; None without any."""
         cdef bytes data = self.take_held()
         cdef Py_ssize_t done
-        if data is None or not self.is_open:
+        if data is None or self.path != COMPILED:
             return None
         try:
             done = self.records.encrypt(data)
@@ -450,7 +474,7 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef list pieces = []
         cdef Scratch scratch = None
-        if (self.writer is not None and self.is_open and not self._ssl_writing_paused
+        if (self.writer is not None and self.path == COMPILED and not self._ssl_writing_paused
                 and not self.records.unsent()):
             scratch = take_scratch()
         if scratch is None:

@@ -15,7 +15,7 @@ from asyncio import sslproto
 from cpython.bytes cimport PyBytes_GET_SIZE
 
 from uringloop._cpython.stdlib cimport COMPILED_TLS, uses
-from uringloop._tls.data_path cimport TLSCore
+from uringloop._tls.data_path cimport COMPILED, TLSCore
 
 from uringloop._cpython.stdlib import find
 
@@ -46,7 +46,7 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
 
     def _go_on(self):
         """Continue by the current state, as a callback of the loop."""
-        (<TLSCore>self).end_opening()
+        (<TLSCore>self).end_first_read()
         (<TLSCore>self).call_in_context(go_on)
 
     def _resume_reading(self):
@@ -140,7 +140,7 @@ cdef class TransportCore:
         cdef TLSCore core
         if type(data) is bytes and type(protocol) is PROTOCOL:
             core = <TLSCore>protocol
-            if core.is_open and not core._write_backlog:
+            if core.path == COMPILED and not core._write_backlog:
                 if PyBytes_GET_SIZE(<bytes>data):
                     core.write(<bytes>data)
                 return
