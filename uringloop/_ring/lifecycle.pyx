@@ -8,9 +8,13 @@ from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
 from uringloop._ring.ring cimport (
+    ENTER_FORBIDDEN,
+    FALLEN_BACK,
+    FORBIDDEN,
     HOLDS_DESCRIPTOR,
     LINGER,
     NEVER_CANCELLED,
+    REPLACED,
     RETRIES,
     WORKER_OWNS_MEMORY,
     Operation,
@@ -82,7 +86,7 @@ cdef int end_run_operations(Ring ring) except -1:
                 ring.cancel(op)
             op = op.next
         ring._submit_and_look(ring.run_count)
-        if ring.enter_forbidden:
+        if ring.permission == ENTER_FORBIDDEN:
             ring.replace()
         ring._take_completions_of(NULL)
     if ring.run_waits_count:
@@ -112,13 +116,15 @@ cdef int await_workers(Ring ring) except -1:
 
 cdef int fall_back(Ring ring) except -1:
     """Switch to the software ring, after a security policy has forbidden a call to io_uring."""
-    if ring.u.soft == NULL and not ring.enter_forbidden:
+    if ring.permission == FORBIDDEN:
+        # Unless this finds that the ring cannot be entered any more, and replaces it.
         end_run_operations(ring)
-    if ring.u.soft == NULL:
+    if ring.permission < REPLACED:
         ring.replace()
-    ring.forbidden = None
+    assert ring.permission == REPLACED
+    ring.permission = FALLEN_BACK
     if ring.on_fallback is not None:
-        ring.on_fallback(*ring.fallback_cause)
+        ring.on_fallback(*ring.forbidden_call)
     return 0
 
 

@@ -36,6 +36,15 @@ cdef enum Policy:
     BACKGROUND = 1 << 5          # belongs to the loop itself: not counted as in flight
 
 
+# Whether io_uring may be called; the drawing is in ring.pyx.
+cdef enum Permission:
+    ALLOWED             # no call has been refused
+    FORBIDDEN           # one has: the next turn replaces the ring
+    ENTER_FORBIDDEN     # the same, and nothing more can be submitted
+    REPLACED            # by a software ring; the next turn calls on_fallback()
+    FALLEN_BACK         # on_fallback() has been called
+
+
 cdef struct Operation:
     # One request, embedded in the object that handles its completions. It is never freed
     # before its terminal completion, because the ring holds a reference to the owner until then.
@@ -70,10 +79,9 @@ cdef class Ring:
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
     cdef bint moved_dispatched     # all completions of a replaced ring have been dispatched
-    cdef bint enter_forbidden          # a security policy forbids io_uring_enter by now
-    cdef tuple forbidden               # errno and name of the first forbidden call, or None
-    cdef tuple fallback_cause          # the same, once the software ring has replaced the kernel's
-    cdef object on_fallback            # called with both then, or None; a function of a module
+    cdef Permission permission
+    cdef tuple forbidden_call          # errno and name of the first call that was refused, or None
+    cdef object on_fallback            # called with both after the fallback, or None; a function
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
@@ -100,6 +108,7 @@ cdef class Ring:
     cdef int rebuild(self) except -1
     cdef int replace(self) except -1
     cdef int forbid(self, int res, str call) except -1
+    cdef int forbid_enter(self, int res) except -1
     cdef int close(self) except -1
 
     cdef void _forget(self) noexcept
@@ -130,6 +139,11 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.quiet = False
     op.opcode = 0
     op.number = 0
+
+
+cdef inline bint must_fall_back(Ring ring) noexcept:
+    """Whether the ring must be replaced, or its replacement reported."""
+    return ALLOWED < ring.permission < FALLEN_BACK
 
 
 cdef inline bint ends_with_run(const Operation *op) noexcept:

@@ -6,6 +6,16 @@ reference to its owner. It drops the reference when it takes the terminal comple
 confirms a quiet operation; `_abandon` is for a ring that will never deliver a completion. So no
 completion names an operation that has been freed.
 
+A security policy may forbid io_uring while the ring is in use (seccomp, a sysctl). A software ring
+then takes its place:
+
+    ALLOWED ──forbid()──> FORBIDDEN ──forbid_enter()──> ENTER_FORBIDDEN
+                              │                               │
+                              └───────────────┬───────────────┘
+                                          _install()
+                                              v
+                                          REPLACED ──fall_back() (lifecycle.pyx)──> FALLEN_BACK
+
 The thread that runs the loop may call every method. Other threads may prepare submissions under
 the GIL while the loop does not run. Only the kernel knows which thread a ring belongs to: it
 returns EEXIST to the others, see `take_over`.
@@ -186,7 +196,7 @@ cdef class Ring:
             if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
-            if self.enter_forbidden:
+            if self.permission == ENTER_FORBIDDEN:
                 self.replace()
             sqe = uring_get_submission(&self.u)
         return sqe
@@ -199,7 +209,7 @@ cdef class Ring:
             if tries > RETRIES:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
-            if self.enter_forbidden:
+            if self.permission == ENTER_FORBIDDEN:
                 self.replace()
         return 0
 
@@ -317,8 +327,7 @@ cdef class Ring:
             return self.rebuild()
         if uring_is_forbidden(res) and not self.u.threaded:
             # Only record it: a protocol may be on the stack, and no other must be called from here.
-            self.enter_forbidden = True
-            return self.forbid(res, "io_uring_enter")
+            return self.forbid_enter(res)
         if res == -EEXIST:
             if self.running:
                 raise RuntimeError(
@@ -439,7 +448,7 @@ cdef class Ring:
         operation at once, its completion is dispatched like any other.
         """
         cdef int tries = 0
-        while op.in_flight and tries < RETRIES and not self.enter_forbidden:
+        while op.in_flight and tries < RETRIES and self.permission != ENTER_FORBIDDEN:
             tries += 1
             # Every round cancels, so that a completion comes: the operation's or the cancel's.
             self.cancel(op)
@@ -535,7 +544,7 @@ cdef class Ring:
         cdef io_uring_cqe *cqe
         cdef unsigned int index = uring_head(&self.u)
         # The completions that the kernel holds back are lost: only an enter would post them.
-        cdef bint lost = self.enter_forbidden and uring_has_overflow(&self.u)
+        cdef bint lost = self.permission == ENTER_FORBIDDEN and uring_has_overflow(&self.u)
         self._open_successor(&fresh, True)
         self._move_aside(&orphans)
         while index != uring_tail(&self.u):
@@ -558,14 +567,15 @@ cdef class Ring:
             unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
-        self.enter_forbidden = self.moved_dispatched = False
+        self.moved_dispatched = False
         self._install(&fresh)
         return 0
 
     cdef void _install(self, uring *fresh) noexcept:
         if fresh.soft != NULL and self.u.soft == NULL:
             self.quiet_sends = uses(QUIET_SENDS, True)
-            self.fallback_cause = self.forbidden
+            assert self.permission == FORBIDDEN or self.permission == ENTER_FORBIDDEN
+            self.permission = REPLACED
         uring_move_accept_epoll(fresh, &self.u)
         uring_close(&self.u)
         self.u = fresh[0]
@@ -605,9 +615,17 @@ cdef class Ring:
                 op.sequence = uring_sequence(fresh)
 
     cdef int forbid(self, int res, str call) except -1:
-        """Record that a security policy now forbids *call*; `fall_back` follows."""
-        if self.forbidden is None:
-            self.forbidden = (-res, call)
+        """Record that *call* has been refused: the next turn replaces the ring."""
+        if self.permission == ALLOWED:
+            self.permission = FORBIDDEN
+            self.forbidden_call = (-res, call)
+        return 0
+
+    cdef int forbid_enter(self, int res) except -1:
+        """Record that io_uring_enter has been refused: nothing more can be submitted."""
+        assert self.u.soft == NULL
+        self.forbid(res, "io_uring_enter")
+        self.permission = ENTER_FORBIDDEN
         return 0
 
     cdef int _abandon(self) noexcept:

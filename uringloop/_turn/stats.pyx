@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t
 from posix.time cimport clock_gettime, timespec
 from posix.types cimport clockid_t
 
+from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.timing cimport (
     DURATION_BOUNDS,
     Durations,
@@ -55,7 +56,7 @@ def fallback_of(LoopCore loop not None):
     The result is the errno and the name of the system call that failed; None if *loop* has not
     changed rings.
     """
-    return loop.ring.fallback_cause
+    return loop.ring.forbidden_call if loop.ring.permission >= REPLACED else None
 
 
 def set_fallback_callback(LoopCore loop not None, function):

@@ -46,7 +46,7 @@ from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
-from uringloop._ring.ring cimport Ring, traverse_ring
+from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.fd_table cimport FdTable
@@ -264,7 +264,7 @@ cdef class LoopCore:
         """
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
-        if self.ring.forbidden is not None:
+        if must_fall_back(self.ring):
             fall_back(self.ring)
         self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
@@ -453,7 +453,7 @@ cdef class LoopCore:
 
     cdef int flush_early(self) except -1:
         """Submit sends in mid-turn: an enter costs less than dozens of live large messages."""
-        if self.sending and self.ring.forbidden is None:
+        if self.sending and not must_fall_back(self.ring):
             self.flush_all()
             self.ring.submit_only()
         return 0
