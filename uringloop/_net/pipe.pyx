@@ -182,7 +182,7 @@ cdef class WritePipeTransport(WriteTransport):
             return
         WriteTransport.writelines(self, list_of_data)
 
-    cdef int queued(self, Py_ssize_t size) except -1:
+    cdef int queue_grew(self, Py_ssize_t size) except -1:
         self.send_now()
         if self.life >= ENDING or not self.queue.count:
             return 0
@@ -197,7 +197,7 @@ cdef class WritePipeTransport(WriteTransport):
             return 0
         if self.queue.count:
             return self.submit_send()
-        return self.sent(0)
+        return self.queue_sent(0)
 
     cdef int submit_send(self) except -1:
         """Wait until the pipe has room."""

@@ -37,13 +37,13 @@ cdef class WriteTransport(FlowControl):
     cdef bint loses_writes(self) noexcept
     cdef int check_eof(self) except -1
     cdef int check_eof_of_lines(self) except -1
-    cdef int queued(self, Py_ssize_t size) except -1
+    cdef int queue_grew(self, Py_ssize_t size) except -1
     cdef int pause_sending(self) except -1
     cdef int send_now(self) except -1
     cdef Py_ssize_t send_memory(self, const char *data, Py_ssize_t size) except -1
     cdef int send_last(self) except -1
     cdef void consume(self, Py_ssize_t size) noexcept
-    cdef int sent(self, Py_ssize_t size) except -1
+    cdef int queue_sent(self, Py_ssize_t size) except -1
     cdef int finish_writing(self) except -1
     cdef int send_eof(self) except -1
     cdef int send_failed(self, object exc) except -1

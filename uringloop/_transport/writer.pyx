@@ -110,7 +110,7 @@ cdef class WriteTransport(FlowControl):
         if self.loses_writes():
             return self.warn_lost()
         self.queue.push(owned)
-        return self.queued(PyBytes_GET_SIZE(owned))
+        return self.queue_grew(PyBytes_GET_SIZE(owned))
 
     def writelines(self, list_of_data):
         """Queue several buffers; they leave in one call to the kernel."""
@@ -139,7 +139,7 @@ cdef class WriteTransport(FlowControl):
             if PyBytes_GET_SIZE(owned):
                 self.queue.push(owned)
                 size += PyBytes_GET_SIZE(owned)
-        return self.queued(size)
+        return self.queue_grew(size)
 
     def write_eof(self):
         if self.life >= CLOSING or self.output != WRITABLE:
@@ -184,7 +184,7 @@ cdef class WriteTransport(FlowControl):
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int queued(self, Py_ssize_t size) except -1:
+    cdef int queue_grew(self, Py_ssize_t size) except -1:
         """The queue has grown by *size*: send at once if it is large, else at the turn's end."""
         self.loop.queued_bytes += size
         if self.queue.size >= AT_ONCE_MIN or self.queue.size > self.high_water:
@@ -234,7 +234,7 @@ cdef class WriteTransport(FlowControl):
             return 0
         if self.queue.count:
             return self.submit_send()
-        return self.sent(0)
+        return self.queue_sent(0)
 
     cdef int flush_alone(self) except -1:
         if self.source is not None and not self.loses_writes():
@@ -266,7 +266,7 @@ cdef class WriteTransport(FlowControl):
         assert self.life != BROKEN
         if res >= 0:
             self.full = <size_t>res < self.queue.data_size
-            return self.sent(res)
+            return self.queue_sent(res)
         if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
             self.full = True
             return self.loop.add_flush(self)
@@ -276,7 +276,7 @@ cdef class WriteTransport(FlowControl):
         self.queue.consume(size)
         self.loop.counters.sent_bytes += size
 
-    cdef int sent(self, Py_ssize_t size) except -1:
+    cdef int queue_sent(self, Py_ssize_t size) except -1:
         self.consume(size)
         if self.writing_paused and self.queue.size <= self.low_water:
             self.writing_paused = False
