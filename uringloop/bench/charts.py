@@ -24,9 +24,9 @@ from .rows import BASELINE, SUBJECT, Quantity
 from .settings import Settings
 from .summary import Result, Summary
 
-# Colours of Okabe and Ito, which the colour-blind tell apart, without yellow and black, which are
-# lost on one of the two grounds; markers tell the same once more. The last two are Tol's, for more
-# loops than six.
+# Okabe and Ito's palette for colour-blind readers, without yellow and black, which are invisible on
+# a light or a dark background; each loop also has a marker. The last two, for more than six loops,
+# are Paul Tol's.
 _COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     *("#882255", "#999933"),
@@ -44,7 +44,7 @@ _LABEL_SHARE = 0.13
 _PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 _SLOWER_MIN = 10
 
-# Draws one panel on axes of matplotlib's.
+# Draws one panel on matplotlib's axes.
 Drawing = Callable[[Any], None]
 
 # Leaves out the metadata that matplotlib adds to an SVG.

@@ -1,4 +1,4 @@
-"""Child processes: they are started, read from and stopped, and never left behind.
+"""Child processes: starts them, reads their output, and leaves none behind.
 
 Runs in the benchmark's own process, whose core and policy the children do not share.
 """
@@ -23,7 +23,7 @@ STOP_TIMEOUT = 5.0
 
 
 class Refused(Exception):
-    """A process gave no figure; *kind* is the status of its row."""
+    """A process returned no figure; *kind* is the status of its cell."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -118,7 +118,7 @@ class Child:
 def run_for_json(
     what: str, command: list[str], cpu: int, batch: bool, timeout: float
 ) -> dict[str, Any]:
-    """Run a process that prints one line of JSON and return it; Refused if it is an error.
+    """Run a process that prints one line of JSON, and return it; raise Refused for an error.
 
     *what* is the name of the process in messages.
     """

@@ -1,7 +1,7 @@
 """The command line: its options, their checks, and the exit status.
 
-The status is 0 after a clean run, 1 if a server or an echo failed, 2 for a request that cannot be
-met, 130 after Ctrl-C and 143 after SIGTERM. In all cases no process is left behind.
+The status is 0 after a clean run, 1 if a server or an echo failed, 2 if the options are invalid or
+this machine cannot run them, 130 after Ctrl-C and 143 after SIGTERM. No process is left behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RATE_MAX = 10_000_000
 # Seconds that a server and a load generator take to start and to end.
 START_S = 0.6
 
-# matplotlib draws more; these are the ones that documents show.
+# matplotlib writes more formats; these are the ones that documents can include.
 PICTURES = (".png", ".svg")
 
 # The last paragraph of --help.
@@ -170,7 +170,7 @@ def _check_machine(settings: Settings) -> None:
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse a file that cannot be written before, not after, a minute of measuring."""
+    """Refuse a file that cannot be written, before the measurement and not after it."""
     if path is None:
         return
     try:
@@ -180,7 +180,7 @@ def check_file(path: Path | None) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse a picture of another kind than the known ones, or one that nothing here can draw."""
+    """Refuse an unknown format, and any picture if matplotlib is not installed."""
     if path is not None:
         kinds = " nor ".join(PICTURES)
         refuse(path.suffix not in PICTURES, f"--plot: {path} ends in neither {kinds}")
@@ -188,7 +188,7 @@ def check_picture(path: Path | None) -> None:
 
 
 def check_matplotlib() -> None:
-    """Refuse to draw where matplotlib is not installed."""
+    """Raise BenchError if matplotlib is not installed."""
     missing = importlib.util.find_spec("matplotlib") is None
     refuse(missing, "pictures need matplotlib: pip install matplotlib")
 

@@ -27,7 +27,7 @@ _EVENT_ATTRIBUTES = struct.Struct("=IIQQQQQQQ")
 
 
 def cpu_ns(pid: int) -> int:
-    """Return the nanoseconds that all threads of *pid* have run, those that ended included.
+    """Return the nanoseconds that all threads of *pid* have run, including ended threads.
 
     The kernel's clock of another process (clock_getcpuclockid(3)) also counts what a thread has
     run since its last switch; /proc/PID/schedstat lags by up to a scheduler tick.

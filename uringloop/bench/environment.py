@@ -1,4 +1,4 @@
-"""The machine and the software of a run: a number without them is not worth quoting."""
+"""The machine and the software of a run, without which its figures are not to be quoted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import loops
 
-# Variables that change how glibc and CPython allocate, and thereby the figures.
+# Variables that change the allocators of glibc and CPython, and thereby the figures.
 _ALLOCATOR_VARIABLES = ("GLIBC_TUNABLES", "PYTHONMALLOC", "LD_PRELOAD")
 
 

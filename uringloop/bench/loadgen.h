@@ -1,8 +1,8 @@
 /* The load generator's engine: many connections on one ring, every echoed byte checked.
  *
- * A connection has at most one request outstanding. Its echo is compared where the kernel put it,
- * against the bytes that were sent: a stamp of 8 bytes that no other request shares, then a
- * slice of a pseudo-random pattern that begins elsewhere for every request. A message that is
+ * A connection has at most one request outstanding. Its echo is compared, in the receive buffer,
+ * with the bytes that were sent: a stamp of 8 bytes that is unique to the request, then a slice of
+ * a pseudo-random pattern that begins at another offset for every request. A message that is
  * swapped with another, repeated, shifted or damaged does not compare equal.
  *
  * Nothing here touches Python. One thread creates a generator, drives it and closes it, because

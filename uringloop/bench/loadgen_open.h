@@ -155,7 +155,7 @@ static int loadgen_open(struct loadgen *lg)
 static void loadgen_close(struct loadgen *lg)
 {
     /* The ring holds its own reference to every socket with a receive armed, so only shutdown sends
-     * a FIN at once; memory is freed when the kernel uses it no more. */
+     * a FIN at once; memory is freed when the kernel no longer uses it. */
     for (uint32_t i = 0; lg->connections != NULL && i < lg->count; i++) {
         if (lg->connections[i].fd >= 0) {
             shutdown(lg->connections[i].fd, SHUT_RDWR);

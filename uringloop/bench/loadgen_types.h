@@ -62,7 +62,7 @@ enum loadgen_failure {
 
 enum loadgen_state { LOADGEN_CLOSED, LOADGEN_CONNECTING, LOADGEN_IDLE, LOADGEN_WAITING };
 
-/* Stored in the low bits of user_data, above them is the index of the connection. */
+/* Stored in the low bits of user_data; the bits above them are the index of the connection. */
 enum loadgen_operation { LOADGEN_CONNECT, LOADGEN_SEND, LOADGEN_RECV };
 
 /* The results of loadgen_turn besides -errno. */
@@ -74,8 +74,8 @@ struct loadgen_connection {
     uint32_t sequence;     /* Requests sent so far. */
     uint32_t rotation;     /* Where this request's slice of the pattern begins. */
     uint64_t stamp;        /* The first bytes of this request. */
-    uint64_t scheduled_ns; /* When the request was sent, or in the open loop had to be. */
-    uint64_t checked;      /* Bytes of the echo that have come and are right. */
+    uint64_t scheduled_ns; /* When the request was sent; in the open loop, when it was due. */
+    uint64_t checked;      /* Bytes of the echo that have arrived and are correct. */
     uint64_t issued;       /* Requests of the open loop's schedule that were sent. */
 };
 
@@ -115,11 +115,11 @@ struct loadgen {
     uint32_t outstanding;  /* Connections that wait for an echo. */
     uint32_t connecting;   /* Connections before their first echo. */
     uint32_t opened;       /* Sockets created. */
-    uint32_t established;  /* Connections whose first echo came. */
+    uint32_t established;  /* Connections whose first echo has arrived. */
     uint32_t lost;         /* Connections closed by a failure. */
     uint64_t start_ns;     /* When the open loop's schedule began; 0 before. */
-    uint64_t due;          /* Requests of the schedule whose time has come. */
-    uint64_t progress_ns;  /* When the last bytes came. */
+    uint64_t due;          /* Requests of the schedule that are due. */
+    uint64_t progress_ns;  /* When the last bytes arrived. */
     uint64_t answered;     /* Complete echoes in this interval. */
     uint64_t *histogram;   /* HISTOGRAM_BUCKETS counts of this interval, owned by the caller. */
     uint64_t failures[LOADGEN_FAILURES];
@@ -140,7 +140,7 @@ static inline uint64_t loadgen_now(void)
     return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
-/* Steele, Lea and Flood's SplitMix64: neighbours in, unrelated bits out. */
+/* SplitMix64 of Steele, Lea and Flood: neighbouring inputs give unrelated outputs. */
 static inline uint64_t loadgen_mix(uint64_t x)
 {
     x += UINT64_C(0x9E3779B97F4A7C15);

@@ -1,6 +1,6 @@
 """The event loops by name: the factory, whether it is installed, the version.
 
-Only a loop's own server process imports it.
+A loop is imported only in its own server process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KNOWN = {
     "uringcore": "uringcore:UringEventLoop",
 }
 
-# Packages that put their transports over another loop, as `aiofastnet+uvloop`, and the function
-# that wraps that loop's factory.
+# Packages that add their own transports to another loop, named `aiofastnet+uvloop`, and their
+# function that wraps that loop's factory.
 LAYERS = {"aiofastnet": "loop_factory"}
 
 # The C servers of benchmarks/reference, which `--reference` adds to the table.

@@ -65,9 +65,9 @@ def choose(same_core: bool) -> Placement:
 
 @contextlib.contextmanager
 def inherited(cpu: int, batch: bool) -> Iterator[None]:
-    """Give the processes that this thread starts meanwhile their core and their policy.
+    """Give processes that this thread starts within the block their core and their policy.
 
-    Set before the child exists, so that threads that a loop starts on import inherit both.
+    Both are set before the child exists, so that threads that a loop starts on import inherit them.
     """
     cpus = os.sched_getaffinity(0)
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -84,7 +84,7 @@ def inherited(cpu: int, batch: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def awake() -> Iterator[str]:
-    """Keep idle processors awake meanwhile, if that is allowed; yield a note about it.
+    """Keep idle processors awake within the block, if that is allowed; yield a note about it.
 
     A sleeping processor takes long to wake, milliseconds on some virtual machines. A workload that
     waits for another process or for a worker thread would measure mostly that.

@@ -11,7 +11,7 @@ import signal
 # Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
 _SPARE_DESCRIPTORS = 64
 
-# Larger than any loop's receive buffer, smaller than what the heap is trimmed by.
+# Larger than any loop's receive buffer, and smaller than the trim threshold that its free() sets.
 _LARGE_BLOCK = 4 * 2**20
 
 

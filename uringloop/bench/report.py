@@ -10,10 +10,10 @@ from .rows import BASELINE, OK, SUBJECT, Quantity
 from .settings import Settings
 from .summary import PERCENTILES, Result, verdict
 
-# Raised when a field of the JSON changes its meaning or goes away.
+# Incremented when a field of the JSON changes its meaning or is removed.
 JSON_SCHEMA = 1
 
-# One for each column of a row, in the order of the cells.
+# The headings of the columns, in the order of `cells_of`.
 HEADINGS = (
     "size",
     "clients",

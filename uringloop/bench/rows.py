@@ -1,8 +1,8 @@
-"""Rows, cells and rounds: what every comparison of loops consists of.
+"""Rows, cells and rounds, of which every comparison of loops consists.
 
-A row is one thing that several loops are measured with; a cell is one loop in a row. Rounds go
-A B C A B C, so that a machine that slows down does so for every loop. The programs of benchmarks/
-use the same classes. Runs in the benchmark's own process, in which nothing is measured.
+A row is one workload under several loops; a cell is one loop in a row. Each round measures every
+loop once (A B C, A B C), so that a machine that slows down affects every loop. The programs of
+benchmarks/ use the same classes. Runs in the benchmark's own process, in which nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .settings import explain
 # The status of a cell whose rounds have all been taken so far.
 OK = "ok"
 
-# The loop that every other one is compared with.
+# The loop with which every other loop is compared.
 BASELINE = "uvloop"
 # The loop that the reports are about.
 SUBJECT = "uringloop"
 
-# What a report says below its table.
+# A note below the table of every report.
 SPREAD_NOTE = "Medians of the rounds, ± half the distance between the lowest and the highest."
 
-# What one round of a cell returns: one figure, or a record of several.
+# The result of one round of a cell: one figure, or a record of several.
 Round = TypeVar("Round")
 
 
@@ -74,7 +74,7 @@ class Cell(Generic[Round]):
     rounds: list[Round] = field(default_factory=list)
 
     def give_up(self, status: str, note: str) -> None:
-        """Take no more rounds and say why."""
+        """Take no more rounds, and record the reason."""
         self.status = status
         self.note = note
 
@@ -90,7 +90,7 @@ class Cell(Generic[Round]):
 
 @dataclass
 class Row(Generic[Round]):
-    """One thing that is measured, and a cell for each loop that takes part."""
+    """One workload, and a cell for each loop that takes part."""
 
     name: str
     cells: dict[str, Cell[Round]] = field(default_factory=dict, kw_only=True)
@@ -105,8 +105,8 @@ class Row(Generic[Round]):
     ) -> None:
         """Take *rounds* rounds of every cell in turn; *step* is called after each.
 
-        *rotating*: each round begins with the next cell, where one cell leaves something to the
-        next, such as dirty pages.
+        With *rotating* each round begins with another cell. This is for workloads that leave state,
+        such as dirty pages, to the cell that is measured next.
         """
         cells = list(self.cells.values())
         for number in range(rounds):
@@ -128,7 +128,7 @@ def require_installed(loop: str) -> None:
 
 
 def refusal_of(exc: Exception) -> Refused:
-    """Return the refusal that an exception of a measurement amounts to."""
+    """Return the Refused that reports an exception of a measurement."""
     if isinstance(exc, Refused):
         return exc
     said = explain(exc)

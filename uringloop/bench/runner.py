@@ -1,8 +1,7 @@
-"""One fresh server and one load generator per measurement, the loops interleaved.
+"""Runs a new server and a new load generator for each measurement.
 
-A server lives for one loop, one cell and one round: it does not inherit the heap, the caches or the
-connections of another, peak memory belongs to its cell, and no other server is idle beside it.
-Rounds go A B C A B C, so that a machine that slows down does so for every loop.
+A server lives for one round of one cell: it does not inherit the heap, the caches or the
+connections of another, its peak memory is that of the cell, and no idle server runs beside it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Runner:
         self._sockets = 0
 
     def run(self, progress: Callable[[EchoRow, Cell[Measurement]], None]) -> list[EchoRow]:
-        """Measure every row; *progress* hears of each round of a cell."""
+        """Measure every row; call *progress* after each round of a cell."""
         names = [*self.settings.loops, *self.programs]
         made = [EchoRow(str(load), load, cells=cells_of(names)) for load in self.settings.loads]
         for row in made:
@@ -72,7 +71,7 @@ class Runner:
         row.measure(self.settings.rounds, measure, step)
 
     def measure(self, name: str, load: EchoLoad) -> Measurement:
-        """Start a server, load it, stop it."""
+        """Start a server, run the load generator against it, and stop it."""
         with self.serving(name) as (server, address):
             try:
                 measurement = self._load(server, address, load)
@@ -85,7 +84,7 @@ class Runner:
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[tuple[Child, Address]]:
-        """Run a fresh server meanwhile; yield it and its address when it is ready."""
+        """Run a new server during the block; yield it and its address when it is ready."""
         server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
         try:
             yield server, self._wait_until_ready(name, server)
@@ -133,7 +132,7 @@ class Runner:
         raise Refused("failed", f"the server did not start: {server.last_error()}")
 
     def refuse_dead(self, server: Child) -> None:
-        """Raise Refused with the server's last words if it has died."""
+        """Raise Refused with the server's last line on standard error if it has died."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             # The connections of a dying server close a moment before wait() returns.
             server.process.wait(0.2)

@@ -1,4 +1,4 @@
-"""The settings of a run of the benchmark, and the errors that end it with one line."""
+"""The settings of a run of the benchmark, and its errors, which are printed as one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_CLIENTS = (1, 50, 300)
 DEFAULT_DURATION = 0.8
 DEFAULT_ROUNDS = 3
 
-# The table that echo benchmarks have published for years.
+# The sizes and numbers of clients of --full, those of other published echo benchmarks.
 FULL_SIZES = (128, 512, 1000)
 FULL_CLIENTS = (1, 50, 150, 300, 500, 1000)
 
@@ -31,7 +31,7 @@ class MissingError(Exception):
 
 
 def explain(exc: Exception) -> dict[str, str]:
-    """Return why a measured process gives up: the message, and the status of its row."""
+    """Return the message of an error of a measured process, and the status of its cell."""
     if isinstance(exc, MissingError):
         return {"error": str(exc), "kind": "missing"}
     if isinstance(exc, ModuleNotFoundError):
@@ -44,7 +44,7 @@ def explain(exc: Exception) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EchoLoad:
-    """What an echo server is loaded with: bytes per message and simultaneous connections."""
+    """The load of an echo server: bytes per message and simultaneous connections."""
 
     size: int
     clients: int

@@ -67,7 +67,7 @@ def summarise(cell: Cell[Measurement]) -> Summary | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A cell in parts of the baseline of its row, from the medians of both."""
+    """The medians of a cell, divided by those of the baseline in the same row."""
 
     server_cpu: float
     requests_per_second: float
@@ -75,7 +75,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Result:
-    """One cell as it is reported: a line of the table."""
+    """One cell in the report: a line of the table."""
 
     row: EchoRow
     cell: Cell[Measurement]
@@ -101,10 +101,10 @@ def compare(rows: list[EchoRow]) -> list[Result]:
 
 
 def verdict(results: list[Result], rate: float) -> str:
-    """Return the result in a sentence: the judged loop beside each other one, over all cells."""
+    """Return the result in a sentence: SUBJECT compared with each other loop, over all cells."""
     measured = {(one.cell.loop, one.row.name): one.summary for one in results if one.summary}
     rows = list(dict.fromkeys(one.row.name for one in results))
-    # The servers in C are the limit, and no loops.
+    # The servers in C are not loops.
     others = {one.cell.loop for one in results} - {SUBJECT, *REFERENCES}
     parts: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):

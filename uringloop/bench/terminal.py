@@ -17,12 +17,12 @@ from .rows import OK, SUBJECT, Cell
 from .runner import EchoRow
 from .summary import Result
 
-# Counts one more step of a run, and says which it was.
+# Counts one more step of a run, and shows its description.
 Step = Callable[[str], None]
 
 
 def describe(row: EchoRow, cell: Cell[Measurement]) -> str:
-    """Return what the last round of a cell has shown."""
+    """Return a line about the last round of a cell."""
     if cell.status != OK or cell.rounds[-1].requests == 0:
         return f"{cell.loop}, {row.name}: {cell.status}"
     last = cell.rounds[-1]

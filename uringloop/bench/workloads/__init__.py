@@ -1,6 +1,6 @@
 """The workloads by name: the same code under every loop.
 
-Each is what a user would write, with nothing tuned for one loop. Runs on the thread of its loop.
+Each is written as a user would write it, and not tuned for one loop. Runs in its loop's thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from . import databases, datagrams, echo, http, programs, secure, transfer
 
-# Returns as soon as the server accepts connections; it serves as long as its loop runs.
+# Starts a server: returns as soon as it accepts connections; it serves as long as its loop runs.
 Serve = Callable[[socket.socket], Awaitable[None]]
 
 # The modes of `python -m uringloop.bench`.

@@ -1,6 +1,6 @@
 """The echo servers that are measured: the four ways in which asyncio programs serve TCP.
 
-Each is what a user would write, with nothing tuned for one loop: `protocol` and `buffered` are
+Each is written as a user would write it, and not tuned for one loop: `protocol` and `buffered` are
 the callback APIs, `streams` the coroutine API, `sockets` the plain sock_* methods. Runs on the
 thread of the loop that serves.
 """

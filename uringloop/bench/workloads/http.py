@@ -75,7 +75,7 @@ async def serve_uvicorn(listener: socket.socket) -> None:
     # Not by serve(), which would install its own handler of SIGTERM.
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener])
-    # The loop's timer for it keeps the task alive.
+    # The task stays referenced by the timer of its sleep().
     asyncio.get_running_loop().create_task(server.main_loop())
 
 
