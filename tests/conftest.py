@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the loops under test, and what more than one folder of tests needs.
+"""Fixtures that more than one folder of tests uses, among them the loops under test.
 
 ``each_loop`` runs a test once on stock asyncio, the oracle, and once on uringloop: such a test
 states a contract of asyncio. ``loop`` is uringloop only. Both fixtures compare the open file
@@ -40,10 +40,10 @@ def restored_sigterm() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> Iterator[None]:
-    """Keep the garbage collector off the objects that exist before a module's first test.
+    """Exclude objects that exist before a module's first test from garbage collection.
 
-    Most tests call `gc.collect()` twice or more. To traverse all objects that pytest holds each
-    time took three quarters of the whole run.
+    Most tests call `gc.collect()` twice or more. Traversing all of pytest's objects each time would
+    take three quarters of the whole run.
     """
     gc.collect()
     gc.freeze()

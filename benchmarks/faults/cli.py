@@ -60,7 +60,7 @@ def child(name: str, loop: str) -> int:
     # For faults that start another process with this loop.
     os.environ["FAULTS_LOOP"] = loop
     factory = loops.load(loop)
-    # What the first loop of a process allocates once does not count as growth of a fault.
+    # Allocations that the first loop of a process makes once are not counted as growth.
     first = factory()
     first.run_until_complete(asyncio.sleep(0))
     first.close()

@@ -29,7 +29,7 @@ def must(ok: bool, outcome: str) -> str:
 
 
 def left(before: int) -> str:
-    """Return by how many descriptors the number has grown since *before*; not 0 is a violation."""
+    """Return how many more descriptors are open than *before*, which is a violation if not 0."""
     more = open_fds() - before
     return must(more == 0, f"{more} fds left")
 
@@ -47,7 +47,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class Ends:
-    """Counts connections made and lost, errors of connection_lost, exception handler calls."""
+    """Counts connections made and lost, exceptions passed to connection_lost, and reports."""
 
     def __init__(self) -> None:
         self.made = self.lost = self.errors = self.reported = 0

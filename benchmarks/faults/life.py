@@ -259,7 +259,8 @@ def another_user(factory: Factory) -> str:
         if hasattr(loop, "backend"):
             import uringloop
 
-            # An opener runs in a thread; without one, the kernel's cache of names may do.
+            # With an opener the file is opened in a thread; without one the kernel may open it at
+            # once, from its cache of names.
             async with uringloop.open("/etc/shadow", opener=os.open):
                 pass
             async with uringloop.open("/etc/shadow"):

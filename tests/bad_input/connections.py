@@ -337,7 +337,7 @@ def _path_server(name: str, make: Callable[[str], Any] = str, **options: Any) ->
 
 
 async def _path_in_use(s: Stage) -> object:
-    """Use the same path twice: an existing socket is taken for stale."""
+    """Serve twice on one path: the second server replaces the socket of the first as stale."""
     server = await s.loop.create_unix_server(P, s.path())
     try:
         return await _serve_unix(s.path())(s)

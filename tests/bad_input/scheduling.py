@@ -13,7 +13,7 @@ from typing import Any
 
 from bad_input.stage import AsyncCallable, Call, Stage, cases, coroutine_function
 
-# Any: none of these is what a loop expects.
+# Any, because none of these is a valid callback.
 NOT_CALLABLE: dict[str, Any] = {"None": None, "'text'": "text", "1": 1, "object": object()}
 DELAYS: dict[str, Any] = {
     "None": None,
@@ -29,7 +29,7 @@ DELAYS: dict[str, Any] = {
     "2**64": 2**64,
 }
 NO_DELAYS: dict[str, Any] = {"'1'": "1", "b'1'": b"1", "[1]": [1], "10**400": 10**400}
-# Values that asyncio accepts as a time, and on which every later turn fails.
+# Values that asyncio accepts as a time, although every later turn then raises.
 NO_TIMES: dict[str, Any] = {"'1'": "1", "1j": 1j, "10**400": 10**400}
 
 # ── callbacks ────────────────────────────────────────────────────────────────────────────────

@@ -32,8 +32,8 @@ from support.sockets import tcp_pair
 # No case waits longer on purpose.
 TIME_LIMIT = 20.0
 
-# Replaces names of the loops' classes, and text that differs between runs: the rest is compared as
-# it is.
+# Patterns of text that may differ, such as class names and addresses, and their replacements; all
+# other text must be equal.
 NORMAL = (
     (r"<(Loop|_UnixSelectorEventLoop) (running=\w+ closed=\w+ debug=\w+)>", r"<Loop \2>"),
     (

@@ -1,4 +1,4 @@
-"""What uringloop relies on inside CPython: a complete table, true of this Python, not stale."""
+"""The table of CPython's internals that uringloop uses: complete, correct, without stale rows."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_every_private_name_that_is_used_stands_in_the_table() -> None:
     for path, line, text in USES:
         head = text.partition(".")[0]
         words = {word for word in text.split(".") if private(word)} - OTHERS - WORDS
-        # Names that uringloop defines do not excuse an attribute of a standard module.
+        # A standard module's private attribute must be listed even if uringloop has the same name.
         if words - (set() if head in MODULES else OWN):
             missing.append(f"{name_of(path)}:{line}: {text}")
     assert missing == []

@@ -1,4 +1,4 @@
-"""Without a part of `_cpython/stdlib.pyx` the standard library's own code runs, and traffic passes.
+"""If a part of `_cpython/stdlib.pyx` is disabled, the standard library's own code does its work.
 
 Each test runs processes of its own: with the part's switch, or on a changed standard library.
 """

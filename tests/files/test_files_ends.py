@@ -367,7 +367,7 @@ uringloop.run(main())
 
 
 def test_the_end_of_a_run_waits_for_writes(loop: uringloop.Loop, sparse: Path) -> None:
-    # No more than the slowest disk writes in the time that the end of a run waits for it.
+    # So little that the slowest disk writes it while the end of the run waits.
     size = LARGE // 16
     file = loop.run_until_complete(opened(sparse, "r+b"))
     task = loop.create_task(file.pwrite(b"x" * size, 0))

@@ -18,8 +18,8 @@ from uringloop import fs, tempfile
 Loop = asyncio.AbstractEventLoop
 Work = Callable[[Any], Awaitable[Any]]
 
-# Ten times what files take of a turn, for slow builds, and a fraction of the time of each workload.
-# A busy machine may exceed it now and then, but not in each of TRIES runs.
+# Ten times the limit of files in a turn, for slow builds, and much less than each workload takes. A
+# busy machine may exceed it in some runs, but not in all of TRIES.
 GAP_S = 0.002
 TRIES = 5
 SHORT = b"line\n" * 600_000
@@ -69,7 +69,7 @@ def watching() -> Iterator[Gaps]:
 
 
 def keeps_within(loop: Loop, work: Callable[[], Awaitable[Any]]) -> bool:
-    """Whether other tasks run during *work*, with gaps of less than GAP_S."""
+    """Return whether other tasks run during *work*, with gaps of less than GAP_S."""
 
     async def main() -> float:
         with watching() as gaps:

@@ -25,7 +25,7 @@ from uringloop._ring import backends
 Loop = asyncio.AbstractEventLoop
 
 KILLS = 60
-# Starts a process for each line of input, by fork, as an import takes longer than a writer lives.
+# Forks a writer for each line of input: a writer is killed sooner than a new process could import.
 WRITERS = """
 import asyncio, os, sys, uringloop
 async def main():

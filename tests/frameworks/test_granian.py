@@ -87,7 +87,7 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
     assert sorted(told) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
 
 
-# A spawned interpreter has to find the loop registered, too; fork is not the default since 3.14.
+# The loop must be registered in spawned interpreters, too; since 3.14 fork is not the default.
 each_method = pytest.mark.parametrize("method", ["fork", "spawn"])
 
 

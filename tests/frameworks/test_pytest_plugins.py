@@ -68,7 +68,7 @@ def anyio_backend():
 """
 
 
-# Policies are deprecated, and so is the fixture that sets one, with pytest's own category.
+# Policies are deprecated, and the fixture that sets one raises pytest's own deprecation warning.
 TOLERANT = ("-W", "ignore::DeprecationWarning", "-W", "ignore::pytest.PytestDeprecationWarning")
 
 

@@ -1,4 +1,4 @@
-"""A protocol's method that forks: the child cannot go on, the parent misses nothing."""
+"""Protocol methods that fork: the child gets a RuntimeError, the parent receives every byte."""
 
 from __future__ import annotations
 

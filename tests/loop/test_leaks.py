@@ -207,7 +207,7 @@ async def test_no_resource_is_leaked(loop: uringloop.Loop, scenario: Scenario) -
 
 @on_loop
 async def test_leak_checks_detect_an_open_connection(loop: uringloop.Loop) -> None:
-    # The counters of this file work: without that, the other tests here would prove nothing.
+    # If these counters were always zero, the other tests of this file could not fail.
     async with nothing_left(loop):
         collector = Collector(loop)
         async with stream(loop, collector) as (_, peer):

@@ -22,7 +22,7 @@ def test_the_loop_passes_the_probe(name: str) -> None:
 
 
 def test_a_probe_detects_a_missing_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A probe that cannot fail proves nothing; uvloop lacks this feature.
+    # Shows that a probe can fail: uvloop lacks this feature.
     if importlib.util.find_spec("uvloop") is None:
         pytest.skip("needs uvloop: pip install '.[bench]'")
     assert parity.outcome("sock_sendto, sock_recvfrom, sock_recvfrom_into", "uvloop").startswith(

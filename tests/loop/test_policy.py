@@ -344,7 +344,7 @@ def test_without_policies_the_error_names_the_alternatives(name: str) -> None:
 # ── pytest-asyncio ───────────────────────────────────────────────
 
 
-# Newer versions of pytest-asyncio prefer a hook, but users still have this fixture.
+# Newer versions of pytest-asyncio prefer a hook, but programs still define this fixture.
 @pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy.")
 @policies
 class TestClassWithThePolicy:

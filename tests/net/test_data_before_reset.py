@@ -1,6 +1,6 @@
 """Data that the peer sent before a reset is delivered before the reset is reported.
 
-The peer of most tests answers while bytes of ours are unread in its socket, and closes; its kernel
+In most tests the peer answers and closes while its socket has unread bytes, so that its kernel
 sends a RST. A server that refuses an upload ("413") does the same.
 """
 

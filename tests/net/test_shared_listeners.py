@@ -262,7 +262,7 @@ def test_no_process_gets_less_than_half_of_its_share_under_load(
 
 @pytest.mark.slow
 def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
-    # A running process takes what arrives, and there are fewer processors than processes.
+    # With fewer processors than processes, a process takes the connections that arrive as it runs.
     shares: collections.Counter[int] = collections.Counter()
     with contextlib.closing(Workers(listener, 4, "spins")) as workers:
         for _ in range(10):
@@ -437,7 +437,7 @@ def ask_later(address: tuple[str, int]) -> int:
 
 @contextlib.contextmanager
 def one_processor(workers: Workers) -> Iterator[None]:
-    """Pin *workers* to one processor with this process: one that it wakes runs when it sleeps."""
+    """Pin *workers* and this process to one processor: a woken worker runs when this one sleeps."""
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})
     try:
@@ -583,8 +583,8 @@ def test_a_program_started_with_the_socket_of_a_server_shares_its_connections() 
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
             loaded = counted_answers(address, 480)
-            # 20 each unless other programs run. A poll beside the other process's epoll would leave
-            # it to chance.
+            # 20 each unless other programs run. If one process polled the socket, instead of using
+            # its accept epoll, the distribution would be random.
             rested = [turns_taken(address) for _ in range(4)]
             if min(loaded[0], loaded[9]) >= 120 and all(
                 min(answers[0], answers[9]) >= 16 for answers in rested

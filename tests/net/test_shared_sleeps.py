@@ -35,7 +35,7 @@ import uringloop
 
 LOCALHOST = "127.0.0.1"
 
-# A process that holds the lock of a process that accepts from the socket, and does not accept.
+# A process that locks the socket as accepting processes do, but does not accept.
 COMPANION = """
 import fcntl, sys
 
@@ -228,7 +228,7 @@ async def test_a_sleep_beside_a_shared_socket_uses_no_processor_time(
 ) -> None:
     async with shared(each_loop, listener, alone=alone):
         for _ in range(3):
-            # A connection has come and gone: nothing of it may keep the loop awake.
+            # A connection has ended before, and must not keep the loop awake.
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(b"x")
             await reader.read(1)

@@ -468,7 +468,7 @@ async def test_a_datagram_too_large_is_an_error(each_loop: Loop, datagram_pair: 
 
 
 def operations(loop: Loop, sock: socket.socket) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Return a function that starts it for each operation on *sock*."""
+    """Return, by name, functions that each start one operation on *sock*."""
     return {
         "recv": lambda: loop.sock_recv(sock, 1),
         "recv_into": lambda: loop.sock_recv_into(sock, bytearray(1)),

@@ -1,4 +1,4 @@
-"""asyncio's streams: the error of a lost connection is not reported again at collection."""
+"""asyncio's streams: an error that a program has caught is not reported when they are collected."""
 
 from __future__ import annotations
 

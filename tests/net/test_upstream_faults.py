@@ -1,7 +1,7 @@
 """Recent faults of asyncio and uvloop, each tested on uringloop.
 
-The first comment of a test has the issue's number; gh- is CPython's. The tests run on uringloop
-only, because versions of asyncio before the fix have the fault.
+The first comment of a test is the issue's number, with gh- for CPython's issues. The tests run on
+uringloop only, because versions of asyncio before the fix have the fault.
 """
 
 from __future__ import annotations

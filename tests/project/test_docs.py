@@ -1,8 +1,8 @@
 """Runs every program and command of the documents, and checks every link.
 
-Blocks are found by their fences, so that each one is tested: a program that fails, a command
-without a rule and a language without a table fail a test. A block that cannot be run as it is has a
-line in a table here, with the reason.
+Every fenced block is tested: a program that fails, a command without a rule, or a language that is
+in none of the tables, fails a test. A block that cannot be run as it is has a line in a table here,
+with the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-/* Submits linked requests to a software ring of which one finds no memory, and then one that is not
- * linked. Prints a line for each completion: user_data and result. Arguments: the path of a folder
- * that does not exist, and which of the ring's allocations, counted from 0, is refused.
+/* Submits three linked requests and one that is not linked to a software ring, one of whose
+ * allocations fails. Prints a line for each completion: user_data and result. Arguments: the path
+ * of a folder that does not exist, and the number of the allocation that fails, counted from 0.
  * The linker passes the ring's calls of malloc() to __wrap_malloc(). */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""Loop(batch_wait_us=): completions gather while the loop sleeps; otherwise nothing changes."""
+"""Loop(batch_wait_us=): a sleep gathers completions, and all else behaves as without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.roles import PATIENCE, kernel_version
 
 import uringloop
 
-# Long enough to be told from other delays, and short enough for a test to wait.
+# Longer than other delays of the machine, and short enough for a test.
 GATHER_S = 0.5
 AT_ONCE_S = 0.25
 BATCH = 64

@@ -1,4 +1,4 @@
-"""Loop(busy_poll_us=): the loop spins before it sleeps; otherwise nothing changes."""
+"""Loop(busy_poll_us=): the loop polls before it sleeps, and all else behaves as without it."""
 
 from __future__ import annotations
 

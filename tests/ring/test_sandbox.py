@@ -1,8 +1,8 @@
-"""A sandbox that is closed while a loop exists: system calls of io_uring fail from then on.
+"""A program closes its sandbox while it has a loop: system calls of io_uring fail from then on.
 
-A service opens its sockets and then installs a seccomp filter. A loop that was made before goes on
-with its connections, whichever of the three system calls is refused. Each test is a child process,
-since a filter cannot be removed.
+For example, a service opens its sockets and then installs a seccomp filter. Its loop must keep the
+connections, whichever of the three system calls is refused. Each test runs a child process, since a
+filter cannot be removed.
 """
 
 from __future__ import annotations
@@ -190,10 +190,10 @@ def run(program: str, calls: str, error: str = "EPERM", **names: object) -> list
 @each_call
 @pytest.mark.parametrize("when", ["first", "later"])
 def test_all_traffic_continues_when_the_sandbox_closes(when: str, calls: str, error: str) -> None:
-    """With *when* "later" there are connections, and so registered buffers, before."""
+    """With *when* "later", the loop has connections and registered buffers before it closes."""
     *lines, rings = run(TRAFFIC, calls, error, WHEN=when)
     assert lines == (["True"] if when == "later" else []) + TRAFFIC_OUTPUT
-    # Another ring is not needed in one thread, and buffers are registered once.
+    # io_uring_setup is not needed again in the same thread, nor io_uring_register for the buffers.
     replaced = "enter" in calls or ("register" in calls and when == "first")
     assert rings == ("soft True" if replaced else "io_uring False")
 

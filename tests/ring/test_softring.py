@@ -1,8 +1,8 @@
-"""The software ring: what it must get right on epoll and the kernel gets right on io_uring.
+"""The software ring's own work, which the kernel does for io_uring.
 
-Every test uses the software ring, whatever ring the rest of the suite uses: descriptors whose
-numbers, duplicates and files change behind epoll's back, wake-ups, sleeps that must take no
-processor time, full queues. Its threads are in test_softring_files.py.
+Every test uses the software ring, also if the rest of the suite uses io_uring. Subjects:
+descriptors that are closed, duplicated or replaced without epoll_ctl(), wake-ups, sleeps that must
+take no processor time, full queues. The tests of its threads are in test_softring_files.py.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def test_dup2_over_a_watched_descriptor_fails_its_reader(
         await turns(3)
         number = ours.fileno()
         with pair() as (theirs, their_peer):
-            # Behind the loop's back: the number goes from one file to another.
+            # Without a call of the loop, the number now refers to another file.
             os.dup2(theirs.fileno(), number)
             fresh = loop.create_task(loop.sock_recv(theirs, 10))
             other = loop.create_task(loop.sock_recv(ours, 10))

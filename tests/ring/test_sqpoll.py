@@ -1,7 +1,7 @@
-"""Loop(sqpoll=): a kernel thread sends and receives; otherwise nothing changes but the timing.
+"""Loop(sqpoll=): a kernel thread takes the submissions, and only the timing of the loop changes.
 
-An operation completes some time after the turn that started it. So these tests wait for what they
-expect, where others may count turns.
+An operation completes some time after the turn that started it, so these tests wait for the
+expected state instead of counting turns.
 """
 
 from __future__ import annotations

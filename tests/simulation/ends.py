@@ -1,4 +1,4 @@
-"""The oracle: what each end of a connection may see, given what its peer has done."""
+"""The oracle: the callbacks and bytes that a connection may get, given what its peer has done."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class End:
         # Actions of the program.
         self.reading_paused = False
         self.ended = False
-        # Its transport closes when that of the other end does.
+        # The transport of this end closes when the peer's transport closes.
         self.ends_with_peer = False
         self.closed = False
         self.aborted = False
@@ -37,7 +37,7 @@ class End:
         self.lost = False
         # The result of eof_received().
         self.stays_open = False
-        # An end has failed, aborted, or closed with bytes on their way: they may be lost.
+        # An end has failed, aborted, or closed with bytes in transit: these may be lost.
         self.lossy = False
 
     def _claim(self, true: bool, claim: str) -> None:

@@ -485,7 +485,7 @@ class Model:
 
     def _is_lost(self) -> bool:
         for end in self.accepted:
-            # A connection that was accepted after its client had gone.
+            # The connection was accepted after its client had closed it.
             if end.transport is not None and not end.lost and end.usable:
                 end.closed = True
                 end.transport.close()

@@ -1,8 +1,8 @@
 """Helpers of the tests of large messages: readers, and connections that have received some.
 
-A connection with large messages is polled and read by recv(2), one with small messages is not; it
-changes back and forth as messages grow and shrink, which users must not notice. Each test starts
-with large messages, of which each waits for the one before to be read.
+A connection with large messages is polled and read by recv(2), one with small messages is not. It
+changes back and forth as messages grow and shrink, without a visible effect. Each test starts with
+large messages, each of which is sent when the previous one has been read.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def pair_of(kind: str) -> tuple[socket.socket, socket.socket]:
 
 
 async def enlarge(loop: Loop, sink: Sink, peer: socket.socket) -> None:
-    """Send large messages until the average message is large; each waits for the one before."""
+    """Send large messages, each when the previous one is read, until their average is large."""
     for _ in range(40):
         await loop.sock_sendall(peer, MESSAGE)
         assert await sink.take(len(MESSAGE)) == MESSAGE

@@ -14,7 +14,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def backend() -> str:
-    """Return the backend that loops get in this run; the suite is run on both."""
+    """Return the backend of new loops in this run; the suite runs once on each."""
     with contextlib.closing(uringloop.new_event_loop()) as loop:
         return loop.backend
 

@@ -20,7 +20,7 @@ from support.roles import Loop, until
 PIPE = asyncio.subprocess.PIPE
 DEVNULL = asyncio.subprocess.DEVNULL
 PLENTY = 4 * 1024 * 1024
-# As long as a test could ever take.
+# Seconds: longer than any test takes.
 FOREVER = "600"
 
 
@@ -43,14 +43,14 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def orphans() -> Iterator[None]:
-    """Fail a test that leaves a child of this process behind, dead or alive."""
+    """Fail a test that leaves a child process behind, running or as a zombie."""
     before = children()
     yield
     assert children() - before == set()
 
 
 def children() -> set[int]:
-    """Return the children of this process, zombies too."""
+    """Return the ids of this process's children, including zombies."""
     numbers: set[int] = set()
     for name in glob.glob("/proc/self/task/*/children"):
         # The thread may have ended since.

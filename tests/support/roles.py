@@ -41,7 +41,7 @@ TIME_LIMIT = 30.0
 # Seconds after which an expected event on loopback counts as missing.
 PATIENCE = 10.0
 
-# After this many rounds of a conversation a process counts as busy.
+# Rounds of `converse` after which a process counts as busy.
 BUSY_ROUNDS = 100
 
 
@@ -112,7 +112,7 @@ def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 async def turns(count: int = 1) -> None:
-    """Let *count* turns of the running loop pass."""
+    """Run *count* turns of the running loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 

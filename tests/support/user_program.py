@@ -1,6 +1,6 @@
-"""A user's program: `make type` checks it with mypy and pyright in strict mode, a test runs it.
+"""A user's program, checked by `make type` with mypy and pyright in strict mode, and run by a test.
 
-The package's annotations and stubs must cover everything that it uses.
+The package's annotations and stubs must cover every name that it uses.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ from support.roles import PATIENCE
 from uringloop import monitor
 from uringloop._monitor.server import Snapshot
 
-# ready() prints a line, by which a test waits for the program; go() waits for a line of the test.
+# ready() prints the line for which a test waits; go() waits for a line from the test.
 PRELUDE = """
 import asyncio, os, sys, threading, time
 import uringloop

@@ -1,4 +1,4 @@
-"""start_tls: an open connection becomes TLS, with bytes in flight or paused at that moment."""
+"""start_tls: an open connection becomes TLS, also with unsent bytes or while reading is paused."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Frame(asyncio.BufferedProtocol):
 async def test_a_hello_in_the_segment_of_plain_bytes_is_not_lost(
     each_loop: Loop, contexts: Contexts
 ) -> None:
-    """One segment has the plain bytes, which fill the protocol's buffer, and the ClientHello."""
+    """One segment has plain bytes, which fill the protocol's buffer, and then the ClientHello."""
     done = asyncio.Event()
     first = Frame(9, done.set)
     async with opened(each_loop, first) as (plain, sock):

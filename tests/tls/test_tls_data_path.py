@@ -1,4 +1,4 @@
-"""The compiled data path of TLS: what the other tests of TLS do not cover."""
+"""The compiled data path of TLS: sizes, subclasses and exceptions that no other TLS test covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of TLS connections, also while paused; some tests show cases where asyncio hangs."""
+"""The end of TLS connections, also while reading is paused; in some cases here asyncio hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is lent to OpenSSL: records are read where received, and sent where written."""
+"""Memory lent to OpenSSL: it reads records from the receive buffer and writes them to the queue."""
 
 from __future__ import annotations
 
