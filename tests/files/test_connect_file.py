@@ -142,8 +142,8 @@ def test_an_exception_of_data_received_is_reported_and_reading_goes_on(
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(bytes(1 << 20))
-    reports: list[dict[str, Any]] = []
-    each_loop.set_exception_handler(lambda _, context: reports.append(context))
+    handler_calls: list[dict[str, Any]] = []
+    each_loop.set_exception_handler(lambda _, context: handler_calls.append(context))
 
     class Failing(Noting):
         def data_received(self, data: bytes) -> None:
@@ -157,7 +157,7 @@ def test_an_exception_of_data_received_is_reported_and_reading_goes_on(
         return len(protocol.data)
 
     assert run(each_loop, main) == 1 << 20
-    assert {str(report["exception"]) for report in reports} == {"data"}
+    assert {str(call["exception"]) for call in handler_calls} == {"data"}
 
 
 def test_a_directory_is_refused(each_loop: Loop, tmp_path: Path) -> None:

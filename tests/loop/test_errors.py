@@ -13,7 +13,7 @@ from asyncio import AbstractEventLoop
 
 import pytest
 from support.loops import LoopFactory, run_turns
-from support.roles import complaints
+from support.roles import record_handler_calls
 
 Report = dict[str, object]
 
@@ -40,37 +40,37 @@ def exception_of(record: logging.LogRecord) -> BaseException | None:
 
 
 def test_exception_in_a_callback_does_not_stop_the_loop(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     ran: list[int] = []
     for number in range(100):
         each_loop.call_soon(fail)
         each_loop.call_soon(ran.append, number)
     run_turns(each_loop)
     assert ran == list(range(100))
-    assert len(reports) == 100
+    assert len(handler_calls) == 100
 
 
 def test_report_of_a_callback_names_message_exception_and_handle(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     handle = each_loop.call_soon(fail)
     run_turns(each_loop)
-    (report,) = reports
+    (call,) = handler_calls
     line = fail.__code__.co_firstlineno
-    assert sorted(report) == ["exception", "handle", "message"]
-    assert report["message"] == f"Exception in callback fail() at {__file__}:{line}"
-    assert report["handle"] is handle
-    assert isinstance(report["exception"], ZeroDivisionError)
+    assert sorted(call) == ["exception", "handle", "message"]
+    assert call["message"] == f"Exception in callback fail() at {__file__}:{line}"
+    assert call["handle"] is handle
+    assert isinstance(call["exception"], ZeroDivisionError)
 
 
 def test_reported_exception_carries_the_traceback_of_the_callback(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon(fail)
     run_turns(each_loop)
-    exception = reports[0]["exception"]
+    exception = handler_calls[0]["exception"]
     assert isinstance(exception, ZeroDivisionError)
     assert traceback.extract_tb(exception.__traceback__)[-1].name == "fail"
 
@@ -79,7 +79,7 @@ def test_report_in_debug_mode_has_the_traceback_of_creation(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.set_debug(True)
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon(fail)
     line = sys._getframe().f_lineno - 1
     each_loop.call_soon_threadsafe(fail)
@@ -87,8 +87,8 @@ def test_report_in_debug_mode_has_the_traceback_of_creation(
     each_loop.call_at(0, fail)
     run_turns(each_loop)
     lines: set[int | None] = set()
-    for report in reports:
-        stack = report["source_traceback"]
+    for call in handler_calls:
+        stack = call["source_traceback"]
         assert isinstance(stack, traceback.StackSummary)
         assert stack[-1].filename == __file__
         lines.add(stack[-1].lineno)
@@ -96,23 +96,23 @@ def test_report_in_debug_mode_has_the_traceback_of_creation(
 
 
 def test_callback_without_source_is_named_by_its_repr(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon([].pop)
     run_turns(each_loop)
-    (report,) = reports
-    assert report["message"] == "Exception in callback list.pop()"
-    assert isinstance(report["exception"], IndexError)
+    (call,) = handler_calls
+    assert call["message"] == "Exception in callback list.pop()"
+    assert isinstance(call["exception"], IndexError)
 
 
 def test_exception_of_a_done_callback_is_reported(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     future = each_loop.create_future()
     future.add_done_callback(lambda _future: fail())
     future.set_result(None)
     run_turns(each_loop)
-    (report,) = reports
-    assert str(report["message"]).startswith("Exception in callback test_exception_of_a_done_")
-    assert isinstance(report["exception"], ZeroDivisionError)
+    (call,) = handler_calls
+    assert str(call["message"]).startswith("Exception in callback test_exception_of_a_done_")
+    assert isinstance(call["exception"], ZeroDivisionError)
 
 
 # ── the default handler ──────────────────────────────────────────
@@ -317,11 +317,11 @@ def test_exceptions_that_end_a_run_are_not_reported(
     def leave() -> None:
         raise leaving
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon(leave)
     with pytest.raises(leaving):
         each_loop.run_forever()
-    assert reports == []
+    assert handler_calls == []
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
@@ -344,10 +344,10 @@ def test_cancelled_error_of_a_callback_is_reported(each_loop: AbstractEventLoop)
     def cancel() -> None:
         raise asyncio.CancelledError
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon(cancel)
     run_turns(each_loop)
-    assert isinstance(reports[0]["exception"], asyncio.CancelledError)
+    assert isinstance(handler_calls[0]["exception"], asyncio.CancelledError)
 
 
 # ── futures and tasks whose exception is not retrieved ───────────
@@ -357,40 +357,40 @@ def test_unretrieved_exception_of_a_task_is_reported(each_loop: AbstractEventLoo
     async def broken() -> None:
         raise ZeroDivisionError("from the task")
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.create_task(broken(), name="unasked")
     run_turns(each_loop, 2)
     gc.collect()
-    (report,) = reports
-    assert report["message"] == "Task exception was never retrieved"
-    assert isinstance(report["exception"], ZeroDivisionError)
-    assert isinstance(report["future"], asyncio.Task)
-    assert report["future"].get_name() == "unasked"
+    (call,) = handler_calls
+    assert call["message"] == "Task exception was never retrieved"
+    assert isinstance(call["exception"], ZeroDivisionError)
+    assert isinstance(call["future"], asyncio.Task)
+    assert call["future"].get_name() == "unasked"
 
 
 def test_unretrieved_exception_of_a_future_is_reported(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     future = each_loop.create_future()
     future.set_exception(ZeroDivisionError("unasked"))
     del future
     gc.collect()
-    (report,) = reports
-    assert report["message"] == "Future exception was never retrieved"
-    assert isinstance(report["exception"], ZeroDivisionError)
+    (call,) = handler_calls
+    assert call["message"] == "Future exception was never retrieved"
+    assert isinstance(call["exception"], ZeroDivisionError)
 
 
 def test_destroyed_pending_task_is_reported(each_loop: AbstractEventLoop) -> None:
     async def wait() -> None:
         await each_loop.create_future()
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.create_task(wait(), name="forgotten")
     run_turns(each_loop)
     gc.collect()
-    (report,) = reports
-    assert report["message"] == "Task was destroyed but it is pending!"
-    assert isinstance(report["task"], asyncio.Task)
-    assert report["task"].get_name() == "forgotten"
+    (call,) = handler_calls
+    assert call["message"] == "Task was destroyed but it is pending!"
+    assert isinstance(call["task"], asyncio.Task)
+    assert call["task"].get_name() == "forgotten"
 
 
 def test_exception_that_run_until_complete_raises_is_not_reported_again(
@@ -399,11 +399,11 @@ def test_exception_that_run_until_complete_raises_is_not_reported_again(
     async def broken() -> None:
         raise ZeroDivisionError("from the task")
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     with pytest.raises(ZeroDivisionError):
         each_loop.run_until_complete(broken())
     gc.collect()
-    assert reports == []
+    assert handler_calls == []
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
@@ -413,11 +413,11 @@ def test_exception_that_ended_run_until_complete_is_not_reported_again(
     async def leave() -> None:
         raise leaving
 
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     with pytest.raises(leaving):
         each_loop.run_until_complete(leave())
     gc.collect()
-    assert reports == []
+    assert handler_calls == []
 
 
 def test_runner_reports_exceptions_of_tasks_at_shutdown(loop_factory: LoopFactory) -> None:
@@ -430,7 +430,7 @@ def test_runner_reports_exceptions_of_tasks_at_shutdown(loop_factory: LoopFactor
     async def main() -> list[Report]:
         kept.append(asyncio.ensure_future(stubborn()))
         await asyncio.sleep(0)
-        return complaints(asyncio.get_running_loop())
+        return record_handler_calls(asyncio.get_running_loop())
 
     kept: list[asyncio.Future[None]] = []
     with asyncio.Runner(loop_factory=loop_factory) as runner:

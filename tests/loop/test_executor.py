@@ -107,8 +107,8 @@ def test_cancelling_a_queued_function_keeps_it_from_running(each_loop: AbstractE
 
 
 def test_result_after_cancellation_is_dropped(each_loop: AbstractEventLoop) -> None:
-    reports: list[dict[str, object]] = []
-    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    handler_calls: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: handler_calls.append(context))
     entered, release = threading.Event(), threading.Event()
 
     def hold() -> str:
@@ -124,7 +124,7 @@ def test_result_after_cancellation_is_dropped(each_loop: AbstractEventLoop) -> N
     release.set()
     each_loop.run_until_complete(each_loop.shutdown_default_executor())
     run_turns(each_loop, 2)
-    assert reports == []
+    assert handler_calls == []
 
 
 def test_result_after_close_is_dropped(loop_factory: LoopFactory) -> None:

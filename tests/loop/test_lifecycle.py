@@ -313,12 +313,12 @@ def test_other_base_exceptions_of_callbacks_are_reported(each_loop: AbstractEven
     def fail() -> None:
         raise Unusual("on purpose")
 
-    reports: list[dict[str, object]] = []
-    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    handler_calls: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: handler_calls.append(context))
     each_loop.call_soon(fail)
     run_turns(each_loop)
-    (report,) = reports
-    assert isinstance(report["exception"], Unusual)
+    (call,) = handler_calls
+    assert isinstance(call["exception"], Unusual)
 
 
 def test_other_base_exceptions_of_tasks_are_set_on_the_task(each_loop: AbstractEventLoop) -> None:
@@ -417,16 +417,16 @@ def test_generator_that_fails_to_close_is_reported(each_loop: AbstractEventLoop)
     async def start() -> None:
         assert await anext(generator) == 1
 
-    reports: list[dict[str, object]] = []
-    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    handler_calls: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: handler_calls.append(context))
     generator = stubborn()
     each_loop.run_until_complete(start())
     each_loop.run_until_complete(each_loop.shutdown_asyncgens())
-    (report,) = reports
-    assert report["asyncgen"] is generator
-    assert isinstance(report["exception"], ZeroDivisionError)
+    (call,) = handler_calls
+    assert call["asyncgen"] is generator
+    assert isinstance(call["exception"], ZeroDivisionError)
     wording = f"an error occurred during closing of asynchronous generator {generator!r}"
-    assert report["message"] == wording
+    assert call["message"] == wording
 
 
 def test_asyncgen_hooks_are_set_during_a_run_and_restored(

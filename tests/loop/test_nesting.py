@@ -310,8 +310,8 @@ def test_readers_ready_together_with_a_nesting_reader_are_called_once(
     def everything_read() -> Coroutine[Any, Any, None]:
         return until(lambda: len(read) == len(pairs))
 
-    failures: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: failures.append(context))
+    handler_calls: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: handler_calls.append(context))
     for left, right in pairs:
         left.setblocking(False)
         loop.add_reader(left, receive, left)
@@ -323,7 +323,7 @@ def test_readers_ready_together_with_a_nesting_reader_are_called_once(
         left.close()
         right.close()
     assert read == [b"x"] * 3
-    assert failures == []
+    assert handler_calls == []
 
 
 def test_a_nested_run_can_follow_a_file_operation(loop: uringloop.Loop, tmp_path: Any) -> None:

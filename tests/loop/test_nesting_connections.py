@@ -38,7 +38,7 @@ def fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_complaint() -> Iterator[None]:
+def _no_handler_call() -> Iterator[None]:
     failures.clear()
     yield
     assert failures == []

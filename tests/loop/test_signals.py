@@ -186,14 +186,14 @@ def test_exception_of_a_handler_is_reported(each_loop: AbstractEventLoop) -> Non
         each_loop.stop()
         raise ZeroDivisionError
 
-    reports: list[dict[str, object]] = []
-    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    handler_calls: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: handler_calls.append(context))
     each_loop.add_signal_handler(signal.SIGUSR1, fail)
     each_loop.call_soon(signal.raise_signal, signal.SIGUSR1)
     each_loop.run_forever()
     each_loop.remove_signal_handler(signal.SIGUSR1)
-    (report,) = reports
-    assert isinstance(report["exception"], ZeroDivisionError)
+    (call,) = handler_calls
+    assert isinstance(call["exception"], ZeroDivisionError)
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])

@@ -18,12 +18,12 @@ from support.roles import (
     Guests,
     Loop,
     answers,
-    complaints,
     connected,
     ended,
     gone,
     needs_ipv6,
     on_loop,
+    record_handler_calls,
     released,
     reset,
     turns,
@@ -48,15 +48,15 @@ async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: L
             raise error
         return guests()
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.set_debug(True)  # asyncio reports this error in debug mode only.
     server = await each_loop.create_server(factory, LOCALHOST, 0)
     address = server.sockets[0].getsockname()
     with connected(address) as client:
-        await until(lambda: len(seen) == 1)
-        assert seen[0]["message"] == "Error on transport creation for incoming connection"
-        assert seen[0]["exception"] is error
-        seen.clear()
+        await until(lambda: len(handler_calls) == 1)
+        assert handler_calls[0]["message"] == "Error on transport creation for incoming connection"
+        assert handler_calls[0]["exception"] is error
+        handler_calls.clear()
         error.__traceback__ = None  # Its frames hold a reference to asyncio's open socket.
         client.setblocking(False)
         assert await each_loop.sock_recv(client, 1) == b""
@@ -152,14 +152,14 @@ class Greeter(asyncio.Protocol):
 
 async def main():
     loop = asyncio.get_running_loop()
-    complaints, reported = [], asyncio.Event()
+    handler_calls, reported = [], asyncio.Event()
 
-    def complain(loop, context):
-        complaints.append((context["message"], context["exception"].errno))
+    def on_exception(loop, context):
+        handler_calls.append((context["message"], context["exception"].errno))
         assert "socket" in context
         reported.set()
 
-    loop.set_exception_handler(complain)
+    loop.set_exception_handler(on_exception)
     # Before create_server(): an accept in flight keeps the limit that it was submitted under.
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
     # A backlog of 1, because asyncio reports EMFILE once for each place in the backlog.
@@ -177,7 +177,7 @@ async def main():
         await writer.wait_closed()
         return greeting.decode()
 
-    told = [await greet() for _ in range(3)]
+    greetings = [await greet() for _ in range(3)]
     client = socket.socket()
     client.setblocking(False)
     hogs = []
@@ -191,17 +191,17 @@ async def main():
     reported_at, cpu_at = time.monotonic(), time.process_time()
     for fd in hogs:
         os.close(fd)
-    told.append((await loop.sock_recv(client, 100)).decode())
+    greetings.append((await loop.sock_recv(client, 100)).decode())
     waited, cpu = time.monotonic() - reported_at, time.process_time() - cpu_at
     client.close()
-    told += [await greet() for _ in range(3)]
+    greetings += [await greet() for _ in range(3)]
     cpu_at = time.process_time()
     await asyncio.sleep(0.2)
     server.close()
     await server.wait_closed()
     return {
-        "complaints": complaints,
-        "greetings": told,
+        "handler_calls": handler_calls,
+        "greetings": greetings,
         "waited": waited,
         "cpu": cpu,
         "cpu_after": time.process_time() - cpu_at,
@@ -230,7 +230,7 @@ def test_a_server_survives_emfile(kind: str, sock: str) -> None:
     assert seen["greetings"] == ["welcome"] * 7
     message = "socket.accept() out of system resource"
     # asyncio reports once for each place in the backlog; 3.14 and 3.15 report once more.
-    first, *others = seen["complaints"]
+    first, *others = seen["handler_calls"]
     assert first == [message, errno.EMFILE]
     one_more = kind == "asyncio" and (3, 14) <= sys.version_info < (3, 16)
     assert others == ([first] if one_more else [])
@@ -355,13 +355,13 @@ async def test_accepted_connections_have_tcp_nodelay(
 async def test_a_protocol_without_connection_made_ends_the_connection(loop: uringloop.Loop) -> None:
     # uringloop only: asyncio leaves the socket to the garbage collector.
     loop.set_debug(True)
-    seen = complaints(loop)
+    handler_calls = record_handler_calls(loop)
     factory: Any = object
     server = await loop.create_server(factory, LOCALHOST, 0)
     with connected(server.sockets[0].getsockname()) as client:
-        await until(lambda: len(seen) == 1)
-        assert seen[0]["message"] == "Error on transport creation for incoming connection"
-        assert isinstance(seen[0]["exception"], AttributeError)
+        await until(lambda: len(handler_calls) == 1)
+        assert handler_calls[0]["message"] == "Error on transport creation for incoming connection"
+        assert isinstance(handler_calls[0]["exception"], AttributeError)
         client.setblocking(False)
         assert await loop.sock_recv(client, 1) == b""
     await gone(server)

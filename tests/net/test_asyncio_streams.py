@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.roles import (
     Loop,
-    complaints,
     ended,
     noise,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     released,
     reset,
     turns,
@@ -384,14 +384,16 @@ async def test_an_error_in_a_handler_is_reported_and_closes_the_connection(
         await reader.readexactly(1)
         raise error
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     server, address = await listen(fail)
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"x")
     assert await reader.read() == b""
     await leave(writer)
-    assert [c["message"] for c in seen] == ["Unhandled exception in client_connected_cb"]
-    assert seen[0]["exception"] is error
+    assert [call["message"] for call in handler_calls] == [
+        "Unhandled exception in client_connected_cb"
+    ]
+    assert handler_calls[0]["exception"] is error
     server.close()
 
 
@@ -403,7 +405,7 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
         handlers.append((asyncio.current_task(), writer))
         await reader.readexactly(1)
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     server, address = await listen(hang)
     reader, writer = await asyncio.open_connection(*address)
     await until(lambda: len(handlers) == 1)
@@ -413,17 +415,17 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
     task.cancel()
     if ALLOWS_CANCELLED:
         assert await reader.read() == b""
-        assert seen == []
+        assert handler_calls == []
     elif WATCHES_HANDLERS:
         # 3.11.7 and 3.12.1: asyncio's own callback raises CancelledError for the cancelled task.
-        await until(lambda: len(seen) == 1)
-        assert isinstance(seen[0]["exception"], asyncio.CancelledError)
+        await until(lambda: len(handler_calls) == 1)
+        assert isinstance(handler_calls[0]["exception"], asyncio.CancelledError)
         handler_writer.close()
     else:
         # Older versions do not check the task: the connection stays open.
         await until(task.cancelled)
         await turns(3)
-        assert seen == []
+        assert handler_calls == []
         assert not handler_writer.is_closing()
         handler_writer.close()
         assert await reader.read() == b""

@@ -11,13 +11,13 @@ from support.protocols import Collector
 from support.roles import (
     Failing,
     Loop,
-    complaints,
     link,
     loses_connection,
     noise,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     released,
     reset,
     stream,
@@ -268,14 +268,16 @@ async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, call
 
 @on_loop
 async def test_an_empty_buffer_is_an_error_of_the_protocol(each_loop: Loop) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     filling = Filling(each_loop, 0)
     async with stream(each_loop, filling) as (_, peer):
         peer.send(b"x")
         error = await filling.lost
         assert isinstance(error, RuntimeError)
         assert str(error) == "get_buffer() returned an empty buffer"
-    assert [c["message"] for c in seen] == ["Fatal error: protocol.get_buffer() call failed."]
+    assert [call["message"] for call in handler_calls] == [
+        "Fatal error: protocol.get_buffer() call failed."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ async def test_a_buffer_of_the_wrong_type_is_a_fatal_read_error(
         def get_buffer(self, sizehint: int) -> Any:
             return buffer
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     protocol = Unfit(each_loop, 0)
     async with stream(each_loop, protocol) as (_, peer):
         peer.send(b"x")
@@ -301,7 +303,7 @@ async def test_a_buffer_of_the_wrong_type_is_a_fatal_read_error(
             f"not {type(buffer).__name__}"
             for name in ("1", "'buffer'")
         )
-    assert [c["message"] for c in seen] == ["Fatal read error on socket transport"]
+    assert [call["message"] for call in handler_calls] == ["Fatal read error on socket transport"]
 
 
 # ── closing and switching ─────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.datagrams import Mailbox, drained, ended, endpoint, udp
-from support.roles import Loop, complaints, needs_ipv6, on_loop, run_script, until
+from support.roles import Loop, needs_ipv6, on_loop, record_handler_calls, run_script, until
 
 import uringloop
 
@@ -417,12 +417,12 @@ async def test_error_in_connection_made_is_reported_and_receiving_starts(each_lo
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             raise LookupError("not made")
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     with udp() as peer:
         async with endpoint(each_loop, Failing(), local_addr=LOCAL) as (transport, mailbox):
             peer.sendto(b"letter", transport.get_extra_info("sockname"))
             assert (await mailbox.received())[0][0] == b"letter"
-    assert [str(complaint["exception"]) for complaint in seen] == ["not made"]
+    assert [str(call["exception"]) for call in handler_calls] == ["not made"]
 
 
 @on_loop

@@ -18,11 +18,11 @@ import pytest
 from support.datagrams import Mailbox, drained, ended, endpoint, stuff, udp, unix_pair, unsent
 from support.roles import (
     Loop,
-    complaints,
     in_thread,
     needs_ipv6,
     noise,
     on_loop,
+    record_handler_calls,
     released,
     turns,
     until,
@@ -131,7 +131,7 @@ async def test_datagrams_of_400_senders_carry_their_addresses(each_loop: Loop, h
 @needs_ipv6
 @on_loop
 async def test_an_address_of_another_family_is_refused(each_loop: Loop) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     async with (
         endpoint(each_loop, local_addr=LOCAL) as (four, four_mailbox),
         endpoint(each_loop, local_addr=("::", 0)) as (six, six_mailbox),
@@ -148,29 +148,35 @@ async def test_an_address_of_another_family_is_refused(each_loop: Loop) -> None:
             four.sendto(b"from four", sender)
             await until(lambda: four_mailbox.lost != [])
             assert isinstance(four_mailbox.lost[0], TypeError)
-    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+    assert [call["message"] for call in handler_calls] == [
+        "Fatal write error on datagram transport"
+    ]
 
 
 @pytest.mark.parametrize("wrong", [None, ("127.0.0.1",), "text"])
 @on_loop
 async def test_invalid_address_closes_an_unconnected_endpoint(each_loop: Loop, wrong: Any) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     async with endpoint(each_loop, local_addr=LOCAL) as (transport, mailbox):
         transport.sendto(b"data", wrong)
         await until(lambda: mailbox.lost != [])
         assert isinstance(mailbox.lost[0], TypeError)
-    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+    assert [call["message"] for call in handler_calls] == [
+        "Fatal write error on datagram transport"
+    ]
 
 
 @on_loop
 async def test_strided_view_is_a_fatal_error(each_loop: Loop) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     with udp() as peer:
         async with endpoint(each_loop, remote_addr=peer.getsockname()) as (_, mailbox):
             mailbox.transport.sendto(memoryview(b"abcdef")[::2])
             await until(lambda: mailbox.lost != [])
             assert isinstance(mailbox.lost[0], BufferError)
-    assert [c["message"] for c in seen] == ["Fatal write error on datagram transport"]
+    assert [call["message"] for call in handler_calls] == [
+        "Fatal write error on datagram transport"
+    ]
 
 
 # ── UDP_SEGMENT ───────────────────────────────────────────────────────────────────────────

@@ -15,11 +15,11 @@ from support.datagrams import Mailbox, drained, ended, endpoint, udp, unix_pair
 from support.loops import run_turns
 from support.roles import (
     Loop,
-    complaints,
     in_thread,
     needs_ipv6,
     noise,
     on_loop,
+    record_handler_calls,
     released,
     turns,
     until,
@@ -458,7 +458,7 @@ async def test_errors_in_callbacks_are_reported_and_receiving_goes_on(
             super().error_received(exc)
             raise LookupError(exc)
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     if kind == "unix":
         ours, peer = unix_pair(tmp_path)
     else:
@@ -476,7 +476,9 @@ async def test_errors_in_callbacks_are_reported_and_receiving_goes_on(
             await mailbox.failed()
         assert not transport.is_closing()
     expected: list[object] = [b"one", b"", b"three", *mailbox.errors]
-    assert [getattr(c["exception"], "args", None) for c in seen] == [(e,) for e in expected]
+    assert [getattr(call["exception"], "args", None) for call in handler_calls] == [
+        (e,) for e in expected
+    ]
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])

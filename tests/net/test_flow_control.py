@@ -12,12 +12,12 @@ import pytest
 from support.protocols import Collector
 from support.roles import (
     Loop,
-    complaints,
     link,
     noise,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     reset,
     stream,
     turns,
@@ -506,17 +506,17 @@ async def test_an_error_in_a_flow_callback_is_reported_and_survived(
             if callback == "resume_writing":
                 raise error
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     faulty = Faulty(each_loop)
     async with stream(each_loop, faulty, buffer_size=NARROW) as (transport, peer):
         transport.write(bytes(PLENTY))
         await read_exactly(each_loop, peer, PLENTY)
         await faulty.resumed
-        await until(lambda: len(seen) == 1)
-        assert seen[0]["message"] == f"protocol.{callback}() failed"
-        assert seen[0]["exception"] is error
-        assert seen[0]["transport"] is transport
-        assert seen[0]["protocol"] is faulty
+        await until(lambda: len(handler_calls) == 1)
+        assert handler_calls[0]["message"] == f"protocol.{callback}() failed"
+        assert handler_calls[0]["exception"] is error
+        assert handler_calls[0]["transport"] is transport
+        assert handler_calls[0]["protocol"] is faulty
         assert not transport.is_closing()
 
 

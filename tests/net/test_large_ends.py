@@ -29,12 +29,12 @@ from support.large_messages import (
 from support.roles import (
     PATIENCE,
     Loop,
-    complaints,
     in_thread,
     on_disk,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     turns,
 )
 from support.tls_contexts import Contexts
@@ -359,7 +359,7 @@ async def test_a_protocol_may_be_replaced_in_its_callback(each_loop: Loop, kind:
 def test_an_exception_is_reported_and_closes_the_connection(
     each_loop: Loop, make: type[Plain], kind: str
 ) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
 
     class Failing(make):  # type: ignore[misc, valid-type]
         def data_received(self, data: bytes) -> None:
@@ -376,7 +376,7 @@ def test_an_exception_is_reported_and_closes_the_connection(
 
     each_loop.run_until_complete(check())
     call = "data_received" if make is Plain else "buffer_updated"
-    assert [str(context["message"]) for context in seen] == [
+    assert [str(context["message"]) for context in handler_calls] == [
         f"Fatal error: protocol.{call}() call failed."
     ]
 

@@ -22,7 +22,7 @@ from support.pipes import (
     reading,
     writing,
 )
-from support.roles import Loop, complaints, noise, on_loop, turns, until
+from support.roles import Loop, noise, on_loop, record_handler_calls, turns, until
 
 import uringloop
 
@@ -213,10 +213,10 @@ async def test_a_warning_is_logged_after_several_lost_writes(
 async def test_a_non_contiguous_buffer_is_reported_and_closes_the_writer(each_loop: Loop) -> None:
     source, sink = a_pipe()
     async with writing(each_loop, sink) as writer:
-        seen = complaints(each_loop)
+        handler_calls = record_handler_calls(each_loop)
         writer.pipe.write(memoryview(b"abcdef")[::2])
         assert isinstance(await writer.lost, BufferError)
-        assert [complaint["message"] for complaint in seen] == [
+        assert [call["message"] for call in handler_calls] == [
             "Fatal write error on pipe transport"
         ]
     source.close()

@@ -31,7 +31,7 @@ from support.pipes import (
     terminal,
     writing,
 )
-from support.roles import Loop, complaints, in_thread, noise, on_loop, turns, until
+from support.roles import Loop, in_thread, noise, on_loop, record_handler_calls, turns, until
 
 import uringloop
 from uringloop._net.pipe import READ_MAX
@@ -222,13 +222,13 @@ async def test_a_reader_goes_on_after_an_exception_of_its_protocol(each_loop: Lo
 
     source, sink = a_pipe()
     transport, reader = await each_loop.connect_read_pipe(lambda: Clumsy(each_loop), source)
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     sink.write(b"1")
     await reader.received(1)
-    await until(lambda: bool(seen))
+    await until(lambda: bool(handler_calls))
     sink.write(b"2")
     assert await reader.received(2) == b"12"
-    assert [type(complaint["exception"]) for complaint in seen] == [ZeroDivisionError]
+    assert [type(call["exception"]) for call in handler_calls] == [ZeroDivisionError]
     sink.close()
     await reader.lost
     await until(lambda: is_closed(transport))
@@ -239,16 +239,14 @@ async def test_a_read_error_is_reported_and_closes_the_reader(each_loop: Loop) -
     # The write end of a pipe becomes readable when the read end is closed, and read() fails.
     reading_end, wrong_end = a_pipe()
     async with reading(each_loop, wrong_end) as reader:
-        seen = complaints(each_loop)
+        handler_calls = record_handler_calls(each_loop)
         reading_end.close()
         exc = await reader.lost
         assert isinstance(exc, OSError)
         assert exc.errno == errno.EBADF
-        assert [complaint["message"] for complaint in seen] == [
-            "Fatal read error on pipe transport"
-        ]
-        assert seen[0]["exception"] is exc
-        assert seen[0]["transport"] is reader.pipe
+        assert [call["message"] for call in handler_calls] == ["Fatal read error on pipe transport"]
+        assert handler_calls[0]["exception"] is exc
+        assert handler_calls[0]["transport"] is reader.pipe
 
 
 @on_loop

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from support.roles import Loop, complaints, noise, on_loop, turns, until
+from support.roles import Loop, noise, on_loop, record_handler_calls, turns, until
 from support.sockets import tcp_pair
 
 
@@ -140,12 +140,12 @@ async def test_an_exported_buffer_ends_the_connection_with_buffer_error(each_loo
     reader, writer, peer = await opened()
     peer.send(b"first")
     await until(lambda: len(reader._buffer) == 5)  # type: ignore[attr-defined]
-    said = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     with memoryview(reader._buffer):  # type: ignore[attr-defined]
         peer.send(b"second")
         await until(lambda: writer.transport.is_closing())
-    assert [type(report["exception"]) for report in said] == [BufferError]
-    assert said[0]["message"] == "Fatal error: protocol.data_received() call failed."
+    assert [type(call["exception"]) for call in handler_calls] == [BufferError]
+    assert handler_calls[0]["message"] == "Fatal error: protocol.data_received() call failed."
     await ended(writer, peer)
 
 
@@ -153,10 +153,10 @@ async def test_an_exported_buffer_ends_the_connection_with_buffer_error(each_loo
 async def test_data_after_feed_eof_ends_the_connection(each_loop: Loop) -> None:
     reader, writer, peer = await opened()
     reader.feed_eof()
-    said = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     peer.send(b"too late")
     await until(lambda: writer.transport.is_closing())
-    assert [type(report["exception"]) for report in said] == [AssertionError]
+    assert [type(call["exception"]) for call in handler_calls] == [AssertionError]
     await ended(writer, peer)
 
 

@@ -15,13 +15,13 @@ from support.roles import (
     Failing,
     HalfOpen,
     Loop,
-    complaints,
     ended,
     loses_connection,
     noise,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     released,
     reset,
     serving,
@@ -389,11 +389,11 @@ async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, call
 
 @on_loop
 async def test_an_error_in_connection_made_is_reported_and_survived(each_loop: Loop) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     faulty = Faulty(each_loop, "connection_made")
     async with stream(each_loop, faulty) as (transport, peer):
-        assert [c["exception"] for c in seen] == [faulty.error]
-        assert str(seen[0]["message"]).startswith("Exception in callback ")
+        assert [call["exception"] for call in handler_calls] == [faulty.error]
+        assert str(handler_calls[0]["message"]).startswith("Exception in callback ")
         assert not transport.is_closing()
         peer.send(b"go on")
         assert await faulty.received(5) == b"go on"
@@ -403,13 +403,13 @@ async def test_an_error_in_connection_made_is_reported_and_survived(each_loop: L
 async def test_an_error_in_connection_lost_is_reported_and_the_socket_closed(
     each_loop: Loop,
 ) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     faulty = Faulty(each_loop, "connection_lost")
     async with stream(each_loop, faulty) as (transport, _):
         transport.close()
         await released(transport)
-        await until(lambda: len(seen) == 1)
-    assert [c["exception"] for c in seen] == [faulty.error]
+        await until(lambda: len(handler_calls) == 1)
+    assert [call["exception"] for call in handler_calls] == [faulty.error]
 
 
 def test_system_exit_in_data_received_leaves_the_loop(each_loop: Loop) -> None:

@@ -19,7 +19,7 @@ import pytest
 from support.datagrams import Mailbox, drained, endpoint, stuff, unix_pair
 from support.leaks import open_fds
 from support.protocols import Collector
-from support.roles import complaints, on_loop, turns, until
+from support.roles import on_loop, record_handler_calls, turns, until
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 
@@ -215,7 +215,7 @@ async def test_a_failure_after_connect_leaves_no_socket(
 @on_loop
 async def test_a_failing_factory_of_a_server_leaves_no_socket(loop: uringloop.Loop) -> None:
     # gh-155934
-    complaints(loop)
+    record_handler_calls(loop)
     server = await loop.create_server(fail, LOCALHOST, 0)  # type: ignore[arg-type]
     with socket.create_connection(server.sockets[0].getsockname()) as peer:
         peer.setblocking(False)

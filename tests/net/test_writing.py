@@ -12,12 +12,12 @@ from support.protocols import Collector
 from support.roles import (
     HalfOpen,
     Loop,
-    complaints,
     link,
     noise,
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     stream,
 )
 
@@ -53,13 +53,13 @@ async def test_write_sends_all_bytes_of_a_view_of_wider_items(each_loop: Loop) -
 
 @on_loop
 async def test_write_of_a_strided_view_is_a_fatal_error(each_loop: Loop) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):
         transport.write(memoryview(b"abcdef")[::2])
         assert isinstance(await collector.lost, BufferError)
         assert await read_to_end(each_loop, peer) == b""
-    assert [c["message"] for c in seen] == ["Fatal write error on socket transport"]
+    assert [call["message"] for call in handler_calls] == ["Fatal write error on socket transport"]
 
 
 @pytest.mark.parametrize("wrong", ["text", None, 5, [b"list"]])

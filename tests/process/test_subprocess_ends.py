@@ -33,10 +33,10 @@ from support.processes import (  # noqa: F401  (fixtures)
 from support.roles import (
     PATIENCE,
     Loop,
-    complaints,
     in_thread,
     noise,
     on_loop,
+    record_handler_calls,
     run_script,
     turns,
     until,
@@ -308,7 +308,7 @@ def test_an_invalid_protocol_raises_and_leaves_no_process(
         assert not children()
 
     for command in ("true", f"sleep {FOREVER}"):
-        complaints(loop)
+        record_handler_calls(loop)
         loop.run_until_complete(start(command))
 
 

@@ -26,7 +26,6 @@ from support.protocols import Collector, Echo
 from support.roles import (
     HalfOpen,
     Loop,
-    complaints,
     ended,
     fill,
     kernel_version,
@@ -36,6 +35,7 @@ from support.roles import (
     on_loop,
     pair,
     read_exactly,
+    record_handler_calls,
     reset,
     serving,
     stream,
@@ -344,15 +344,15 @@ async def unread_errors(loop: Loop) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def no_descriptor_left(loop: Loop) -> AsyncIterator[None]:
-    seen = complaints(loop)
+    handler_calls = record_handler_calls(loop)
     async with serving(loop, lambda: Collector(loop)) as address:
         with socket.socket() as client:
             client.setblocking(False)
             with room_for(0):
                 client.connect_ex(address)
-                await until(lambda: bool(seen))
+                await until(lambda: bool(handler_calls))
                 yield
-    seen.clear()
+    handler_calls.clear()
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from support.protocols import Collector
 from support.sockets import tcp_pair
 
 Loop = asyncio.AbstractEventLoop
-Complaint = dict[str, object]
+HandlerCall = dict[str, object]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -83,30 +83,30 @@ def resident_bytes() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def complaints(loop: Loop) -> list[Complaint]:
+def record_handler_calls(loop: Loop) -> list[HandlerCall]:
     """Return a list to which *loop* appends each report to its exception handler from now on."""
-    seen: list[Complaint] = []
-    loop.set_exception_handler(lambda _, context: seen.append(context))
-    return seen
+    handler_calls: list[HandlerCall] = []
+    loop.set_exception_handler(lambda _, context: handler_calls.append(context))
+    return handler_calls
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """Run an async test on its `each_loop` or `loop`; a call of the exception handler fails it.
 
-    A test that expects reports calls `complaints` itself.
+    A test that expects reports calls `record_handler_calls` itself.
     """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         loop = kwargs.get("each_loop", kwargs.get("loop"))
         assert isinstance(loop, asyncio.AbstractEventLoop)
-        unexpected = complaints(loop)
+        handler_calls = record_handler_calls(loop)
 
         async def limited() -> None:
             await asyncio.wait_for(test(*args, **kwargs), TIME_LIMIT)
 
         loop.run_until_complete(limited())
-        assert unexpected == []
+        assert handler_calls == []
 
     return run
 
@@ -314,16 +314,16 @@ async def loses_connection(loop: Loop, protocol: Failing) -> None:
 
     The report is asyncio's: one call of the exception handler, with the same message.
     """
-    seen = complaints(loop)
+    handler_calls = record_handler_calls(loop)
     async with stream(loop, protocol) as (transport, peer):
         peer.send(b"x")
         peer.shutdown(socket.SHUT_WR)
         assert await protocol.lost is protocol.error
-        (complaint,) = seen
-        assert complaint["message"] == f"Fatal error: protocol.{protocol.callback}() call failed."
-        assert complaint["exception"] is protocol.error
-        assert complaint["transport"] is transport
-        assert complaint["protocol"] is protocol
+        (call,) = handler_calls
+        assert call["message"] == f"Fatal error: protocol.{protocol.callback}() call failed."
+        assert call["exception"] is protocol.error
+        assert call["transport"] is transport
+        assert call["protocol"] is protocol
 
 
 @runtime_checkable

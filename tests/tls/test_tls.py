@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 from support.leaks import open_fds
 from support.protocols import Collector, Echo
-from support.roles import Complaint, Guests, Loop, complaints, needs_ipv6, on_loop, turns, until
+from support.roles import (
+    Guests,
+    HandlerCall,
+    Loop,
+    needs_ipv6,
+    on_loop,
+    record_handler_calls,
+    turns,
+    until,
+)
 from support.sockets import tcp_pair
 from support.tls_contexts import (
     Contexts,
@@ -302,7 +311,7 @@ async def test_an_empty_server_hostname_means_no_name(each_loop: Loop, contexts:
 
 def test_a_failed_handshake_is_reported_in_debug_mode(each_loop: Loop, contexts: Contexts) -> None:
     each_loop.set_debug(True)
-    reports: list[Complaint] = []
+    reports: list[HandlerCall] = []
 
     @on_loop
     async def check(each_loop: Loop) -> None:
@@ -317,13 +326,13 @@ def test_a_failed_handshake_is_reported_in_debug_mode(each_loop: Loop, contexts:
     assert isinstance(reports[0]["transport"], asyncio.Transport)
 
 
-async def reports_of_a_refusal(loop: Loop, contexts: Contexts) -> list[Complaint]:
-    reports = complaints(loop)
+async def reports_of_a_refusal(loop: Loop, contexts: Contexts) -> list[HandlerCall]:
+    handler_calls = record_handler_calls(loop)
     async with tls_serving(loop, Echo, contexts.server) as address:
         with pytest.raises(ssl.SSLCertVerificationError):
             await tls_client(loop, address, stranger_context())
-        await until(lambda: bool(reports))
-    return reports
+        await until(lambda: bool(handler_calls))
+    return handler_calls
 
 
 @on_loop

@@ -488,14 +488,14 @@ async def test_an_exception_of_the_protocol_ends_the_connection(
         def data_received(self, data: bytes) -> None:
             raise ZeroDivisionError(data)
 
-    reports: list[dict[str, object]] = []
+    handler_calls: list[dict[str, object]] = []
     left = Broken(each_loop)
     async with tls_stream(each_loop, left, contexts) as (_, peer):
-        each_loop.set_exception_handler(lambda _, context: reports.append(context))
+        each_loop.set_exception_handler(lambda _, context: handler_calls.append(context))
         await peer.send(b"boom")
         assert isinstance(await left.lost, ZeroDivisionError)
-    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
-    assert reports[0]["message"] == "Fatal error on SSL protocol"
+    assert [type(call["exception"]) for call in handler_calls] == [ZeroDivisionError]
+    assert handler_calls[0]["message"] == "Fatal error on SSL protocol"
 
 
 # ── servers ──────────────────────────────────────────────────────────────────────────────────

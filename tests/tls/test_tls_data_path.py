@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 from support.protocols import Collector
-from support.roles import Loop, complaints, noise, on_loop, until
+from support.roles import Loop, noise, on_loop, record_handler_calls, until
 from support.tls_contexts import Contexts
 from support.tls_peers import tls_stream
 
@@ -79,13 +79,13 @@ async def test_an_exception_of_the_protocol_is_reported_as_by_asyncio(
             if data == b"stop":
                 raise RuntimeError("stop")
 
-    said = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     collector = Interrupting(each_loop)
     async with tls_stream(each_loop, collector, contexts) as (_, peer):
         await peer.send(b"stop")
         await until(lambda: collector.lost.done())
-    assert [type(report["exception"]) for report in said] == [RuntimeError]
-    assert said[0]["message"] == "Fatal error on SSL protocol"
+    assert [type(call["exception"]) for call in handler_calls] == [RuntimeError]
+    assert handler_calls[0]["message"] == "Fatal error on SSL protocol"
 
 
 def test_the_buffer_of_a_connection_holds_one_record(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.protocols import Collector
-from support.roles import Loop, complaints, noise, on_loop, turns
+from support.roles import Loop, noise, on_loop, record_handler_calls, turns
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 from support.tls_peers import Filler, Peer, ending, tls_stream
@@ -123,7 +123,7 @@ class Unfit(Filler):
 async def test_an_unusable_buffer_ends_the_connection(
     each_loop: Loop, contexts: Contexts, buffer: object
 ) -> None:
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     right = Unfit(each_loop, 0)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         # Not before: asyncio calls get_buffer() in the handshake.
@@ -134,7 +134,7 @@ async def test_an_unusable_buffer_ends_the_connection(
     assert str(error) == (
         f"read() argument 2 must be read-write bytes-like object, not {type(buffer).__name__}"
     )
-    assert [report["exception"] for report in seen] == [error]
+    assert [call["exception"] for call in handler_calls] == [error]
 
 
 # ── data from the peer after close() ─────────────────────────────────────────────────────────

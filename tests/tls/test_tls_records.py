@@ -268,14 +268,14 @@ async def test_close_notify_waits_until_a_small_buffer_has_all_data(
 
 @on_loop
 async def test_a_read_only_buffer_ends_the_connection(each_loop: Loop, contexts: Contexts) -> None:
-    said = []
-    each_loop.set_exception_handler(lambda _, context: said.append(context))
+    handler_calls = []
+    each_loop.set_exception_handler(lambda _, context: handler_calls.append(context))
     right = Filler(each_loop, 1)
     async with tls_stream(each_loop, right, contexts, server_side=True) as (_, peer):
         right.buffer = b"constant"
         await peer.send(b"data")
         assert isinstance(await right.lost, TypeError)
-    assert [report["message"] for report in said] == ["Fatal error on SSL protocol"]
+    assert [call["message"] for call in handler_calls] == ["Fatal error on SSL protocol"]
 
 
 # ── sending ──────────────────────────────────────────────────────────────────────────────────

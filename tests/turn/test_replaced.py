@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.datagrams import endpoint, udp, unix_pair
 from support.protocols import Collector
-from support.roles import Loop, complaints, on_loop, turns, until
+from support.roles import Loop, on_loop, record_handler_calls, turns, until
 from support.sockets import tcp_pair
 
 import uringloop
@@ -143,7 +143,7 @@ async def test_network_errors_do_not_end_receiving(each_loop: Loop) -> None:
 async def test_abort_of_a_stream_with_a_closed_descriptor_does_not_end_the_run(
     loop: uringloop.Loop,
 ) -> None:
-    seen = complaints(loop)
+    handler_calls = record_handler_calls(loop)
     ours, peer = tcp_pair()
     collector = Collector(loop)
     transport, _ = await loop.create_connection(lambda: collector, sock=ours)
@@ -153,20 +153,20 @@ async def test_abort_of_a_stream_with_a_closed_descriptor_does_not_end_the_run(
         os.close(ours.fileno())
         transport.abort()
         assert await collector.lost is None
-        await until(lambda: bool(seen))
+        await until(lambda: bool(handler_calls))
     os.close(fd)
-    assert [context["message"] for context in seen] == [
+    assert [call["message"] for call in handler_calls] == [
         "Exception in callback StreamTransport._call_connection_lost()"
     ]
-    assert isinstance(seen[0]["exception"], OSError)
-    assert seen[0]["exception"].errno == errno.EBADF
+    assert isinstance(handler_calls[0]["exception"], OSError)
+    assert handler_calls[0]["exception"].errno == errno.EBADF
 
 
 @on_loop
 async def test_write_to_a_pipe_with_a_closed_descriptor_does_not_end_the_run(
     loop: uringloop.Loop,
 ) -> None:
-    seen = complaints(loop)
+    handler_calls = record_handler_calls(loop)
     reading, writing = os.pipe()
     collector = Collector(loop)
     transport, _ = await loop.connect_write_pipe(lambda: collector, os.fdopen(writing, "wb", 0))
@@ -175,5 +175,7 @@ async def test_write_to_a_pipe_with_a_closed_descriptor_does_not_end_the_run(
     transport.write(b"x")
     lost = await collector.lost
     assert isinstance(lost, OSError)
-    await until(lambda: any("_call_connection_lost" in str(c["message"]) for c in seen))
+    await until(
+        lambda: any("_call_connection_lost" in str(call["message"]) for call in handler_calls)
+    )
     os.close(reading)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 from support.loops import LoopFactory, on_io_uring, run_turns
-from support.roles import complaints
+from support.roles import record_handler_calls
 
 import uringloop
 
@@ -171,7 +171,7 @@ def test_callbacks_given_one_context_share_its_changes(each_loop: AbstractEventL
 
 
 def test_context_is_restored_after_a_callback_that_raises(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     seen: list[str] = []
 
     def fail() -> None:
@@ -182,7 +182,7 @@ def test_context_is_restored_after_a_callback_that_raises(each_loop: AbstractEve
     each_loop.call_soon(lambda: seen.append(VAR.get()))
     run_turns(each_loop)
     assert seen == ["unset"]
-    assert len(reports) == 1
+    assert len(handler_calls) == 1
 
 
 def test_context_that_is_already_entered_is_logged(
@@ -230,13 +230,13 @@ def test_debug_mode_refuses_coroutines(each_loop: AbstractEventLoop, method: str
 def test_without_debug_mode_a_non_callable_is_reported_when_it_runs(
     each_loop: AbstractEventLoop,
 ) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     schedule: Callable[[object], object] = each_loop.call_soon  # type: ignore[assignment]
     schedule(None)
     run_turns(each_loop)
-    (report,) = reports
-    assert isinstance(report["exception"], TypeError)
-    assert report["message"] == "Exception in callback None()"
+    (call,) = handler_calls
+    assert isinstance(call["exception"], TypeError)
+    assert call["message"] == "Exception in callback None()"
 
 
 @pytest.mark.parametrize("method", ["call_soon", "call_soon_threadsafe"])
@@ -278,7 +278,7 @@ def test_callback_may_cancel_another_of_the_same_turn(each_loop: AbstractEventLo
 
 
 def test_callback_may_cancel_its_own_handle(each_loop: AbstractEventLoop) -> None:
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     ran: list[str] = []
 
     def once() -> None:
@@ -288,7 +288,7 @@ def test_callback_may_cancel_its_own_handle(each_loop: AbstractEventLoop) -> Non
     handle = each_loop.call_soon(once)
     run_turns(each_loop, 2)
     assert ran == ["once"]
-    assert reports == []
+    assert handler_calls == []
 
 
 def test_cancel_after_the_callback_ran_changes_only_the_handle(
@@ -548,10 +548,10 @@ def test_time_is_the_monotonic_clock_now(each_loop: AbstractEventLoop) -> None:
 
     assert isinstance(each_loop.time(), float)
     check()
-    reports = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.call_soon(check)
     run_turns(each_loop)
-    assert reports == []
+    assert handler_calls == []
 
 
 def test_create_future_makes_an_asyncio_future_of_the_loop(each_loop: AbstractEventLoop) -> None:

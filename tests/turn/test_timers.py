@@ -410,8 +410,8 @@ def test_timer_may_reschedule_itself(each_loop: AbstractEventLoop) -> None:
 
 
 def test_exception_in_a_timer_does_not_stop_the_others(each_loop: AbstractEventLoop) -> None:
-    reports: list[dict[str, object]] = []
-    each_loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    handler_calls: list[dict[str, object]] = []
+    each_loop.set_exception_handler(lambda _loop, context: handler_calls.append(context))
     ran: list[str] = []
 
     def fail() -> None:
@@ -421,9 +421,9 @@ def test_exception_in_a_timer_does_not_stop_the_others(each_loop: AbstractEventL
     each_loop.call_later(-1, ran.append, "next")
     run_turns(each_loop)
     assert ran == ["next"]
-    (report,) = reports
-    assert report["handle"] is failing
-    assert isinstance(report["exception"], ZeroDivisionError)
+    (call,) = handler_calls
+    assert call["handle"] is failing
+    assert isinstance(call["exception"], ZeroDivisionError)
 
 
 # ── sleep, wait_for, timeout ─────────────────────────────────────

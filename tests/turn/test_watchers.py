@@ -14,10 +14,10 @@ import pytest
 from support.loops import run_turns
 from support.roles import (
     Loop,
-    complaints,
     fill,
     narrow_pair,
     on_loop,
+    record_handler_calls,
     released,
     reset,
     turns,
@@ -304,13 +304,13 @@ async def test_an_error_in_a_callback_is_reported_and_watching_goes_on(
     def fail() -> None:
         raise error
 
-    seen = complaints(each_loop)
+    handler_calls = record_handler_calls(each_loop)
     each_loop.add_reader(left, fail)
     right.send(b"x")
-    await until(lambda: len(seen) >= 3)
+    await until(lambda: len(handler_calls) >= 3)
     assert each_loop.remove_reader(left)
-    assert {id(c["exception"]) for c in seen} == {id(error)}
-    assert str(seen[0]["message"]).startswith("Exception in callback ")
+    assert {id(call["exception"]) for call in handler_calls} == {id(error)}
+    assert str(handler_calls[0]["message"]).startswith("Exception in callback ")
 
 
 @on_loop

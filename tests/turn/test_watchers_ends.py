@@ -14,7 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.roles import Loop, complaints, narrow_pair, on_loop, read_exactly, turns, until
+from support.roles import (
+    Loop,
+    narrow_pair,
+    on_loop,
+    read_exactly,
+    record_handler_calls,
+    turns,
+    until,
+)
 from support.sockets import tcp_pair
 
 import uringloop
@@ -134,7 +142,7 @@ async def test_a_closed_descriptor_is_not_watched_any_more(each_loop: Loop) -> N
         await asyncio.sleep(0.02)
         assert calls == []
         assert each_loop.remove_reader(number)
-    assert complaints(each_loop) == []
+    assert record_handler_calls(each_loop) == []
 
 
 @on_loop
