@@ -102,10 +102,10 @@ def serving(
         loop.close()
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 20) -> float:
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> float:
     """Wait until a condition is true; return how many milliseconds that took."""
     began = time.monotonic()
-    while not true():
+    while not condition():
         if time.monotonic() - began > seconds:
             raise TimeoutError(f"not within {seconds} s")
         time.sleep(0.0005)

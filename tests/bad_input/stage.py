@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.leaks import lasting, open_fds
+from support.leaks import open_fds, threads_left
 from support.loops import LoopFactory, drain_executor, run_turns
 from support.roles import in_thread
 from support.sockets import tcp_pair
@@ -434,7 +434,7 @@ def observe(case: Case, factory: LoopFactory, directory: Path) -> Outcome:
     shutil.rmtree(here)
     left = open_fds() - fds
     assert not left, f"file descriptors left open by {factory}: {sorted(left)}"
-    assert not lasting(threads), "a thread is left"
+    assert not threads_left(threads), "a thread is left"
     return outcome
 
 

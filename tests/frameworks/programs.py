@@ -101,7 +101,7 @@ class Process:
         self.watchdog = threading.Timer(TIME_LIMIT, self.kill)
         self.watchdog.start()
 
-    def limitless(self) -> None:
+    def remove_time_limit(self) -> None:
         """Remove the time limit."""
         self.watchdog.cancel()
         self.watchdog.join()
@@ -111,7 +111,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.running.pid, signal.SIGKILL)
 
-    def reads(self, pattern: str) -> re.Match[str]:
+    def read_until(self, pattern: str) -> re.Match[str]:
         """Read the output until a line matches *pattern*."""
         assert self.running.stdout is not None
         for line in self.running.stdout:
@@ -120,12 +120,12 @@ class Process:
                 return found
         raise AssertionError(f"ended without {pattern!r}:\n{self.output}")
 
-    def end(self, sig: signal.Signals) -> int:
+    def stop(self, sig: signal.Signals) -> int:
         """Send *sig*, read the rest of the output, and return the exit status."""
         self.running.send_signal(sig)
-        return self.ended()
+        return self.wait()
 
-    def ended(self) -> int:
+    def wait(self) -> int:
         """Wait for the program to exit, and return its status."""
         self.output += self.running.communicate()[0]
         return self.running.returncode
@@ -151,7 +151,7 @@ def process(
     try:
         yield started
     finally:
-        started.limitless()
+        started.remove_time_limit()
         started.kill()
         running.wait()
         assert running.stdout is not None
@@ -213,7 +213,7 @@ def chunked(body: Any) -> dict[str, str]:
     return {"Transfer-Encoding": "chunked"} if isinstance(body, Iterator) else {}
 
 
-def crowd(connect: Connect, count: int = 30) -> None:
+def request_concurrently(connect: Connect, count: int = 30) -> None:
     """Request LARGE by *count* concurrent clients, and read the answers in another order."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(contextlib.closing(connect())) for _ in range(count)]
@@ -230,11 +230,11 @@ def crowd(connect: Connect, count: int = 30) -> None:
             assert client.getresponse().read() == LARGE
 
 
-async def serves_http(address: Address, context: ssl.SSLContext | None = None) -> None:
+async def check_http(address: Address, context: ssl.SSLContext | None = None) -> None:
     """Check a server on this loop, by clients in a thread."""
     connect = connector(address, context)
     await asyncio.to_thread(speak_http, connect)
-    await asyncio.to_thread(crowd, connect)
+    await asyncio.to_thread(request_concurrently, connect)
 
 
 # ── uvicorn ───────────────────────────────────────────────────────────────────────────────────

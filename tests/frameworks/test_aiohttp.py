@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from application import LARGE, PIECES, STREAMED
-from programs import Address, Certificate, needs, process, program, python, quiet, serves_http
+from programs import Address, Certificate, check_http, needs, process, program, python, quiet
 from support.roles import Loop, noise
 
 aiohttp = needs("aiohttp")
@@ -92,7 +92,7 @@ async def serving(path: Path | None = None, **site: Any) -> AsyncIterator[Addres
 @program
 async def test_the_server_serves_bodies_of_every_kind(each_loop: Loop) -> None:
     async with serving() as address:
-        await serves_http(address)
+        await check_http(address)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ async def test_the_server_serves_bodies_of_every_kind(each_loop: Loop) -> None:
 async def test_the_server_serves_over_tls(each_loop: Loop, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     async with serving(ssl_context=certificate.server()) as address:
-        await serves_http(address, certificate.client())
+        await check_http(address, certificate.client())
 
 
 # ── the client ────────────────────────────────────────────────────────────────────────────────
@@ -306,8 +306,8 @@ uringloop.run(main())
 @pytest.mark.slow
 def test_a_program_with_server_and_client_ends_without_warnings() -> None:
     with process(python("-X", "dev", "-c", PROGRAM)) as running:
-        running.reads("answer: uringloop$")
-        assert running.end(signal.SIGTERM) == 0
+        running.read_until("answer: uringloop$")
+        assert running.stop(signal.SIGTERM) == 0
         assert running.output.endswith("bye\n")
 
 
@@ -320,5 +320,5 @@ def test_run_app_accepts_the_loop(tmp_path: Path) -> None:
         " loop=uringloop.new_event_loop())\n"
     )
     with process(python("-c", script)) as running:
-        running.reads("Running on http://127.0.0.1")
-        assert running.end(signal.SIGINT) == 0
+        running.read_until("Running on http://127.0.0.1")
+        assert running.stop(signal.SIGINT) == 0

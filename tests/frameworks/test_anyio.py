@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from application import LARGE
 from programs import Certificate, needs, program, quiet, serving_with_uvicorn
-from support.leaks import lasting, open_fds
+from support.leaks import open_fds, threads_left
 from support.loops import LoopFactory
 from support.roles import TIME_LIMIT, Loop
 
@@ -43,8 +43,8 @@ def by_anyio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         anyio.run(main, backend="asyncio", backend_options={"loop_factory": loop_factory})
         gc.collect()
         assert open_fds() - fds == set()
-        # anyio tells its threads to end without waiting for them; `lasting` waits.
-        assert lasting(threads) == []
+        # anyio tells its threads to end without waiting for them; `threads_left` waits.
+        assert threads_left(threads) == []
 
     return run
 
@@ -244,7 +244,7 @@ def test_calls_from_many_tasks_share_a_thread(each_loop: asyncio.AbstractEventLo
     by_run_until_complete(each_loop, main)
     assert len(threads) == 1
     # The worker thread ends with the root task.
-    assert lasting(before) == []
+    assert threads_left(before) == []
 
 
 @quiet

@@ -18,15 +18,15 @@ from programs import (
     HERE,
     Address,
     Certificate,
+    check_http,
     connector,
-    crowd,
     needs,
     needs_elsewhere,
     process,
     program,
     python,
     quiet,
-    serves_http,
+    request_concurrently,
     speak_http,
 )
 from support.roles import PATIENCE, Loop
@@ -67,7 +67,7 @@ async def serving_with_hypercorn(**settings: Any) -> AsyncIterator[Address]:
 @program
 async def test_hypercorn_serves_bodies_of_every_kind(each_loop: Loop) -> None:
     async with serving_with_hypercorn() as address:
-        await serves_http(address)
+        await check_http(address)
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ async def test_hypercorn_serves_over_tls(each_loop: Loop, tmp_path: Path) -> Non
     certificate = Certificate(tmp_path)
     files = {"certfile": str(certificate.chain), "keyfile": str(certificate.key)}
     async with serving_with_hypercorn(**files) as address:
-        await serves_http(address, certificate.client())
+        await check_http(address, certificate.client())
 
 
 def speak_http2(address: Address) -> None:
@@ -128,10 +128,10 @@ def test_a_hypercorn_program_runs_with_uringloop_run(end: signal.Signals) -> Non
     needs_elsewhere("hypercorn")
     path = os.pathsep.join([str(HERE), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(python("-c", HYPERCORN), environment={"PYTHONPATH": path}) as running:
-        running.reads("loop: uringloop$")
-        port = int(running.reads(r"Running on http://127\.0\.0\.1:(\d+)")[1])
+        running.read_until("loop: uringloop$")
+        port = int(running.read_until(r"Running on http://127\.0\.0\.1:(\d+)")[1])
         speak_http(connector(("127.0.0.1", port)))
-        assert running.end(end) == 0
+        assert running.stop(end) == 0
 
 
 # ── FastAPI ───────────────────────────────────────────────────────────────────────────────────
@@ -143,13 +143,13 @@ def test_the_uvicorn_command_serves_fastapi() -> None:
     needs_elsewhere("uvicorn")
     command = python("-m", "uvicorn", "fastapi_application:api", "--app-dir", str(HERE))
     with process([*command, "--port", "0", "--loop", "uringloop:new_event_loop"]) as running:
-        port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
+        port = int(running.read_until(r"running on http://127\.0\.0\.1:(\d+)")[1])
         with contextlib.closing(connector(("127.0.0.1", port))()) as client:
             order = json.dumps({"name": "tea", "count": 2})
             client.request("POST", "/orders", order, {"Content-Type": "application/json"})
             answer = json.loads(client.getresponse().read())
         assert answer == {"name": "tea", "count": 3, "loop": "uringloop"}
-        assert running.end(signal.SIGTERM) in (-signal.SIGTERM, 0)
+        assert running.stop(signal.SIGTERM) in (-signal.SIGTERM, 0)
         assert "Finished server process" in running.output
 
 
@@ -174,17 +174,17 @@ def test_gunicorn_replaces_a_killed_worker_and_shuts_down_gracefully(tmp_path: P
     # gunicorn puts its control socket into XDG_RUNTIME_DIR, and imports from its working folder.
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
     with process(command, environment=runtime, cwd=tmp_path) as running:
-        port = int(running.reads(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
-        workers = [int(running.reads(r"Booting worker with pid: (\d+)")[1]) for _ in range(2)]
-        running.reads("Application startup complete")
+        port = int(running.read_until(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
+        workers = [int(running.read_until(r"Booting worker with pid: (\d+)")[1]) for _ in range(2)]
+        running.read_until("Application startup complete")
         connect = connector(("127.0.0.1", port))
         speak_http(connect)
-        crowd(connect)
+        request_concurrently(connect)
         os.kill(workers[0], signal.SIGKILL)
-        workers[0] = int(running.reads(r"Booting worker with pid: (\d+)")[1])
-        running.reads("Application startup complete")
+        workers[0] = int(running.read_until(r"Booting worker with pid: (\d+)")[1])
+        running.read_until("Application startup complete")
         speak_http(connect)
-        crowd(connect)
-        assert running.end(signal.SIGTERM) == 0
+        request_concurrently(connect)
+        assert running.stop(signal.SIGTERM) == 0
         shut_down = re.findall(r"Finished server process \[(\d+)\]", running.output)
         assert sorted(map(int, shut_down)) == sorted(workers)

@@ -19,11 +19,11 @@ from programs import (
     HERE,
     Connect,
     connector,
-    crowd,
     needs,
     needs_elsewhere,
     process,
     python,
+    request_concurrently,
     speak_http,
 )
 from support.roles import in_thread, unused_port, wait_until
@@ -75,11 +75,11 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
     with process(command, environment={"PYTHONPATH": path}, cwd=folder) as running:
         # Two lines for each worker: its start, and the startup of its application.
         for _ in range(4):
-            running.reads(r"Started worker-\d|startup of \d+")
+            running.read_until(r"Started worker-\d|startup of \d+")
         # The workers print that before they listen.
         wait_until(lambda: listens(port))
         yield connector(("127.0.0.1", port))
-        assert running.end(signal.SIGTERM) == 0
+        assert running.stop(signal.SIGTERM) == 0
     told = re.findall(r"^(\w+) of (\d+) on (\S+)$", running.output, re.MULTILINE)
     pids = {pid for _, pid, _ in told}
     assert len(pids) == 2
@@ -100,7 +100,7 @@ def test_the_command_serves_bodies_of_every_kind(tmp_path: Path, method: str) ->
     command = python("-m", "uringloop.workers.granian", "--interface", "asgi", "served:app")
     with serving(tmp_path, [*command, "--port", str(port), "--workers", "2"], port) as connect:
         speak_http(connect)
-        crowd(connect)
+        request_concurrently(connect)
 
 
 @pytest.mark.slow

@@ -19,5 +19,5 @@ def test_calls_and_streams_are_answered(loop: type) -> None:
     # The program imports modules of its own folder.
     beside = {"PYTHONSAFEPATH": ""}
     with process(python(str(HERE / "grpc_program.py"), name), environment=beside) as running:
-        assert running.ended() == 0, running.output
+        assert running.wait() == 0, running.output
         assert f"all answered on {loop.__module__}" in running.output

@@ -50,7 +50,7 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
             command("--simple-prompt"), stdin=cells, environment={"IPYTHONDIR": str(tmp_path)}
         ) as running,
     ):
-        assert running.ended() == 0
+        assert running.wait() == 0
         said = running.output
         # Without the traceback that a cell raises on purpose.
         running.output = said.replace("Traceback (most recent call last)", "", 1)

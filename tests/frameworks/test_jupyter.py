@@ -114,7 +114,7 @@ def run_session(folder: Path, kernel: str, *steps: tuple[str, str]) -> list[str]
     }
     command = python("-c", session(*steps), kernel)
     with process(command, environment=environment, cwd=folder) as running:
-        assert running.ended() == 0, running.output
+        assert running.wait() == 0, running.output
     return [line for line in running.output.splitlines() if line and UNENCRYPTED not in line]
 
 

@@ -96,11 +96,11 @@ def server() -> Iterator[Server]:
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         with process(command, cwd=folder, **identity) as running:
-            running.reads("ready to accept connections")
-            running.limitless()
+            running.read_until("ready to accept connections")
+            running.remove_time_limit()
             yield reached
             # SIGINT requests PostgreSQL's fast shutdown.
-            assert running.end(signal.SIGINT) == 0
+            assert running.stop(signal.SIGINT) == 0
 
 
 @contextlib.asynccontextmanager

@@ -82,7 +82,7 @@ def run_suite(
     # `-p` imports the suite's own plugin from here, even with PYTHONSAFEPATH.
     path = os.pathsep.join([str(folder), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(command, cwd=folder, environment={"PYTHONPATH": path}) as running:
-        assert running.ended() == 0, running.output
+        assert running.wait() == 0, running.output
         assert f"{passed} passed" in running.output
 
 
@@ -319,5 +319,5 @@ def test_an_older_pytest_asyncio_gets_the_policy(tmp_path: Path) -> None:
 def test_the_report_header_names_the_backend(tmp_path: Path, chosen: str, told: str) -> None:
     command = python("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", *OURS)
     with process(command, cwd=tmp_path, environment={"URINGLOOP_BACKEND": chosen}) as running:
-        assert running.ended() == pytest.ExitCode.NO_TESTS_COLLECTED
+        assert running.wait() == pytest.ExitCode.NO_TESTS_COLLECTED
     assert f"\nuringloop: {uringloop.__version__}, {told}" in running.output

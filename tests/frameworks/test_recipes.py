@@ -109,7 +109,7 @@ def test_each_worker_of_fastapi_has_its_own_metrics(server: str, tmp_path: Path)
         os.kill(min(workers), signal.SIGKILL)
         wait_until(lambda: len({*monitors.iterdir()}) == 5)
         answers(metrics)
-        running.end(signal.SIGTERM)
+        running.stop(signal.SIGTERM)
 
 
 @pytest.mark.slow
@@ -146,9 +146,9 @@ def test_dask_runs_on_this_loop_in_every_process(tmp_path: Path) -> None:
         part("dask", "worker", address, "--nworkers=2", "--no-dashboard") as workers,
     ):
         for _ in range(2):
-            head.reads("Starting worker compute stream")
+            head.read_until("Starting worker compute stream")
         with part("client.py") as asked:
-            assert asked.ended() == 0
+            assert asked.wait() == 0
         workers.kill()
         head.kill()
     told = asked.output.splitlines()[1:]

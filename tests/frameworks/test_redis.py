@@ -56,10 +56,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, value in found.settings.items():
         command += [f"--{name}", str(value)]
     with process(command) as running:
-        running.reads("eady to accept connections")
-        running.limitless()
+        running.read_until("eady to accept connections")
+        running.remove_time_limit()
         yield found
-        assert running.end(signal.SIGTERM) == 0
+        assert running.stop(signal.SIGTERM) == 0
 
 
 @contextlib.asynccontextmanager

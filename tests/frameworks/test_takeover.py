@@ -117,8 +117,8 @@ def serving(
     }
     started = python("-m", "uringloop.as_uvloop", *command)
     with process(started, environment=environment, cwd=folder) as running:
-        running.reads(r"uringloop.as_uvloop: `import uvloop` gives uringloop \d")
-        pids = {running.reads(r"lifespan\.startup of (\d+)")[1] for _ in range(workers)}
+        running.read_until(r"uringloop.as_uvloop: `import uvloop` gives uringloop \d")
+        pids = {running.read_until(r"lifespan\.startup of (\d+)")[1] for _ in range(workers)}
         wait_until(lambda: answers(port))
         yield running, pids
 
@@ -152,7 +152,7 @@ def test_a_server_that_uses_uvloop_serves_on_uringloop(
         if package == "sanic" and workers > 1:
             # Sanic loses a signal that arrives while its workers start, on any loop.
             return
-        status = running.end(signal.SIGINT if package == "granian" else signal.SIGTERM)
+        status = running.stop(signal.SIGINT if package == "granian" else signal.SIGTERM)
     # After its shutdown uvicorn raises the signal again.
     assert status in (0, -signal.SIGTERM)
     assert not re.search(r"\[?(ERROR|CRITICAL)\b", running.output), running.output
@@ -170,5 +170,5 @@ def test_anyio_uses_uringloop_as_uvloop(tmp_path: Path) -> None:
     )
     command = python("-m", "uringloop.as_uvloop", str(script))
     with process(command, environment={"PYTHONPATH": str(tmp_path)}) as running:
-        assert running.ended() == 0
+        assert running.wait() == 0
     assert "uringloop.Loop" in running.output

@@ -12,14 +12,14 @@ from programs import (
     HERE,
     Address,
     Certificate,
+    check_http,
     connector,
-    crowd,
     needs,
     process,
     program,
     python,
     quiet,
-    serves_http,
+    request_concurrently,
     serving_with_uvicorn,
     speak_http,
 )
@@ -40,7 +40,7 @@ pytestmark = quiet
 @program
 async def test_uvicorn_serves_bodies_of_every_kind(each_loop: Loop, parser: str) -> None:
     async with serving_with_uvicorn(app, http=parser) as address:
-        await serves_http(address)
+        await check_http(address)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ async def test_uvicorn_serves_over_tls(each_loop: Loop, parser: str, tmp_path: P
     certificate = Certificate(tmp_path)
     files = {"ssl_certfile": certificate.chain, "ssl_keyfile": certificate.key}
     async with serving_with_uvicorn(app, http=parser, **files) as address:
-        await serves_http(address, certificate.client())
+        await check_http(address, certificate.client())
 
 
 @pytest.mark.slow
@@ -111,13 +111,13 @@ def test_the_uvicorn_command_accepts_the_loop_by_name(parser: str, end: signal.S
     command.append("--no-access-log")
     command += ["--loop", "uringloop:new_event_loop", "--http", parser, "--lifespan", "on"]
     with process(command) as running:
-        port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
+        port = int(running.read_until(r"running on http://127\.0\.0\.1:(\d+)")[1])
         connect = connector(("127.0.0.1", port))
         speak_http(connect)
-        crowd(connect)
+        request_concurrently(connect)
         in_thread(lambda: talk(("127.0.0.1", port)))
         # After its shutdown uvicorn raises the signal again.
-        assert running.end(end) in (-end, 0)
+        assert running.stop(end) in (-end, 0)
         assert "Application shutdown complete" in running.output
         assert "Finished server process" in running.output
 
@@ -135,9 +135,9 @@ def test_a_uvicorn_program_runs_with_uringloop_run(tmp_path: Path) -> None:
         "uringloop.run(main())\n"
     )
     with process(python(str(script))) as running:
-        port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
+        port = int(running.read_until(r"running on http://127\.0\.0\.1:(\d+)")[1])
         speak_http(connector(("127.0.0.1", port)))
-        assert running.end(signal.SIGTERM) in (-signal.SIGTERM, 0)
+        assert running.stop(signal.SIGTERM) in (-signal.SIGTERM, 0)
         assert "Finished server process" in running.output
 
 
@@ -148,13 +148,13 @@ def test_uvicorn_workers_share_a_port() -> None:
     command += ["--loop", "uringloop:new_event_loop", "--workers", "2"]
     # Supervisor and workers do not close the listening socket and their standard input.
     with process(command, environment={"PYTHONWARNINGS": "ignore::ResourceWarning"}) as running:
-        port = int(running.reads(r"running on http://127\.0\.0\.1:(\d+)")[1])
+        port = int(running.read_until(r"running on http://127\.0\.0\.1:(\d+)")[1])
         for _ in range(2):
-            running.reads("Application startup complete")
+            running.read_until("Application startup complete")
         connect = connector(("127.0.0.1", port))
         speak_http(connect)
-        crowd(connect)
-        assert running.end(signal.SIGTERM) in (-signal.SIGTERM, 0)
+        request_concurrently(connect)
+        assert running.stop(signal.SIGTERM) in (-signal.SIGTERM, 0)
         assert running.output.count("Finished server process") == 2
 
 

@@ -147,7 +147,7 @@ async def test_an_aborted_peer_is_reported_as_closed(each_loop: Loop) -> None:
 def test_the_chat_example_sends_each_message_to_all() -> None:
     example = Path(__file__).parents[2] / "examples" / "chat.py"
     with process(python(str(example), "--port", "0")) as running:
-        address = running.reads(r"listening on ([\d.]+:\d+)")[1]
+        address = running.read_until(r"listening on ([\d.]+:\d+)")[1]
         with (
             synchronous.connect(f"ws://{address}/ann") as ann,
             synchronous.connect(f"ws://{address}/bob") as bob,
@@ -158,4 +158,4 @@ def test_the_chat_example_sends_each_message_to_all() -> None:
             assert [bob.recv(PATIENCE) for _ in range(2)] == heard[1:]
             bob.close()
             assert ann.recv(PATIENCE) == "bob has left"
-        assert running.end(signal.SIGINT) == 0
+        assert running.stop(signal.SIGINT) == 0

@@ -93,7 +93,7 @@ class Server:
 
     def __init__(self, running: Process) -> None:
         self.running = running
-        port = running.reads(r"Listening at: http://127\.0\.0\.1:(\d+)")[1]
+        port = running.read_until(r"Listening at: http://127\.0\.0\.1:(\d+)")[1]
         self.address: Address = ("127.0.0.1", int(port))
         self.workers: set[int] = set()
         self.changes(2)
@@ -101,7 +101,7 @@ class Server:
     def changes(self, count: int) -> None:
         """Read the output until *count* workers have started or shut down."""
         for _ in range(count):
-            told = self.running.reads(r"(startup|shutdown) of (\d+) on (\S+)")
+            told = self.running.read_until(r"(startup|shutdown) of (\d+) on (\S+)")
             assert told[3] == "uringloop.Loop"
             change = self.workers.add if told[1] == "startup" else self.workers.remove
             change(int(told[2]))
@@ -168,7 +168,7 @@ def test_a_reload_replaces_workers_without_ending_requests(kind: Kind, tmp_path:
         assert server.workers.isdisjoint(before)
         with server.request() as end:
             assert end() in server.workers
-        assert server.running.end(signal.SIGTERM) == 0
+        assert server.running.stop(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_shutdown_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
             (busy,) = server.workers
             assert end() == busy
         server.changes(1)
-        assert server.running.ended() == 0
+        assert server.running.wait() == 0
         assert server.workers == set()
 
 
@@ -200,7 +200,7 @@ def test_a_loop_from_before_the_fork_is_replaced(kind: Kind, module: str, tmp_pa
     with serving(kind, tmp_path, "--preload") as server:
         with server.request() as end:
             assert end() in server.workers
-        assert server.running.end(signal.SIGTERM) == 0
+        assert server.running.stop(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_one_warning_serves_all_workers_and_each_logs_its_ring(
     (tmp_path / "served.py").write_text(kind.application)
     refused = [sys.executable, "-IS", seccomp.__file__, "EPERM"]
     with serving(kind, tmp_path, under=refused, URINGLOOP_BACKEND=chosen) as server:
-        assert server.running.end(signal.SIGTERM) == 0
+        assert server.running.stop(signal.SIGTERM) == 0
     assert server.running.output.count("not on io_uring: ") == (chosen == "auto")
     reason = "Operation not permitted" if chosen == "auto" else "asked for by URINGLOOP_BACKEND"
     assert server.running.output.count(f"Event loop: uringloop on soft ({reason}") == 2
@@ -226,8 +226,8 @@ def test_the_warning_is_shown_under_uvicorn(tmp_path: Path) -> None:
     command += python("-m", "uvicorn", "served:app", "--loop", "uringloop:new_event_loop")
     command += ["--port", "0", "--app-dir", str(tmp_path)]
     with process(command, environment={"URINGLOOP_BACKEND": "auto"}) as running:
-        running.reads("Uvicorn running on")
-        running.end(signal.SIGTERM)
+        running.read_until("Uvicorn running on")
+        running.stop(signal.SIGTERM)
     assert running.output.count("not on io_uring: ") == 1
 
 

@@ -12,7 +12,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
 
 import pytest
-from support.leaks import lasting
+from support.leaks import threads_left
 from support.loops import LoopFactory, run_turns
 
 import uringloop
@@ -151,7 +151,7 @@ def test_close_does_not_wait_for_the_default_executor(loop_factory: LoopFactory)
     loop.close()
     assert not left.is_set()
     release.set()
-    assert not lasting(threads)
+    assert not threads_left(threads)
     assert left.is_set()
 
 
@@ -294,7 +294,7 @@ def test_shutdown_gives_up_after_its_timeout(each_loop: AbstractEventLoop) -> No
     with pytest.warns(RuntimeWarning, match=wording):
         each_loop.run_until_complete(shutdown(each_loop, 0.01))
     release.set()
-    assert not lasting(threads)
+    assert not threads_left(threads)
     each_loop.run_until_complete(future)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from support.datagrams import Mailbox, drained, endpoint, stuff, unix_pair
+from support.datagrams import Mailbox, drained, endpoint, fill_receiver, unix_pair
 from support.pipes import Reader, Writer, a_pipe, drain, writing
 from support.processes import Recorder
 from support.protocols import Collector
@@ -188,7 +188,7 @@ def test_datagrams_are_sent_after_pause_writing_ended_the_run(
         transport.sendto(bytes(100))
 
     ours, peer = unix_pair(tmp_path)
-    count = stuff(ours)
+    count = fill_receiver(ours)
     box = Mailbox()
     stack = contextlib.AsyncExitStack()
     with peer:
@@ -417,7 +417,7 @@ def test_resume_writing_is_called_after_error_received_ended_the_run(
     box = Mailbox()
     leave_in(box, "error_received", leaving)
     ours, peer = unix_pair(tmp_path)
-    stuff(ours)
+    fill_receiver(ours)
     assert runs(each_loop, send(), leaving) == 1
     assert box.calls[1:3] == ["pause_writing", "resume_writing"]
     assert len(box.errors) == 1

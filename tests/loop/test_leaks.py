@@ -17,8 +17,8 @@ from support.protocols import Collector, Echo
 from support.roles import (
     Guests,
     Loop,
+    close_server,
     connected,
-    gone,
     narrow_pair,
     noise,
     nothing_left,
@@ -151,7 +151,7 @@ async def server_closes_with_clients_in_the_backlog(loop: Loop) -> None:
 
 
 async def server_never_serves(loop: Loop) -> None:
-    await gone(await loop.create_server(Echo, LOCALHOST, 0, start_serving=False))
+    await close_server(await loop.create_server(Echo, LOCALHOST, 0, start_serving=False))
 
 
 async def sockets_are_cancelled(loop: Loop) -> None:
@@ -336,7 +336,7 @@ async def test_a_closed_server_and_its_clients_are_collected(each_loop: Loop) ->
         with connected(server.sockets[0].getsockname()):
             await guests.arrived()
         await guests.seen[0].lost
-        await gone(server)
+        await close_server(server)
         return [weakref.ref(guests), weakref.ref(guests.seen[0]), weakref.ref(server)]
 
     references = await serve()
@@ -377,7 +377,7 @@ async def test_ten_thousand_connections_leave_memory_flat(loop: uringloop.Loop) 
         for _ in range(count // 50):
             await asyncio.gather(*(converse(address) for _ in range(50)))
         await turns(5)
-        await gone(server)
+        await close_server(server)
 
     await cycle(2000)
     gc.collect()

@@ -17,10 +17,10 @@ from support.protocols import Collector, Echo
 from support.roles import (
     Guests,
     Loop,
+    abort_and_wait,
     answers,
+    close_server,
     connected,
-    ended,
-    gone,
     needs_ipv6,
     on_loop,
     record_handler_calls,
@@ -63,7 +63,7 @@ async def test_a_failing_factory_is_reported_and_the_server_goes_on(each_loop: L
     connected(address).close()
     await guests.arrived()
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -88,7 +88,7 @@ async def test_accepted_protocols_run_in_the_context_of_the_server(each_loop: Lo
         client.send(b"x")
         await until(lambda: len(seen) == 2)
     await witness.lost
-    await gone(server)
+    await close_server(server)
     assert seen == ["at the creation of the server"] * 2
 
 
@@ -119,7 +119,7 @@ async def test_two_thousand_clients_are_served_in_sequence(each_loop: Loop) -> N
     address = server.sockets[0].getsockname()
     for _ in range(2000):
         assert await answers(each_loop, address)
-    await gone(server)
+    await close_server(server)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ async def test_two_thousand_clients_are_served_at_once(each_loop: Loop) -> None:
     for guest in guests.seen:
         assert await guest.lost is None
     assert sorted(int(guest.data) for guest in guests.seen) == list(range(2000))
-    await gone(server)
+    await close_server(server)
 
 
 # ── too few file descriptors ──────────────────────────────────────────────────────────────
@@ -261,7 +261,7 @@ async def test_accepted_transports_know_both_addresses(each_loop: Loop) -> None:
         for client in clients:
             client.close()
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @needs_ipv6
@@ -275,7 +275,7 @@ async def test_accepted_transports_know_both_addresses_on_ipv6(each_loop: Loop) 
         assert transport.get_extra_info("peername") == client.getsockname()
         assert transport.get_extra_info("sockname") == client.getpeername()
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -299,10 +299,10 @@ async def test_an_accepted_socket_has_its_listeners_family_and_type(each_loop: L
         transport.write(b"through the transport")
         await turns(2)
         assert client.recv(100) == b"through the transport"
-        await ended(transport)
+        await abort_and_wait(transport)
         await until(lambda: sock.fileno() == -1)
         assert client.recv(100) == b""
-    await gone(server)
+    await close_server(server)
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
@@ -324,7 +324,7 @@ async def test_addresses_are_known_after_a_reset_and_after_connection_lost(
     assert guest.transport.get_extra_info("socket").fileno() == -1
     assert guest.transport.get_extra_info("sockname") == names[0]
     assert guest.transport.get_extra_info("peername") == names[1]
-    await gone(server)
+    await close_server(server)
 
 
 @pytest.mark.parametrize("listening_before", [True, False])
@@ -348,7 +348,7 @@ async def test_accepted_connections_have_tcp_nodelay(
             accepted = guest.transport.get_extra_info("socket")
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -364,7 +364,7 @@ async def test_a_protocol_without_connection_made_ends_the_connection(loop: urin
         assert isinstance(handler_calls[0]["exception"], AttributeError)
         client.setblocking(False)
         assert await loop.sock_recv(client, 1) == b""
-    await gone(server)
+    await close_server(server)
     assert loop._operations_in_flight == 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.roles import (
     Loop,
-    ended,
+    abort_and_wait,
     noise,
     on_loop,
     read_exactly,
@@ -430,5 +430,5 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
         handler_writer.close()
         assert await reader.read() == b""
     await leave(writer)
-    await ended(handler_writer.transport)
+    await abort_and_wait(handler_writer.transport)
     server.close()

@@ -11,8 +11,8 @@ from support.protocols import Collector
 from support.roles import (
     Failing,
     Loop,
+    check_error_loses_connection,
     link,
-    loses_connection,
     noise,
     on_loop,
     read_exactly,
@@ -263,7 +263,7 @@ class Faulty(Filling, Failing):
 @pytest.mark.parametrize("callback", ["get_buffer", "buffer_updated", "eof_received"])
 @on_loop
 async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, callback: str) -> None:
-    await loses_connection(each_loop, Faulty(each_loop, callback))
+    await check_error_loses_connection(each_loop, Faulty(each_loop, callback))
 
 
 @on_loop

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.datagrams import Mailbox, drained, ended, endpoint, udp
+from support.datagrams import Mailbox, abort_and_wait, drained, endpoint, udp
 from support.roles import Loop, needs_ipv6, on_loop, record_handler_calls, run_script, until
 
 import uringloop
@@ -308,11 +308,11 @@ async def test_false_reuse_address_warns_and_has_no_effect(loop: uringloop.Loop)
     assert warned[0].filename == __file__
     sock = transport.get_extra_info("socket")
     assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-    await ended(transport)
+    await abort_and_wait(transport)
     transport, _ = await loop.create_datagram_endpoint(
         Mailbox, local_addr=LOCAL, reuse_address=None
     )
-    await ended(transport)
+    await abort_and_wait(transport)
 
 
 @on_loop
@@ -340,7 +340,7 @@ async def test_options_beside_a_socket_are_refused_by_name(each_loop: Loop) -> N
         transport, _ = await each_loop.create_datagram_endpoint(
             Mailbox, sock=sock.dup(), reuse_port=False
         )
-        await ended(transport)
+        await abort_and_wait(transport)
 
 
 @on_loop

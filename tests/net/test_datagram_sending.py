@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.datagrams import Mailbox, drained, ended, endpoint, stuff, udp, unix_pair, unsent
+from support.datagrams import (
+    Mailbox,
+    abort_and_wait,
+    drained,
+    endpoint,
+    fill_receiver,
+    udp,
+    unix_pair,
+    unsent,
+)
 from support.roles import (
     Loop,
     in_thread,
@@ -253,7 +262,7 @@ async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuff(ours)
+    fill_receiver(ours)
     async with endpoint(each_loop, sock=ours) as (transport, _):
         with peer:
             transport.sendto(bytes(100))
@@ -264,7 +273,7 @@ async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
 @on_loop
 async def test_write_buffer_limits_are_those_of_asyncio(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuff(ours)
+    fill_receiver(ours)
     async with endpoint(each_loop, sock=ours) as (transport, mailbox):
         limits: Any = transport
         with peer:
@@ -283,7 +292,7 @@ async def test_write_buffer_limits_are_those_of_asyncio(each_loop: Loop, tmp_pat
 @on_loop
 async def test_queued_data_is_a_copy(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuffed = stuff(ours)
+    stuffed = fill_receiver(ours)
     async with endpoint(each_loop, sock=ours) as (transport, _):
         with peer:
             reused = bytearray(b"first")
@@ -324,7 +333,7 @@ async def test_queued_datagrams_to_a_closed_peer_are_errors(
 ) -> None:
     # uringloop only: after such an error asyncio's add_writer() outlives the transport.
     ours, peer = unix_pair(tmp_path)
-    stuff(ours)
+    fill_receiver(ours)
     async with endpoint(loop, sock=ours) as (transport, mailbox):
         for _ in range(3):
             transport.sendto(b"late")
@@ -361,7 +370,7 @@ async def test_connection_lost_runs_once_and_in_a_later_turn(each_loop: Loop) ->
 @on_loop
 async def test_close_sends_queued_datagrams_first(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuffed = stuff(ours)
+    stuffed = fill_receiver(ours)
     async with endpoint(each_loop, sock=ours) as (transport, mailbox):
         with peer:
             for number in range(20):
@@ -384,7 +393,7 @@ async def test_abort_drops_queued_datagrams(
     each_loop: Loop, tmp_path: Path, closed_first: bool
 ) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuffed = stuff(ours)
+    stuffed = fill_receiver(ours)
     async with endpoint(each_loop, sock=ours) as (transport, mailbox):
         with peer:
             transport.sendto(b"dropped")
@@ -463,7 +472,7 @@ async def test_unconnected_endpoint_ignores_sendto_after_closing(loop: Loop) -> 
 @on_loop
 async def test_no_operation_is_left_after_closing(loop: uringloop.Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuff(ours)
+    fill_receiver(ours)
     before = loop._operations_in_flight
     async with (
         endpoint(loop, local_addr=LOCAL) as (transport, mailbox),
@@ -491,7 +500,7 @@ def test_unclosed_endpoint_warns(each_loop: Loop) -> None:
 
 def test_queued_datagrams_survive_a_change_of_thread(each_loop: Loop, tmp_path: Path) -> None:
     ours, peer = unix_pair(tmp_path)
-    stuffed = stuff(ours)
+    stuffed = fill_receiver(ours)
 
     async def begin() -> asyncio.DatagramTransport:
         transport, _ = await each_loop.create_datagram_endpoint(Mailbox, sock=ours)
@@ -503,7 +512,7 @@ def test_queued_datagrams_survive_a_change_of_thread(each_loop: Loop, tmp_path: 
         while len(got) < stuffed + 1:
             got += drained(peer)
             await turns()
-        await ended(transport)
+        await abort_and_wait(transport)
         return got
 
     transport = in_thread(lambda: each_loop.run_until_complete(begin()))

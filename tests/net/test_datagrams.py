@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.datagrams import Mailbox, drained, ended, endpoint, udp, unix_pair
+from support.datagrams import Mailbox, abort_and_wait, drained, endpoint, udp, unix_pair
 from support.loops import run_turns
 from support.roles import (
     Loop,
@@ -289,7 +289,7 @@ def test_an_interrupt_loses_no_merged_datagram(loop: uringloop.Loop) -> None:
             loop.run_until_complete(mailbox.received(8))
         loop.run_until_complete(mailbox.received(8))
     assert mailbox.data == sent
-    loop.run_until_complete(ended(transport))
+    loop.run_until_complete(abort_and_wait(transport))
 
 
 # ── pausing ───────────────────────────────────────────────────────────────────────────────
@@ -511,7 +511,7 @@ def test_the_next_run_receives_on_after_an_interrupt(
         peer.send(b"five")
         each_loop.run_until_complete(mailbox.received(5))
     assert mailbox.data == [b"one", b"stop", b"three", b"", b"five"]
-    each_loop.run_until_complete(ended(transport))
+    each_loop.run_until_complete(abort_and_wait(transport))
 
 
 # ── threads ───────────────────────────────────────────────────────────────────────────────
@@ -550,7 +550,7 @@ def test_datagrams_sent_between_runs_in_different_threads_arrive(
                 in_thread(lambda: run_turns(each_loop))
         receive_all()
     assert mailbox.data == expected
-    each_loop.run_until_complete(ended(transport))
+    each_loop.run_until_complete(abort_and_wait(transport))
 
 
 # ── set_protocol(), extra info, repr() ────────────────────────────────────────────────────

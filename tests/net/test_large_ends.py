@@ -67,7 +67,7 @@ async def test_eof_follows_the_last_bytes(
                 peer.close()
 
             with in_thread_during(peer, say):
-                assert await sink.rest() == data
+                assert await sink.until_eof() == data
 
 
 @both_kinds
@@ -86,7 +86,7 @@ async def test_eof_of_many_connections_follows_the_last_bytes(
 
         saying = asyncio.gather(*map(say, peers))
         for sink in sinks:
-            assert await sink.rest() == PLENTY[:300_000]
+            assert await sink.until_eof() == PLENTY[:300_000]
         await saying
 
 
@@ -104,7 +104,7 @@ async def test_eof_waits_for_resume_reading(each_loop: Loop, make: type[Plain], 
             assert not sink.data
             assert not sink.eof.done()
             transport.resume_reading()
-            assert await sink.rest() == PLENTY[:size]
+            assert await sink.until_eof() == PLENTY[:size]
             assert sink.eof.done()
 
 
@@ -147,7 +147,7 @@ async def test_eof_of_our_own_shutdown_follows_the_bytes_before_it(
             # No turn of the loop passes between the two calls.
             peer.send(PLENTY[:size])
             transport.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            assert await sink.rest() == PLENTY[:size]
+            assert await sink.until_eof() == PLENTY[:size]
 
 
 @both_kinds
@@ -199,7 +199,7 @@ async def test_urgent_data_is_skipped_and_blocks_nothing(
             await turns(5)
             await enlarge(each_loop, sink, peer)
         peer.close()
-        assert await sink.rest() == b""
+        assert await sink.until_eof() == b""
 
 
 @all_readers

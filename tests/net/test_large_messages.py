@@ -34,7 +34,7 @@ from support.large_messages import (
 from support.protocols import Echo
 from support.roles import (
     Loop,
-    ended,
+    abort_and_wait,
     fill,
     link,
     on_loop,
@@ -108,9 +108,9 @@ async def test_messages_that_grow_and_shrink_come_back_whole(
             whole = b"".join(messages)
             assert await sink.take(len(whole)) == whole
     near.write_eof()
-    assert await sink.rest() == b""
-    await ended(near)
-    await ended(far)
+    assert await sink.until_eof() == b""
+    await abort_and_wait(near)
+    await abort_and_wait(far)
 
 
 @both_kinds

@@ -16,8 +16,8 @@ from support.roles import (
     Guests,
     Loop,
     answers,
+    close_server,
     connected,
-    gone,
     needs_ipv6,
     on_loop,
     read_to_end,
@@ -61,7 +61,7 @@ async def test_port_zero_picks_a_free_port(each_loop: Loop) -> None:
 async def test_the_port_may_be_a_string(each_loop: Loop) -> None:
     server = await each_loop.create_server(Echo, LOCALHOST, "0")  # type: ignore[call-overload]
     assert server.sockets[0].getsockname()[1] > 0
-    await gone(server)
+    await close_server(server)
 
 
 @pytest.mark.parametrize("host", [None, ""])
@@ -74,14 +74,14 @@ async def test_no_host_means_every_interface(each_loop: Loop, host: str | None) 
     assert families <= {socket.AF_INET, socket.AF_INET6}
     assert {sock.getsockname()[1] for sock in server.sockets} == {port}
     assert {sock.getsockname()[0] for sock in server.sockets} <= {"0.0.0.0", "::"}
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
 async def test_a_host_name_is_resolved(each_loop: Loop) -> None:
     server = await each_loop.create_server(Guests(each_loop), "localhost", 0)
     assert server.sockets[0].getsockname()[0] in (LOCALHOST, "::1")
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -95,7 +95,7 @@ async def test_each_of_several_hosts_has_a_listening_socket(each_loop: Loop) -> 
         connected(name).close()
     await guests.arrived(2)
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @needs_ipv6
@@ -109,7 +109,7 @@ async def test_ipv6_sockets_do_not_take_ipv4(each_loop: Loop) -> None:
     connected(sock.getsockname()).close()
     await guests.arrived()
     await guests.end()
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -118,7 +118,7 @@ async def test_family_restricts_the_addresses(each_loop: Loop) -> None:
         Guests(each_loop), None, unused_port(), family=socket.AF_INET
     )
     assert [sock.family for sock in server.sockets] == [socket.AF_INET]
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -136,7 +136,7 @@ async def test_a_bound_socket_can_be_given(each_loop: Loop) -> None:
     assert sock.gettimeout() == 0.0
     assert [s.getsockname() for s in server.sockets] == [address]
     assert await answers(each_loop, address)
-    await gone(server)
+    await close_server(server)
     assert sock.fileno() == -1
 
 
@@ -152,7 +152,7 @@ async def test_a_listening_unix_socket_can_be_given(each_loop: Loop) -> None:
         await guests.arrived()
         assert await guests.seen[0].received(5) == b"hello"
     await guests.seen[0].lost
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -162,7 +162,7 @@ async def test_reuse_address_is_on_by_default_and_can_be_off(each_loop: Loop) ->
         sock = server.sockets[0]
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == expected
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 0
-        await gone(server)
+        await close_server(server)
 
 
 @on_loop
@@ -180,8 +180,8 @@ async def test_reuse_port_shares_a_port_between_servers(each_loop: Loop) -> None
     for guests in (first, second):
         await guests.arrived(len(guests.seen))
         await guests.end()
-    await gone(one)
-    await gone(two)
+    await close_server(one)
+    await close_server(two)
 
 
 async def keeps_alive(create_server: Callable[..., Awaitable[asyncio.Server]]) -> list[int]:
@@ -189,7 +189,7 @@ async def keeps_alive(create_server: Callable[..., Awaitable[asyncio.Server]]) -
     for keep_alive in (None, False, True):
         server = await create_server(Echo, LOCALHOST, 0, keep_alive=keep_alive)
         values.append(server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
-        await gone(server)
+        await close_server(server)
     return values
 
 
@@ -215,7 +215,7 @@ async def test_start_serving_false_listens_later(each_loop: Loop) -> None:
     await server.start_serving()
     assert server.is_serving()
     assert await answers(each_loop, address)
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop
@@ -406,7 +406,7 @@ async def test_the_port_can_be_bound_again_right_after_close(each_loop: Loop) ->
         with socket.socket() as sock:
             sock.bind(address)
         server = await each_loop.create_server(Echo, *address, reuse_address=False)
-    await gone(server)
+    await close_server(server)
 
 
 @on_loop

@@ -22,9 +22,9 @@ from support.roles import (
     BUSY_ROUNDS,
     PATIENCE,
     Loop,
+    close_server,
     connected,
     converse,
-    gone,
     on_loop,
     run_script,
     until,
@@ -219,7 +219,7 @@ def test_loops_of_one_process_share_a_socket(backend: str, listener: socket.sock
         server = await asyncio.start_server(greet, sock=listener.dup())
         started.append((asyncio.get_running_loop(), stop))
         await stop.wait()
-        await gone(server)
+        await close_server(server)
 
     def run(number: int) -> None:
         loop = uringloop.Loop(backend=backend)  # type: ignore[arg-type, unused-ignore]
@@ -332,7 +332,7 @@ async def test_connections_made_before_the_server_have_tcp_nodelay_too(
         for _ in range(5):
             stack.enter_context(connected(address))
         await until(lambda: len(told) == 10)
-        await gone(server)
+        await close_server(server)
     assert all(told)
 
 
@@ -532,7 +532,7 @@ async def test_a_listening_socket_passed_to_another_process_is_shared(
         workers.processes[0].send_signal(signal.SIGSTOP)
         assert await each_loop.run_in_executor(None, ask, workers.address) == 0x63
         workers.processes[0].send_signal(signal.SIGCONT)
-    await gone(server)
+    await close_server(server)
 
 
 # Serves as number 9 on a socket of its own, and passes it to a WORKER after a line of input. The

@@ -21,10 +21,10 @@ from support.roles import (
     PATIENCE,
     Guests,
     Loop,
+    abort_and_wait,
+    close_server,
     connected,
     converse,
-    ended,
-    gone,
     in_thread,
     on_loop,
     run_script,
@@ -69,7 +69,7 @@ async def shared(loop: Loop, sock: socket.socket, *, alone: bool = False):  # ty
         try:
             yield server
         finally:
-            await gone(server)
+            await close_server(server)
 
 
 either = pytest.mark.parametrize("alone", [False, True], ids=["company", "alone"])
@@ -296,13 +296,13 @@ async def test_several_shared_sockets_are_served_side_by_side(each_loop: Loop) -
     for client in clients:
         client.close()
     await guests.end()
-    await gone(servers.pop())
+    await close_server(servers.pop())
     # The others are still served.
     with connected(sockets[0].getsockname()):
         await guests.arrived(26)
     await guests.end()
     for server in servers:
-        await gone(server)
+        await close_server(server)
 
 
 @on_loop
@@ -326,7 +326,7 @@ async def test_a_server_closed_by_its_first_client_leaves_the_second_to_others(
             with conn:
                 conn.send(b"from the next")
                 assert second.recv(20) == b"from the next"
-        await ended(seen[0])
+        await abort_and_wait(seen[0])
         assert first.recv(1) == b""
     await server.wait_closed()
 

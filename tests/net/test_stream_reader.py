@@ -21,7 +21,7 @@ async def opened(
     return reader, writer, peer
 
 
-async def ended(writer: asyncio.StreamWriter, peer: socket.socket) -> None:
+async def close_both(writer: asyncio.StreamWriter, peer: socket.socket) -> None:
     writer.transport.abort()
     peer.close()
     await turns(3)
@@ -51,7 +51,7 @@ async def test_all_bytes_arrive_in_order_with_every_read_method(each_loop: Loop)
     peer.close()
     assert await reader.read() == b"rest"
     assert reader.at_eof()
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -60,7 +60,7 @@ async def test_readline_refuses_a_line_beyond_the_limit(each_loop: Loop) -> None
     await each_loop.sock_sendall(peer, noise(500).replace(b"\n", b".") + b"\n")
     with pytest.raises(ValueError, match="limit"):
         await reader.readline()
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -74,7 +74,7 @@ async def test_the_transport_pauses_at_twice_the_limit(each_loop: Loop) -> None:
     assert await reader.readexactly(1500) == noise(1500)
     assert is_reading(writer)
     assert await reader.readexactly(501) == noise(501)
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -84,7 +84,7 @@ async def test_a_reader_without_a_transport_is_not_paused(each_loop: Loop) -> No
         await each_loop.sock_sendall(peer, noise(100))
         await until(lambda: len(reader._buffer) == 100)  # type: ignore[attr-defined]
         assert is_reading(writer)
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -98,7 +98,7 @@ async def test_a_cancelled_read_keeps_every_byte(each_loop: Loop) -> None:
         await task
     peer.send(b"67890")
     assert await reader.readexactly(10) == b"1234567890"
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -115,7 +115,7 @@ async def test_replaced_methods_are_called(each_loop: Loop) -> None:
         peer.send(b"watched")
         assert await reader.readexactly(7) == b"watched"
     assert seen == [b"watched"]
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -146,7 +146,7 @@ async def test_an_exported_buffer_ends_the_connection_with_buffer_error(each_loo
         await until(lambda: writer.transport.is_closing())
     assert [type(call["exception"]) for call in handler_calls] == [BufferError]
     assert handler_calls[0]["message"] == "Fatal error: protocol.data_received() call failed."
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop
@@ -157,7 +157,7 @@ async def test_data_after_feed_eof_ends_the_connection(each_loop: Loop) -> None:
     peer.send(b"too late")
     await until(lambda: writer.transport.is_closing())
     assert [type(call["exception"]) for call in handler_calls] == [AssertionError]
-    await ended(writer, peer)
+    await close_both(writer, peer)
 
 
 @on_loop

@@ -15,8 +15,8 @@ from support.roles import (
     Failing,
     HalfOpen,
     Loop,
-    ended,
-    loses_connection,
+    abort_and_wait,
+    check_error_loses_connection,
     noise,
     on_loop,
     read_exactly,
@@ -384,7 +384,7 @@ class Faulty(Collector, Failing):
 @pytest.mark.parametrize("callback", ["data_received", "eof_received"])
 @on_loop
 async def test_an_error_in_a_callback_loses_the_connection(each_loop: Loop, callback: str) -> None:
-    await loses_connection(each_loop, Faulty(each_loop, callback))
+    await check_error_loses_connection(each_loop, Faulty(each_loop, callback))
 
 
 @on_loop
@@ -425,7 +425,7 @@ def test_system_exit_in_data_received_leaves_the_loop(each_loop: Loop) -> None:
         peer.send(b"x")
         with pytest.raises(SystemExit):
             each_loop.run_forever()
-        each_loop.run_until_complete(ended(transport))
+        each_loop.run_until_complete(abort_and_wait(transport))
 
 
 # ── the transport as an object ────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.datagrams import Mailbox, drained, endpoint, stuff, unix_pair
+from support.datagrams import Mailbox, drained, endpoint, fill_receiver, unix_pair
 from support.leaks import open_fds
 from support.protocols import Collector
 from support.roles import on_loop, record_handler_calls, turns, until
@@ -135,7 +135,7 @@ async def test_connection_lost_runs_once_if_resume_writing_ends_an_endpoint(
     ours, peer = unix_pair(tmp_path)
     with peer:
         async with endpoint(loop, LeavingMailbox(), sock=ours) as (transport, mailbox):
-            stuff(ours)
+            fill_receiver(ours)
             transport.set_write_buffer_limits(high=0)
             transport.sendto(b"last")
             while not mailbox.lost:

@@ -24,7 +24,7 @@ from support.processes import (  # noqa: F401  (fixtures)
     PLENTY,
     Recorder,
     children,
-    ended_unseen,
+    exited_process,
     orphans,
     output,
     wait_for,
@@ -51,7 +51,7 @@ import uringloop
 async def test_a_child_reaped_by_other_code_is_reported_as_255(
     each_loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = await ended_unseen(1, os.WEXITED)
+    process = await exited_process(1, os.WEXITED)
     assert await process.wait() == 255
     assert "exit status already read" in caplog.text
 

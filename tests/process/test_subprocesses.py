@@ -22,7 +22,7 @@ from support.processes import (  # noqa: F401  (fixtures)
     PLENTY,
     Recorder,
     children,
-    ended_unseen,
+    exited_process,
     orphans,
     output,
     wait_for,
@@ -116,7 +116,7 @@ async def test_a_signal_to_a_process_that_has_ended_keeps_its_exit_code(
 @on_loop
 async def test_a_signal_right_after_the_exit_keeps_the_exit_code(loop: uringloop.Loop) -> None:
     # Popen.send_signal() then reaps the child before the loop has noticed its exit.
-    process = await ended_unseen(9, os.WEXITED | os.WNOWAIT)
+    process = await exited_process(9, os.WEXITED | os.WNOWAIT)
     process.kill()
     assert await process.wait() == 9
 

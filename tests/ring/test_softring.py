@@ -26,7 +26,7 @@ from support.protocols import Collector, Echo
 from support.roles import (
     HalfOpen,
     Loop,
-    ended,
+    abort_and_wait,
     fill,
     kernel_version,
     link,
@@ -459,8 +459,8 @@ async def test_large_transfers_through_small_buffers_are_exact(
     there.write_eof()
     await receiver.eof
     assert receiver.data == data
-    await ended(here)
-    await ended(there)
+    await abort_and_wait(here)
+    await abort_and_wait(there)
 
 
 @on_loop
@@ -475,7 +475,7 @@ async def test_bytes_between_passed_descriptors_arrive_before_eof(loop: uringloo
     peer.close()
     await collector.eof
     assert collector.data == b"bytes" * 20
-    await ended(transport)
+    await abort_and_wait(transport)
 
 
 @on_loop

@@ -40,8 +40,8 @@ class End:
         # An end has failed, aborted, or closed with bytes in transit: these may be lost.
         self.lossy = False
 
-    def _claim(self, true: bool, claim: str) -> None:
-        if not true:
+    def _claim(self, holds: bool, claim: str) -> None:
+        if not holds:
             self.model.differs(f"{claim}: {self}")
 
     def __repr__(self) -> str:

@@ -110,10 +110,10 @@ class Model:
         for _ in range(count):
             await asyncio.sleep(0)
 
-    async def until(self, what: str, true: Callable[[], object]) -> None:
-        """Run turns, and advance the clock, until *true* returns true; *what* names the wait."""
+    async def until(self, what: str, condition: Callable[[], object]) -> None:
+        """Run turns, and advance the clock, until *condition* is true; *what* names the wait."""
         for turn in range(TURNS_MAX):
-            if true():
+            if condition():
                 return
             self.check()
             await asyncio.sleep(0 if turn % 8 else 0.05 if self.simulated else 0.001)

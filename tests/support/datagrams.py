@@ -59,7 +59,7 @@ class Mailbox(asyncio.DatagramProtocol):
         return self.errors
 
 
-async def ended(transport: asyncio.DatagramTransport) -> None:
+async def abort_and_wait(transport: asyncio.DatagramTransport) -> None:
     """Abort *transport* unless it has closed its socket, and wait until it has."""
     if transport.get_extra_info("socket").fileno() != -1:
         transport.abort()
@@ -79,7 +79,7 @@ async def endpoint(
     try:
         yield transport, made
     finally:
-        await ended(transport)
+        await abort_and_wait(transport)
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def drained(sock: socket.socket) -> list[bytes]:
     return found
 
 
-def stuff(sock: socket.socket, data: bytes = b"stuffing") -> int:
+def fill_receiver(sock: socket.socket, data: bytes = b"stuffing") -> int:
     """Send *data* until the receiver is full; return the number of datagrams."""
     count = 0
     with contextlib.suppress(BlockingIOError):

@@ -65,10 +65,10 @@ def compare(
     found = loop.run_until_complete(our_results(ours, mode, calls, **options))
     found.append(ours.read_bytes())
     named = [name for name, _ in calls] + ["the file"]
-    assert told(named, found) == told(named, expected)
+    assert comparable(named, found) == comparable(named, expected)
 
 
-def told(names: list[str], results: list[Any]) -> list[tuple[str, Any]]:
+def comparable(names: list[str], results: list[Any]) -> list[tuple[str, Any]]:
     """Pair names and results; of a text position only the low 64 bits are comparable."""
     return [
         (name, result % 2**64 if name in ("tell", "seek") and isinstance(result, int) else result)

@@ -20,7 +20,7 @@ import pytest
 import uringloop
 from support.loops import run_turns
 from support.protocols import Collector
-from support.roles import PATIENCE, Loop, ended, noise, reset
+from support.roles import PATIENCE, Loop, abort_and_wait, noise, reset
 from support.sockets import tcp_pair
 
 KIB = 1024
@@ -55,7 +55,7 @@ class Plain(Collector):
         del self.data[:count]
         return data[:count]
 
-    async def rest(self) -> bytes:
+    async def until_eof(self) -> bytes:
         assert await self.lost is None
         return bytes(self.data)
 
@@ -84,7 +84,7 @@ class Streamed:
     async def take(self, count: int) -> bytes:
         return await self.reader.readexactly(count)
 
-    async def rest(self) -> bytes:
+    async def until_eof(self) -> bytes:
         return await self.reader.read()
 
 
@@ -130,7 +130,7 @@ async def large(
             await enlarge(loop, sink, peer)
             yield transport, peer
         finally:
-            await ended(transport)
+            await abort_and_wait(transport)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def lasting(before: set[threading.Thread]) -> list[threading.Thread]:
+def threads_left(before: set[threading.Thread]) -> list[threading.Thread]:
     """Return the threads that are not in *before* and do not exit within THREADS_END_S each."""
     started = [thread for thread in threading.enumerate() if thread not in before]
     for thread in started:
@@ -52,7 +52,7 @@ def leak_checked(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
         drain_executor(loop)
         loop.close()
     gc.collect()
-    left_threads = lasting(threads)
+    left_threads = threads_left(threads)
     assert not left_threads, f"threads left running: {left_threads}"
     left = open_fds() - fds
     assert not left, f"file descriptors left open: {sorted(left)}"

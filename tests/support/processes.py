@@ -69,7 +69,7 @@ def thread_names() -> dict[int, str]:
     return found
 
 
-async def ended_unseen(code: int, options: int) -> asyncio.subprocess.Process:
+async def exited_process(code: int, options: int) -> asyncio.subprocess.Process:
     """Start a process and wait until it exits, without running a turn of the loop."""
     source, sink = os.pipe()
     process = await asyncio.create_subprocess_shell(f"read go; exit {code}", stdin=source)
@@ -117,7 +117,7 @@ async def output(command: str, **options: Any) -> tuple[bytes, int | None]:
     return written, process.returncode
 
 
-def wait_for(fact: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     waiting = asyncio.SelectorEventLoop()
-    waiting.run_until_complete(until(fact))
+    waiting.run_until_complete(until(condition))
     waiting.close()

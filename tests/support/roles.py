@@ -64,10 +64,10 @@ def in_thread(function: Callable[[], T]) -> T:
         return pool.submit(function).result(2 * PATIENCE)
 
 
-def wait_until(fact: Callable[[], bool]) -> None:
-    """Wait, without a loop, until *fact* holds."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait, without a loop, until *condition* holds."""
     deadline = time.monotonic() + PATIENCE
-    while not fact():
+    while not condition():
         assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
         time.sleep(0.001)
 
@@ -117,10 +117,10 @@ async def turns(count: int = 1) -> None:
         await asyncio.sleep(0)
 
 
-async def until(fact: Callable[[], bool]) -> None:
-    """Let turns pass until *fact* holds, and fail if it never does."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Let turns pass until *condition* holds, and fail if it never does."""
     deadline = time.monotonic() + PATIENCE
-    while not fact():
+    while not condition():
         assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
         await asyncio.sleep(0)
 
@@ -131,7 +131,7 @@ async def released(transport: asyncio.BaseTransport) -> None:
     await until(lambda: sock.fileno() == -1)
 
 
-async def ended(transport: asyncio.WriteTransport) -> None:
+async def abort_and_wait(transport: asyncio.WriteTransport) -> None:
     """Abort *transport* unless it has closed its socket, and wait until it has."""
     # asyncio's abort() fails on its own state after a close() that has flushed and finished.
     if transport.get_extra_info("socket").fileno() != -1:
@@ -283,7 +283,7 @@ async def stream(
         try:
             yield transport, peer
         finally:
-            await ended(transport)
+            await abort_and_wait(transport)
 
 
 @contextlib.asynccontextmanager
@@ -297,8 +297,8 @@ async def link(
     try:
         yield left_transport, right_transport
     finally:
-        await ended(left_transport)
-        await ended(right_transport)
+        await abort_and_wait(left_transport)
+        await abort_and_wait(right_transport)
 
 
 class Failing(asyncio.BaseProtocol):
@@ -309,7 +309,7 @@ class Failing(asyncio.BaseProtocol):
     lost: asyncio.Future[Exception | None]
 
 
-async def loses_connection(loop: Loop, protocol: Failing) -> None:
+async def check_error_loses_connection(loop: Loop, protocol: Failing) -> None:
     """Send a byte and EOF to *protocol*; check that its error is reported and closes the transport.
 
     The report is asyncio's: one call of the exception handler, with the same message.
@@ -377,7 +377,7 @@ class Guests:
     async def end(self) -> None:
         """Abort the connections that are open, and wait until all are released."""
         for guest in self.seen:
-            await ended(guest.transport)
+            await abort_and_wait(guest.transport)
 
 
 def connected(address: tuple[str, int]) -> socket.socket:
@@ -401,7 +401,7 @@ async def answers(loop: Loop, address: tuple[str, int]) -> bool:
         return await read_exactly(loop, sock, 4) == b"ping"
 
 
-async def gone(server: asyncio.AbstractServer) -> None:
+async def close_server(server: asyncio.AbstractServer) -> None:
     """Close *server* and wait until it is closed."""
     server.close()
     await server.wait_closed()

@@ -67,11 +67,11 @@ class Program(NamedTuple):
 
     def line(self) -> str:
         """Return the next line that the program writes."""
-        return there(self.process.stdout).readline().rstrip("\n")
+        return pipe_of(self.process.stdout).readline().rstrip("\n")
 
     def go(self) -> None:
         """Let the program go on."""
-        stdin = there(self.process.stdin)
+        stdin = pipe_of(self.process.stdin)
         stdin.write("\n")
         stdin.flush()
 
@@ -82,7 +82,7 @@ class Program(NamedTuple):
         return errors
 
 
-def there(file: IO[str] | None) -> IO[str]:
+def pipe_of(file: IO[str] | None) -> IO[str]:
     """Return a pipe of a process, which is not None."""
     assert file is not None
     return file

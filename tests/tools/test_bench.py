@@ -40,10 +40,10 @@ def measure(tmp_path: Path, name: str, load: EchoLoad, settings: Settings) -> Me
     return Runner(settings, placement.choose(False), programs, tmp_path).measure(name, load)
 
 
-def until(fact: Callable[[], bool], timeout: float = 10.0) -> bool:
-    """Poll until *fact* holds, for facts without an event to wait for."""
+def until(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
+    """Poll until *condition* holds, for facts without an event to wait for."""
     end = time.monotonic() + timeout
-    while not fact():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.005)

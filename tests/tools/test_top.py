@@ -23,10 +23,10 @@ from support.watched import (
     as_root,
     environment,
     following,
+    pipe_of,
     place,
     program,
     run_top,
-    there,
 )
 
 import uringloop
@@ -353,7 +353,7 @@ def test_end_of_the_program_is_reported_at_once_with_status_3(place: Path) -> No
         program(place, IDLE) as watched,
         following(place, watched.pid, "--interval", "30") as shown,
     ):
-        assert there(shown.stdout).readline().startswith(f"{watched.pid}  ")
+        assert pipe_of(shown.stdout).readline().startswith(f"{watched.pid}  ")
         watched.end()
         _, errors = shown.communicate(timeout=2 * PATIENCE)
     assert errors == f"process {watched.pid} has ended\n"
@@ -365,7 +365,7 @@ def test_killed_program_is_reported_as_ended(place: Path) -> None:
         program(place, BUSY) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
     ):
-        assert there(shown.stdout).readline().startswith("{")
+        assert pipe_of(shown.stdout).readline().startswith("{")
         watched.process.kill()
         _, errors = shown.communicate(timeout=2 * PATIENCE)
     assert errors == f"process {watched.pid} has ended\n"
@@ -384,7 +384,7 @@ def test_stopped_monitor_is_not_reported_as_an_end(place: Path) -> None:
         program(place, script) as watched,
         following(place, watched.pid, "--interval", "30") as shown,
     ):
-        assert there(shown.stdout).readline() != ""
+        assert pipe_of(shown.stdout).readline() != ""
         watched.go()
         _, errors = shown.communicate(timeout=2 * PATIENCE)
         assert shown.returncode == 3
@@ -397,7 +397,7 @@ def test_later_looks_have_later_times(place: Path) -> None:
         program(place, BUSY) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
     ):
-        looks = [json.loads(there(shown.stdout).readline()) for _ in range(4)]
+        looks = [json.loads(pipe_of(shown.stdout).readline()) for _ in range(4)]
         watched.end()
     times = [look["time"] for look in looks]
     assert times == sorted(set(times))
@@ -407,7 +407,7 @@ def test_later_looks_have_later_times(place: Path) -> None:
 
 def test_ctrl_c_exits_with_status_0(place: Path) -> None:
     with program(place, IDLE) as watched, following(place, watched.pid) as shown:
-        assert there(shown.stdout).readline() != ""
+        assert pipe_of(shown.stdout).readline() != ""
         shown.send_signal(signal.SIGINT)
         _, errors = shown.communicate(timeout=2 * PATIENCE)
         assert (shown.returncode, errors) == (0, "")
@@ -419,10 +419,10 @@ def test_closed_pipe_exits_with_status_0(place: Path) -> None:
         program(place, IDLE) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
     ):
-        assert there(shown.stdout).readline() != ""
-        there(shown.stdout).close()
+        assert pipe_of(shown.stdout).readline() != ""
+        pipe_of(shown.stdout).close()
         assert shown.wait(2 * PATIENCE) == 0
-        assert there(shown.stderr).read() == ""
+        assert pipe_of(shown.stderr).read() == ""
         watched.end()
 
 
@@ -441,11 +441,11 @@ def test_program_that_keeps_the_gil_is_reported(place: Path) -> None:
         program(place, script) as watched,
         following(place, watched.pid, "--interval", "0.2") as shown,
     ):
-        assert there(shown.stdout).readline() != ""
+        assert pipe_of(shown.stdout).readline() != ""
         watched.go()
         seen = ""
         while "keeps the GIL" not in seen:
-            seen = there(shown.stdout).readline()
+            seen = pipe_of(shown.stdout).readline()
         assert seen.startswith("no answer for ")
         watched.go()
         assert watched.line() == "went on"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.roles import PATIENCE
-from support.watched import environment, following, place, program, run_top, snapshot_of, there
+from support.watched import environment, following, pipe_of, place, program, run_top, snapshot_of
 
 from uringloop._monitor import client, render, server
 from uringloop._monitor.client import Look
@@ -171,10 +171,10 @@ def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
         program(place, MASTER) as watched,
         following(place, watched.pid, "--interval", "0.1") as shown,
     ):
-        assert there(shown.stdout).readline() != ""
+        assert pipe_of(shown.stdout).readline() != ""
         watched.end()
         assert shown.wait(2 * PATIENCE) == 3
-        assert there(shown.stderr).read() == "all watched programs have ended\n"
+        assert pipe_of(shown.stderr).read() == "all watched programs have ended\n"
 
 
 def test_commands_are_cut_to_the_width(loop: object) -> None:
