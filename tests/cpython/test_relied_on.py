@@ -41,7 +41,7 @@ def names_of(row: Row) -> list[str]:
 # ── the rows ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_row_says_why_and_what_else() -> None:
+def test_every_row_has_a_gain_a_replacement_and_a_version() -> None:
     for row in TABLE:
         assert row.gain, row
         assert row.without, row
@@ -49,7 +49,7 @@ def test_every_row_says_why_and_what_else() -> None:
         assert row.switch is None or not row.without.startswith(REQUIRED), row
 
 
-def test_no_name_stands_in_two_rows() -> None:
+def test_no_name_is_in_two_rows() -> None:
     named = [(row.owner, name) for row in TABLE for name in names_of(row)]
     assert sorted({one for one in named if named.count(one) > 1}) == []
 
@@ -245,7 +245,7 @@ MODULES = {
 }  # fmt: skip
 
 
-def test_every_private_name_that_is_used_stands_in_the_table() -> None:
+def test_every_private_name_that_is_used_is_in_the_table() -> None:
     missing = []
     for path, line, text in USES:
         head = text.partition(".")[0]
@@ -284,7 +284,7 @@ def test_a_use_that_is_not_in_the_table_is_found(tmp_path: Path) -> None:
     assert list(cython_uses(path)) == [(2, "sslproto.SSLProtocol._hidden")]
 
 
-def test_modules_that_are_not_documented_stand_in_the_table() -> None:
+def test_modules_that_are_not_documented_are_in_the_table() -> None:
     modules = {name for row in TABLE if row.owner == "" for name in names_of(row)}
     inside = {path.stem for path in Path(importlib.import_module("asyncio").__path__[0]).iterdir()}
     used = set()
@@ -297,7 +297,7 @@ def test_modules_that_are_not_documented_stand_in_the_table() -> None:
     assert used == modules
 
 
-def test_only_one_module_looks_into_the_code_of_functions() -> None:
+def test_only_one_module_reads_the_code_of_functions() -> None:
     looks = [
         name_of(path)
         for path in (*PYTHON, *CYTHON)
@@ -319,7 +319,7 @@ def c_uses(path: Path) -> Iterator[str]:
     yield from (f"{struct}.{field}" for struct, field in C_STRUCT.findall(text))
 
 
-def test_every_structure_of_c_that_is_looked_into_stands_in_the_table() -> None:
+def test_every_c_structure_whose_fields_are_used_is_in_the_table() -> None:
     named = {name for row in TABLE if row.owner == relied_on.C for name in names_of(row)}
     known = named | {name.split(".")[-1] for name in named}
     found = [(name_of(path), name) for path in C_SOURCES for name in c_uses(path)]

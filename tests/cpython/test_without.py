@@ -74,7 +74,7 @@ def outcome(script: str, name: str, *, backend: str = "auto", disable: str = "")
     )
 
 
-def both(script: str, name: str, backend: str) -> None:
+def check_with_and_without(script: str, name: str, backend: str) -> None:
     """Check that *script* prints False with the part *name*, and True without it."""
     assert outcome(script, name, backend=backend) == ["False", "used"]
     assert outcome(script, name, backend=backend, disable=name) == ["True", "disabled"]
@@ -86,13 +86,17 @@ def both(script: str, name: str, backend: str) -> None:
 @each_ring
 def test_without_the_compiled_data_path_asyncios_protocol_runs(backend: str) -> None:
     script = MARKS + "import uringloop\n" + STREAMS + TLS
-    both(script + 'print("SSLProtocol._do_read__copied" in ran)\n', "compiled_tls", backend)
+    check_with_and_without(
+        script + 'print("SSLProtocol._do_read__copied" in ran)\n', "compiled_tls", backend
+    )
 
 
 @each_ring
 def test_without_the_buffer_of_a_reader_its_method_runs(backend: str) -> None:
     script = MARKS + "import uringloop\n" + STREAMS + PLAIN
-    both(script + 'print("StreamReader.feed_data" in ran)\n', "stream_reader", backend)
+    check_with_and_without(
+        script + 'print("StreamReader.feed_data" in ran)\n', "stream_reader", backend
+    )
 
 
 @each_ring
@@ -127,7 +131,7 @@ uringloop.run(main())
 # Once by its own __init__.
 print(changed.count("_io_refs") > 1)
 """
-    both(script, "socket_slots", backend)
+    check_with_and_without(script, "socket_slots", backend)
 
 
 @each_ring
@@ -163,7 +167,7 @@ uringloop.run(main())
 traces = tracemalloc.take_snapshot().traces
 print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
 """
-    both(script, "kept_bytes", backend)
+    check_with_and_without(script, "kept_bytes", backend)
 
 
 @pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="OpenSSL is no library here")
@@ -212,11 +216,11 @@ uringloop.run(main())
 print(not refused)
 """
     )
-    both(script, "bio_memory", backend)
+    check_with_and_without(script, "bio_memory", backend)
 
 
 @each_ring
-def test_a_loop_does_without_all_parts(backend: str) -> None:
+def test_a_loop_works_with_all_parts_disabled(backend: str) -> None:
     script = MARKS + "import uringloop\n" + STREAMS + PLAIN + TLS
     script += "from uringloop._cpython import stdlib\nprint(*stdlib.report().values())\n"
     lines = seccomp.lines_of(
@@ -225,7 +229,7 @@ def test_a_loop_does_without_all_parts(backend: str) -> None:
     assert lines == [" ".join(["disabled"] * len(stdlib.SWITCHES))]
 
 
-def test_a_part_is_used_again_once_it_is_not_named() -> None:
+def test_a_part_is_used_again_once_it_is_no_longer_disabled() -> None:
     script = MARKS + "import uringloop\n" + STREAMS + PLAIN
     script += """
 os.environ["URINGLOOP_DISABLE"] = ""
@@ -309,7 +313,7 @@ asyncio.StreamReader.feed_data = feed_data
     assert outcome(script, "stream_reader") == ["True", "absent"]
 
 
-def test_a_socket_without_these_fields_is_waited_for() -> None:
+def test_receiving_works_with_sockets_without_these_fields() -> None:
     script = """
 import asyncio, socket
 

@@ -18,11 +18,11 @@ import uringloop
 Loop = asyncio.AbstractEventLoop
 
 
-class Noting(asyncio.Protocol):
+class Recorder(asyncio.Protocol):
     """Records its calls and the data that it receives."""
 
     def __init__(self, stop_after: int = -1) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.data = bytearray()
         self.lost = asyncio.get_running_loop().create_future()
         self.stop_after = stop_after
@@ -30,20 +30,20 @@ class Noting(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.told.append("made")
+        self.calls.append("made")
 
     def data_received(self, data: bytes) -> None:
         self.data += data
         if self.stop_after >= 0 and len(self.data) > self.stop_after:
             self.transport.pause_reading()
-        if self.told[-1] != "data":
-            self.told.append("data")
+        if self.calls[-1] != "data":
+            self.calls.append("data")
 
     def eof_received(self) -> None:
-        self.told.append("eof")
+        self.calls.append("eof")
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.told.append(f"lost {exc}")
+        self.calls.append(f"lost {exc}")
         self.lost.set_result(exc)
 
 
@@ -57,14 +57,14 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_whole_file_is_delivered_followed_by_eof(each_loop: Loop, source: Path) -> None:
     async def main() -> None:
         file = open(source, "rb")
-        transport, protocol = await uringloop.connect_file(Noting, file)
-        assert protocol.told[0] == "made"
+        transport, protocol = await uringloop.connect_file(Recorder, file)
+        assert protocol.calls[0] == "made"
         assert protocol.transport is transport
         assert transport.get_extra_info("file") is file
         assert await asyncio.wait_for(protocol.lost, 10) is None
         assert protocol.data == source.read_bytes()
         expected = ["made", "data", "eof", "lost None"]
-        assert protocol.told == [each for each in expected if each != "data" or protocol.data]
+        assert protocol.calls == [each for each in expected if each != "data" or protocol.data]
         assert file.closed
         assert transport.is_closing()
 
@@ -92,7 +92,7 @@ def test_nothing_is_delivered_while_reading_is_paused(each_loop: Loop, tmp_path:
 
     async def main() -> None:
         file = open(path, "rb")
-        transport, protocol = await uringloop.connect_file(lambda: Noting(0), file)
+        transport, protocol = await uringloop.connect_file(lambda: Recorder(0), file)
         while transport.is_reading():
             await asyncio.sleep(0)
         rounds = 0
@@ -122,7 +122,7 @@ def test_close_drops_the_rest_of_the_file(each_loop: Loop, tmp_path: Path) -> No
     async def main() -> None:
         for turns in range(6):
             file = open(path, "rb")
-            transport, protocol = await uringloop.connect_file(Noting, file)
+            transport, protocol = await uringloop.connect_file(Recorder, file)
             for _ in range(turns):
                 await asyncio.sleep(0)
             transport.close()
@@ -130,8 +130,8 @@ def test_close_drops_the_rest_of_the_file(each_loop: Loop, tmp_path: Path) -> No
             assert transport.is_closing()
             assert not transport.is_reading()
             assert await asyncio.wait_for(protocol.lost, 10) is None
-            assert "eof" not in protocol.told
-            assert protocol.told[-1] == "lost None"
+            assert "eof" not in protocol.calls
+            assert protocol.calls[-1] == "lost None"
             assert file.closed
 
     run(each_loop, main)
@@ -145,7 +145,7 @@ def test_an_exception_of_data_received_is_reported_and_reading_goes_on(
     handler_calls: list[dict[str, Any]] = []
     each_loop.set_exception_handler(lambda _, context: handler_calls.append(context))
 
-    class Failing(Noting):
+    class Failing(Recorder):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             raise RuntimeError("data")
@@ -171,7 +171,7 @@ def test_a_directory_is_refused(each_loop: Loop, tmp_path: Path) -> None:
     folder = Folder()
     try:
         with pytest.raises(IsADirectoryError):
-            run(each_loop, lambda: uringloop.connect_file(Noting, folder))
+            run(each_loop, lambda: uringloop.connect_file(Recorder, folder))
     finally:
         os.close(folder.fd)
 
@@ -179,7 +179,7 @@ def test_a_directory_is_refused(each_loop: Loop, tmp_path: Path) -> None:
 def test_a_pipe_is_passed_to_connect_read_pipe(each_loop: Loop) -> None:
     async def main() -> bytes:
         r, w = os.pipe()
-        _, protocol = await uringloop.connect_file(Noting, open(r, "rb", 0))
+        _, protocol = await uringloop.connect_file(Recorder, open(r, "rb", 0))
         os.write(w, b"through a pipe")
         os.close(w)
         await asyncio.wait_for(protocol.lost, 10)
@@ -196,7 +196,7 @@ def test_an_unreferenced_transport_warns_and_closes_its_file(
 
     async def main() -> Any:
         file = open(path, "rb")
-        transport, _ = await uringloop.connect_file(lambda: Noting(0), file)
+        transport, _ = await uringloop.connect_file(lambda: Recorder(0), file)
         while transport.is_reading():
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
@@ -235,10 +235,10 @@ def test_the_end_of_a_program_leaves_no_reading_task(tmp_path: Path, moment: int
     path = tmp_path / "source"
     path.write_bytes(os.urandom(8 << 20))
     left: list[asyncio.Task[object]] = []
-    protocols: list[Noting] = []
+    protocols: list[Recorder] = []
 
     async def main() -> None:
-        _, protocol = await uringloop.connect_file(Noting, open(path, "rb"))
+        _, protocol = await uringloop.connect_file(Recorder, open(path, "rb"))
         protocols.append(protocol)
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -266,7 +266,7 @@ def test_a_protocol_without_memory_for_data_is_disconnected(
 
     async def main() -> None:
         file = open(path, "rb")
-        transport, protocol = await uringloop.connect_file(lambda: Noting(0), file)
+        transport, protocol = await uringloop.connect_file(lambda: Recorder(0), file)
         transport.pause_reading()
         await asyncio.sleep(0.01)
 

@@ -32,21 +32,21 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def opening() -> int:
+def opener_threads() -> int:
     """Return the number of threads that may open files, including the software ring's."""
     return sum(not name.startswith("iou-") for name in thread_names().values())
 
 
 @pytest.fixture(autouse=True)
-def none_is_lost() -> Iterator[None]:
+def no_descriptor_is_lost() -> Iterator[None]:
     gc.collect()
-    before, begun = descriptors(), opening()
+    before, begun = descriptors(), opener_threads()
     yield
     gc.collect()
     # A kernel worker may still be at its last operation, and a thread may open files until it ends.
     until = time.monotonic() + 5
     while time.monotonic() < until:
-        ended = opening() <= begun
+        ended = opener_threads() <= begun
         if (left := descriptors()) == before and ended:
             break
         time.sleep(0.01)
@@ -55,18 +55,18 @@ def none_is_lost() -> Iterator[None]:
     assert ended
 
 
-def forgotten(task: asyncio.Task[Any]) -> None:
+def suppress_pending_report(task: asyncio.Task[Any]) -> None:
     """Suppress the report that *task* was destroyed while pending."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def begun_and_closed(factory: LoopFactory, calls: list[Coroutine[Any, Any, Any]]) -> None:
+def close_after_start(factory: LoopFactory, calls: list[Coroutine[Any, Any, Any]]) -> None:
     """Close a loop just after the start of *calls*."""
     loop = factory()
 
     async def begin() -> None:
         for call in calls:
-            forgotten(asyncio.ensure_future(call))
+            suppress_pending_report(asyncio.ensure_future(call))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -79,10 +79,10 @@ def begun_and_closed(factory: LoopFactory, calls: list[Coroutine[Any, Any, Any]]
 def test_closing_a_loop_during_opens_loses_no_descriptor(
     loop_factory: LoopFactory, tmp_path: Path
 ) -> None:
-    begun_and_closed(loop_factory, [opened(tmp_path / str(n), "wb") for n in range(MANY)])
+    close_after_start(loop_factory, [opened(tmp_path / str(n), "wb") for n in range(MANY)])
 
 
-def is_left_alone(fifo: Path) -> bool:
+def no_open_waits(fifo: Path) -> bool:
     """Return whether no open waits for a writer any more."""
     # Checked once, as the check itself would end the wait.
     time.sleep(0.2)
@@ -94,8 +94,8 @@ def is_left_alone(fifo: Path) -> bool:
 
 def test_closing_a_loop_ends_the_open_of_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    begun_and_closed(uringloop.new_event_loop, [opened(tmp_path / "fifo", "rb")])
-    assert is_left_alone(tmp_path / "fifo")
+    close_after_start(uringloop.new_event_loop, [opened(tmp_path / "fifo", "rb")])
+    assert no_open_waits(tmp_path / "fifo")
 
 
 def test_a_cancelled_open_of_a_fifo_ends_at_once(loop: uringloop.Loop, tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_a_cancelled_open_of_a_fifo_ends_at_once(loop: uringloop.Loop, tmp_path:
         for number in range(MANY):
             fifo = tmp_path / str(number)
             os.mkfifo(fifo)
-            opening = asyncio.ensure_future(opened(fifo, "rb"))
+            opener_threads = asyncio.ensure_future(opened(fifo, "rb"))
             await asyncio.sleep(0.01)
-            opening.cancel()
-            assert await asyncio.wait([opening], timeout=5) == ({opening}, set())
-            assert opening.cancelled()
+            opener_threads.cancel()
+            assert await asyncio.wait([opener_threads], timeout=5) == ({opener_threads}, set())
+            assert opener_threads.cancelled()
             if number == 0:
-                assert is_left_alone(fifo)
+                assert no_open_waits(fifo)
 
     loop.run_until_complete(check())
 
@@ -131,7 +131,7 @@ def test_closing_a_loop_during_closes_loses_no_data_and_no_descriptor(
     made = loop.run_until_complete(files())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
-    begun_and_closed(loop_factory, [file.close() for file in made])
+    close_after_start(loop_factory, [file.close() for file in made])
     del made
     gc.collect()
     # asyncio's threads may still be writing.

@@ -32,7 +32,7 @@ async def operations(file: Any, count: int) -> None:
         await asyncio.sleep(0)
 
 
-def gone_before(exc: OSError) -> object:
+def written_before(exc: OSError) -> object:
     """Return how many bytes had been written when *exc* was raised."""
     return getattr(exc, "characters_written", None)
 
@@ -64,7 +64,7 @@ def test_a_full_device_raises_enospc_with_its_name(
             await (file.write(b"bytes") if buffering == 0 else written(file))
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.filename == "/dev/full"
-        assert gone_before(caught.value) == 0
+        assert written_before(caught.value) == 0
         if buffering:
             with pytest.raises(OSError, match="No space left"):
                 await file.close()
@@ -91,11 +91,11 @@ def test_characters_written_counts_only_the_bytes_written(
             with pytest.raises(OSError, match="File too large") as caught:
                 await file.write(b"x" * 150_000)
             assert caught.value.errno == errno.EFBIG
-            assert gone_before(caught.value) == small_files_only
+            assert written_before(caught.value) == small_files_only
             assert await file.tell() == small_files_only
             with pytest.raises(OSError, match="File too large") as caught:
                 await file.pwrite(b"x" * 5, small_files_only)
-            assert gone_before(caught.value) == 0
+            assert written_before(caught.value) == 0
 
     each_loop.run_until_complete(main())
     assert os.path.getsize(folder / "file") == small_files_only

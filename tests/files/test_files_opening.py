@@ -92,17 +92,17 @@ def test_files_without_a_position_are_treated_as_by_the_built_in(
     }[kind]
     mode += plus
 
-    def told(file: Any) -> list[object]:
+    def position_of(file: Any) -> list[object]:
         seekable = bool(file.seekable())
         return [seekable, os.lseek(file.fileno(), 0, os.SEEK_CUR) if seekable else None]
 
     async def main() -> list[object]:
         async with uringloop.open(path, mode, buffering) as file:
-            return told(file)
+            return position_of(file)
 
     def plain() -> list[object]:
         with open(path, mode, buffering) as file:
-            return told(file)
+            return position_of(file)
 
     def outcome(call: Callable[[], list[object]]) -> list[object]:
         try:
@@ -131,16 +131,16 @@ def test_attributes_are_those_of_a_built_in_file(
         if "x" not in mode:
             path.write_text("ten bytes!")
         with open(path, mode, buffering) as file:
-            told = [file.mode, file.name, file.closed, file.readable(), file.writable()]
-            return [*told, file.seekable(), file.isatty(), file.tell()]
+            attributes = [file.mode, file.name, file.closed, file.readable(), file.writable()]
+            return [*attributes, file.seekable(), file.isatty(), file.tell()]
 
     async def ours() -> list[Any]:
         async with uringloop.open(path, mode, buffering) as file:
-            told = [file.mode, file.name, file.closed, file.readable(), file.writable()]
-            told += [await file.seekable(), await file.isatty(), await file.tell()]
+            attributes = [file.mode, file.name, file.closed, file.readable(), file.writable()]
+            attributes += [await file.seekable(), await file.isatty(), await file.tell()]
             assert isinstance(file.fileno(), int)
         assert file.closed
-        return told
+        return attributes
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

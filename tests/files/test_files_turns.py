@@ -104,31 +104,31 @@ def test_a_reader_does_not_yield_while_no_other_work_waits(
     loop.run_until_complete(main())
 
 
-async def call_soon(told: list[int]) -> None:
-    asyncio.get_running_loop().call_soon(told.append, 1)
+async def call_soon(calls: list[int]) -> None:
+    asyncio.get_running_loop().call_soon(calls.append, 1)
 
 
-async def call_later(told: list[int]) -> None:
-    asyncio.get_running_loop().call_later(1e-9, told.append, 1)
+async def call_later(calls: list[int]) -> None:
+    asyncio.get_running_loop().call_later(1e-9, calls.append, 1)
 
 
-async def call_from_a_thread(told: list[int]) -> None:
+async def call_from_a_thread(calls: list[int]) -> None:
     loop = asyncio.get_running_loop()
-    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(told.append, 1))
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(calls.append, 1))
     thread.start()
     thread.join()
 
 
-async def be_sent_a_byte(told: list[int]) -> None:
+async def be_sent_a_byte(calls: list[int]) -> None:
     near, far = socket.socketpair()
     loop = asyncio.get_running_loop()
 
-    def tell() -> None:
+    def on_readable() -> None:
         loop.remove_reader(near)
         near.close()
-        told.append(1)
+        calls.append(1)
 
-    loop.add_reader(near, tell)
+    loop.add_reader(near, on_readable)
     await asyncio.sleep(0.001)
     far.send(b"x")
     far.close()
@@ -144,10 +144,10 @@ def test_a_reader_yields_to_other_work(
         async with uringloop.open(large, "rb", buffering=0) as file:
             for _ in range(3):
                 await file.pread(SHARE, 0)
-            told: list[int] = []
-            await begin(told)
+            calls: list[int] = []
+            await begin(calls)
             reads = 0
-            while not told:
+            while not calls:
                 await file.pread(SHARE, 0)
                 reads += 1
             return reads

@@ -290,14 +290,14 @@ def test_unsuitable_paths_are_treated_as_by_os_path(
     loop: uringloop.Loop, name: str, path: Any
 ) -> None:
     # Functions that look at links take no descriptor; to the kernel -100 is AT_FDCWD.
-    def told(call: Callable[[], object]) -> object:
+    def outcome_or_error(call: Callable[[], object]) -> object:
         try:
             return call()
         except (OSError, TypeError, OverflowError) as exc:
             return type(exc), str(exc)
 
-    expected = told(lambda: getattr(os.path, name)(path))
-    assert told(lambda: run(loop, lambda: getattr(fs, name)(path))) == expected
+    expected = outcome_or_error(lambda: getattr(os.path, name)(path))
+    assert outcome_or_error(lambda: run(loop, lambda: getattr(fs, name)(path))) == expected
 
 
 @pytest.mark.parametrize(("name", "args", "options"), WRONG)
@@ -337,20 +337,20 @@ def test_dir_fd_arguments_work_as_those_of_os(each_loop: Loop, tmp_path: Path) -
 
 
 def test_audit_events_are_those_of_os(loop: uringloop.Loop, tmp_path: Path) -> None:
-    told: list[tuple[str, tuple[Any, ...]]] = []
+    raised: list[tuple[str, tuple[Any, ...]]] = []
     listening = True
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if listening and event.startswith("os."):
-            told.append((event, args))
+            raised.append((event, args))
 
     sys.addaudithook(hook)
 
     def events(call: Callable[[str], object]) -> list[tuple[str, tuple[Any, ...]]]:
-        told.clear()
+        raised.clear()
         for name in ("mkdir", "rename", "rmdir", "symlink", "unlink"):
             call(name)
-        return list(told)
+        return list(raised)
 
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     args = {"mkdir": (a,), "rename": (a, b), "rmdir": (b,), "symlink": ("x", b), "unlink": (b,)}
@@ -600,17 +600,17 @@ def test_walk_skips_directories_that_the_caller_removes(each_loop: Loop, tmp_pat
 
 
 def test_walk_calls_onerror_in_the_thread_of_the_loop(each_loop: Loop, tmp_path: Path) -> None:
-    told: list[tuple[int, Any]] = []
+    errors: list[tuple[int, Any]] = []
 
     def onerror(error: OSError) -> None:
-        told.append((threading.get_ident(), error.filename))
+        errors.append((threading.get_ident(), error.filename))
 
     async def main(handler: Any) -> list[Any]:
         return [found async for found in fs.walk(tmp_path / "nothing", onerror=handler)]
 
     assert run(each_loop, lambda: main(None)) == []
     assert run(each_loop, lambda: main(onerror)) == []
-    assert told == [(threading.get_ident(), str(tmp_path / "nothing"))] or told == [
+    assert errors == [(threading.get_ident(), str(tmp_path / "nothing"))] or errors == [
         (threading.get_ident(), tmp_path / "nothing")
     ]
 

@@ -96,25 +96,25 @@ class Modes:
         for name in ("fchown", "fchmod", "setxattr", "removexattr"):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
         for name in ("write", "fsync"):
-            monkeypatch.setattr(RawFile, name, self._watched_too(getattr(RawFile, name)))
+            monkeypatch.setattr(RawFile, name, self._watched_async(getattr(RawFile, name)))
 
-    def look(self) -> None:
+    def record_mode(self) -> None:
         for name in set(os.listdir(self.path.parent)) - {self.path.name}:
             self.seen.append(mode_of(self.path.parent / name))
 
     def _watched(self, function: Any) -> Any:
         def call(*args: Any) -> None:
-            self.look()
+            self.record_mode()
             function(*args)
-            self.look()
+            self.record_mode()
 
         return call
 
-    def _watched_too(self, method: Any) -> Any:
+    def _watched_async(self, method: Any) -> Any:
         async def call(*args: Any) -> Any:
-            self.look()
+            self.record_mode()
             result = await method(*args)
-            self.look()
+            self.record_mode()
             return result
 
         return call

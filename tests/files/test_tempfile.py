@@ -30,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert os.listdir(folder) == []
 
 
-def there(path: str) -> bool:
+def exists(path: str) -> bool:
     return os.path.exists(path)
 
 
@@ -107,11 +107,11 @@ def test_a_named_file_is_removed_as_its_options_say(
             await file.flush()
             assert content_of(path) == b"some"
             await file.close()
-            assert there(path) is not (delete and delete_on_close)
+            assert exists(path) is not (delete and delete_on_close)
         return path
 
     path = run(each_loop, main)
-    assert there(path) is not delete
+    assert exists(path) is not delete
     if not delete:
         os.unlink(path)
 
@@ -144,7 +144,7 @@ def test_an_unreferenced_named_file_is_removed_and_reported(
 
     with pytest.warns(ResourceWarning, match="unclosed file"):
         path = forget()
-    assert not there(path)
+    assert not exists(path)
 
 
 @pytest.mark.parametrize("kind", ["TemporaryFile", "NamedTemporaryFile"])
@@ -280,7 +280,7 @@ def test_a_spooled_text_file_has_newlines(each_loop: asyncio.AbstractEventLoop) 
 ATTRIBUTES = ["name", "mode", "encoding", "errors", "newlines", "closed"]
 
 
-def told(file: Any) -> dict[str, Any]:
+def attributes_of(file: Any) -> dict[str, Any]:
     """Return the attributes of *file*, with the type of its name."""
     found = {name: getattr(file, name, "nothing") for name in ATTRIBUTES}
     found["name"] = type(found["name"])
@@ -294,11 +294,11 @@ def test_attributes_of_a_spooled_file_are_those_of_the_standard_library(
 ) -> None:
     async def main(theirs: Any) -> None:
         async with tempfile.SpooledTemporaryFile(mode=mode) as file:
-            assert told(file) == told(theirs)
+            assert attributes_of(file) == attributes_of(theirs)
             assert file.name is None
             theirs.rollover()
             await file.rollover()
-            assert told(file) == told(theirs)
+            assert attributes_of(file) == attributes_of(theirs)
         theirs.close()
         assert file.closed is theirs.closed is True
 
@@ -508,12 +508,12 @@ def test_a_temporary_directory_is_removed_with_its_contents(
             assert Path(name).name.startswith("begin")
             assert name.endswith("end")
             fill(name)
-        assert not there(name)
+        assert not exists(name)
         async with tempfile.TemporaryDirectory() as name:
             os.rmdir(name)
         async with made as name:
             await made.cleanup()
-            assert not there(name)
+            assert not exists(name)
 
     run(each_loop, main)
 

@@ -80,11 +80,11 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
         wait_until(lambda: listens(port))
         yield connector(("127.0.0.1", port))
         assert running.stop(signal.SIGTERM) == 0
-    told = re.findall(r"^(\w+) of (\d+) on (\S+)$", running.output, re.MULTILINE)
-    pids = {pid for _, pid, _ in told}
+    events = re.findall(r"^(\w+) of (\d+) on (\S+)$", running.output, re.MULTILINE)
+    pids = {pid for _, pid, _ in events}
     assert len(pids) == 2
     loop = "uringloop.Loop"
-    assert sorted(told) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
+    assert sorted(events) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
 
 
 # The loop must be registered in spawned interpreters, too; since 3.14 fork is not the default.

@@ -51,14 +51,14 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
         ) as running,
     ):
         assert running.wait() == 0
-        said = running.output
+        output = running.output
         # Without the traceback that a cell raises on purpose.
-        running.output = said.replace("Traceback (most recent call last)", "", 1)
-    assert "'uringloop'" in said
-    assert "b'hello'" in said
-    assert "'from a thread'" in said
-    assert "LookupError: on purpose" in said
-    assert "still here" in said
+        running.output = output.replace("Traceback (most recent call last)", "", 1)
+    assert "'uringloop'" in output
+    assert "b'hello'" in output
+    assert "'from a thread'" in output
+    assert "LookupError: on purpose" in output
+    assert "still here" in output
 
 
 # ── from a terminal ───────────────────────────────────────────────────────────────────────────

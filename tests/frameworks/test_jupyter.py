@@ -121,7 +121,7 @@ def run_session(folder: Path, kernel: str, *steps: tuple[str, str]) -> list[str]
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [by_configuration, by_kernelspec])
 def test_cells_are_awaited_on_the_loop(made: Callable[[Path], str], tmp_path: Path) -> None:
-    said = run_session(
+    printed = run_session(
         tmp_path,
         made(tmp_path),
         ("run", "import asyncio; type(asyncio.get_running_loop()).__module__"),
@@ -149,12 +149,12 @@ def test_cells_are_awaited_on_the_loop(made: Callable[[Path], str], tmp_path: Pa
     for line in expected:
         lines += [line] if line else []
         lines.append("-> error" if line == "LookupError" else "-> ok")
-    assert said == [*lines, "status 0"]
+    assert printed == [*lines, "status 0"]
 
 
 @pytest.mark.slow
 def test_a_cell_can_be_interrupted(tmp_path: Path) -> None:
-    said = run_session(
+    printed = run_session(
         tmp_path,
         by_configuration(tmp_path),
         ("run", "import asyncio, time"),
@@ -164,5 +164,5 @@ def test_a_cell_can_be_interrupted(tmp_path: Path) -> None:
         ("run", "await asyncio.sleep(0.001, type(asyncio.get_running_loop()).__module__)"),
     )
     by_cancel, by_exception = "interrupted by CancelledError", "interrupted by KeyboardInterrupt"
-    assert said[:4] == ["-> ok", by_cancel, by_cancel, by_exception]
-    assert said[4:] == ["'uringloop'", "-> ok", "status 0"]
+    assert printed[:4] == ["-> ok", by_cancel, by_cancel, by_exception]
+    assert printed[4:] == ["'uringloop'", "-> ok", "status 0"]

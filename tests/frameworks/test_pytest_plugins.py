@@ -310,14 +310,14 @@ def test_an_older_pytest_asyncio_gets_the_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "shown"),
     [
         ("soft", "on soft (asked for by URINGLOOP_BACKEND)"),
         ("nonsense", "on no ring: URINGLOOP_BACKEND='nonsense' is none of "),
     ],
 )
-def test_the_report_header_names_the_backend(tmp_path: Path, chosen: str, told: str) -> None:
+def test_the_report_header_names_the_backend(tmp_path: Path, chosen: str, shown: str) -> None:
     command = python("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", *OURS)
     with process(command, cwd=tmp_path, environment={"URINGLOOP_BACKEND": chosen}) as running:
         assert running.wait() == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert f"\nuringloop: {uringloop.__version__}, {told}" in running.output
+    assert f"\nuringloop: {uringloop.__version__}, {shown}" in running.output

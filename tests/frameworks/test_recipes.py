@@ -151,8 +151,8 @@ def test_dask_runs_on_this_loop_in_every_process(tmp_path: Path) -> None:
             assert asked.wait() == 0
         workers.kill()
         head.kill()
-    told = asked.output.splitlines()[1:]
-    assert [line.partition(": <Loop ")[0] for line in told] == [
+    lines = asked.output.splitlines()[1:]
+    assert [line.partition(": <Loop ")[0] for line in lines] == [
         *("client", "scheduler", "worker", "worker", "285"),
     ]
 

@@ -96,15 +96,15 @@ class Server:
         port = running.read_until(r"Listening at: http://127\.0\.0\.1:(\d+)")[1]
         self.address: Address = ("127.0.0.1", int(port))
         self.workers: set[int] = set()
-        self.changes(2)
+        self.read_changes(2)
 
-    def changes(self, count: int) -> None:
+    def read_changes(self, count: int) -> None:
         """Read the output until *count* workers have started or shut down."""
         for _ in range(count):
-            told = self.running.read_until(r"(startup|shutdown) of (\d+) on (\S+)")
-            assert told[3] == "uringloop.Loop"
-            change = self.workers.add if told[1] == "startup" else self.workers.remove
-            change(int(told[2]))
+            event = self.running.read_until(r"(startup|shutdown) of (\d+) on (\S+)")
+            assert event[3] == "uringloop.Loop"
+            change = self.workers.add if event[1] == "startup" else self.workers.remove
+            change(int(event[2]))
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[], int]]:
@@ -160,11 +160,11 @@ def test_a_reload_replaces_workers_without_ending_requests(kind: Kind, tmp_path:
         with server.request() as end:
             server.running.running.send_signal(signal.SIGHUP)
             # Both new workers start, and the idle one of the old workers shuts down.
-            server.changes(3)
+            server.read_changes(3)
             assert len(server.workers - before) == 2
             (busy,) = before & server.workers
             assert end() == busy
-        server.changes(1)
+        server.read_changes(1)
         assert server.workers.isdisjoint(before)
         with server.request() as end:
             assert end() in server.workers
@@ -178,10 +178,10 @@ def test_shutdown_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
     with serving(kind, tmp_path) as server:
         with server.request() as end:
             server.running.running.send_signal(signal.SIGTERM)
-            server.changes(1)
+            server.read_changes(1)
             (busy,) = server.workers
             assert end() == busy
-        server.changes(1)
+        server.read_changes(1)
         assert server.running.wait() == 0
         assert server.workers == set()
 

@@ -74,8 +74,10 @@ def test_unreferenced_loop_is_closed_even_if_close_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # pytest would keep the report, which refers to the loop.
-    told: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda report: told.append(str(report.exc_value)))
+    unraisable: list[str] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda report: unraisable.append(str(report.exc_value))
+    )
 
     class Failing(uringloop.Loop):
         def close(self) -> None:
@@ -87,7 +89,7 @@ def test_unreferenced_loop_is_closed_even_if_close_raises(
     watch = weakref.ref(loop)
     del loop
     gc.collect()
-    assert told == ["not today"]
+    assert unraisable == ["not today"]
     assert watch() is None
     assert open_fds() == fds
 

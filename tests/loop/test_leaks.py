@@ -452,7 +452,7 @@ async def watch_a_descriptor() -> None:
 @pytest.mark.parametrize(
     "use", [wait_for_nothing, serve_one_connection, use_the_executor, watch_a_descriptor]
 )
-def test_a_closed_loop_is_freed_without_the_collector(
+def test_a_closed_loop_is_freed_without_garbage_collection(
     loop_factory: LoopFactory, use: Callable[[], Coroutine[object, object, None]]
 ) -> None:
     # Do it once before: modules that are imported at first use leave garbage.

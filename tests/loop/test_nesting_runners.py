@@ -249,7 +249,7 @@ def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
         pass
 
     async def main() -> list[str]:
-        said: list[str] = []
+        messages: list[str] = []
         with asyncio.Runner() as runner:
             runner.get_loop()
             attempts = (loop.run_until_complete, asyncio.run, runner.run)
@@ -258,16 +258,16 @@ def refusals(loop: asyncio.AbstractEventLoop) -> list[str]:
                 with pytest.raises(RuntimeError) as refusal:
                     attempt(coro)
                 coro.close()
-                said.append(str(refusal.value))
+                messages.append(str(refusal.value))
             with pytest.raises(RuntimeError) as refusal:
                 loop.run_forever()
-            said.append(str(refusal.value))
+            messages.append(str(refusal.value))
             # Runner.close() would run the loop, which is refused too: close the loop directly.
             created = runner.get_loop()
             runner._loop = None  # type: ignore[attr-defined]
             runner._state = type(runner._state).CLOSED  # type: ignore[attr-defined]
             created.close()
-        return said
+        return messages
 
     return loop.run_until_complete(main())
 
@@ -294,8 +294,8 @@ def test_another_thread_cannot_run_a_running_loop(loop: uringloop.Loop) -> None:
     async def main() -> str:
         return await loop.run_in_executor(None, run)
 
-    said = loop.run_until_complete(main())
-    assert said == "This event loop is already running"
+    message = loop.run_until_complete(main())
+    assert message == "This event loop is already running"
 
 
 def test_asyncio_run_in_another_thread_has_its_own_loop(loop: uringloop.Loop) -> None:
@@ -392,7 +392,7 @@ def test_debug_mode_reports_the_callback_that_nests(
 
     loop.call_soon(nest_and_report)
     loop.run_until_complete(give("later"))
-    reports = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(reports) == 1
-    assert "Object created at" in reports[0] or "nest_and_report" in reports[0]
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(messages) == 1
+    assert "Object created at" in messages[0] or "nest_and_report" in messages[0]
     assert sys.get_coroutine_origin_tracking_depth() == 0

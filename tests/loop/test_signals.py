@@ -41,7 +41,7 @@ def dispositions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def knocking(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[None]:
+def sending_signal(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[None]:
     """Send *number* to this process from another thread, once *loop* has begun to run."""
     running = threading.Event()
     answered = threading.Event()
@@ -91,7 +91,7 @@ def test_handler_runs_in_the_loop_with_its_arguments(each_loop: AbstractEventLoo
 def test_handler_wakes_an_idle_loop(each_loop: AbstractEventLoop) -> None:
     each_loop.add_signal_handler(signal.SIGUSR1, each_loop.stop)
     for _ in range(20):
-        with knocking(signal.SIGUSR1, each_loop):
+        with sending_signal(signal.SIGUSR1, each_loop):
             each_loop.run_forever()
     each_loop.remove_signal_handler(signal.SIGUSR1)
 
@@ -108,11 +108,11 @@ def test_handler_wakes_a_loop_asleep_until_a_far_deadline(each_loop: AbstractEve
 def test_handler_runs_when_another_thread_receives_the_signal(
     each_loop: AbstractEventLoop,
 ) -> None:
-    def knock() -> None:
+    def send() -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     each_loop.add_signal_handler(signal.SIGUSR1, each_loop.stop)
-    thread = threading.Thread(target=knock)
+    thread = threading.Thread(target=send)
     each_loop.call_soon(thread.start)
     each_loop.run_forever()
     thread.join(PATIENCE)
@@ -125,7 +125,7 @@ def test_handler_runs_while_the_loop_is_busy(each_loop: AbstractEventLoop) -> No
 
     each_loop.add_signal_handler(signal.SIGUSR1, each_loop.stop)
     each_loop.call_soon(again)
-    with knocking(signal.SIGUSR1, each_loop):
+    with sending_signal(signal.SIGUSR1, each_loop):
         each_loop.run_forever()
     each_loop.remove_signal_handler(signal.SIGUSR1)
 
@@ -215,7 +215,7 @@ def test_handler_for_sigint_takes_the_place_of_keyboard_interrupt(
     each_loop: AbstractEventLoop,
 ) -> None:
     each_loop.add_signal_handler(signal.SIGINT, each_loop.stop)
-    with knocking(signal.SIGINT, each_loop):
+    with sending_signal(signal.SIGINT, each_loop):
         each_loop.run_forever()
     assert each_loop.remove_signal_handler(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -246,7 +246,7 @@ def test_next_loop_can_handle_the_signals_of_a_closed_loop(loop_factory: LoopFac
     for _ in range(3):
         with contextlib.closing(loop_factory()) as loop:
             loop.add_signal_handler(signal.SIGUSR1, loop.stop)
-            with knocking(signal.SIGUSR1, loop):
+            with sending_signal(signal.SIGUSR1, loop):
                 loop.run_forever()
 
 
@@ -351,7 +351,7 @@ def test_plain_signal_handlers_still_run_while_the_loop_is_idle(
 
 def test_sigint_interrupts_an_idle_loop(each_loop: AbstractEventLoop) -> None:
     for _ in range(5):
-        with knocking(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
+        with sending_signal(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
             each_loop.run_forever()
         assert not each_loop.is_running()
     assert each_loop.run_until_complete(asyncio.sleep(0.001, "again")) == "again"
@@ -364,7 +364,7 @@ def test_sigint_interrupts_a_loop_asleep_until_a_far_deadline(
         await asyncio.sleep(3600)
 
     task = each_loop.create_task(main())
-    with knocking(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
+    with sending_signal(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
         each_loop.run_until_complete(task)
     assert not task.done()
     task.cancel()
@@ -377,7 +377,7 @@ def test_sigint_interrupts_a_busy_chain_of_callbacks(each_loop: AbstractEventLoo
         each_loop.call_soon(again)
 
     each_loop.call_soon(again)
-    with knocking(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
+    with sending_signal(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
         each_loop.run_forever()
     assert not each_loop.is_running()
 
@@ -387,7 +387,7 @@ def test_sigint_interrupts_a_callback_that_does_not_return(each_loop: AbstractEv
         while True:
             pass
 
-    with knocking(signal.SIGINT, each_loop):
+    with sending_signal(signal.SIGINT, each_loop):
         each_loop.call_soon(spin)
         with pytest.raises(KeyboardInterrupt):
             each_loop.run_forever()
@@ -400,7 +400,7 @@ def test_sigint_interrupts_a_task_that_never_waits(each_loop: AbstractEventLoop)
             await asyncio.sleep(0)
 
     task = each_loop.create_task(spin())
-    with knocking(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
+    with sending_signal(signal.SIGINT, each_loop), pytest.raises(KeyboardInterrupt):
         each_loop.run_until_complete(task)
     # KeyboardInterrupt was raised inside the task, and ended it, or between two turns.
     task.cancel()
@@ -464,7 +464,7 @@ def test_sigint_cancels_the_main_task_of_a_runner(loop_factory: LoopFactory) -> 
 
     async def main() -> None:
         try:
-            with knocking(signal.SIGINT, asyncio.get_running_loop()):
+            with sending_signal(signal.SIGINT, asyncio.get_running_loop()):
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
             events.append("cancelled")
@@ -485,7 +485,7 @@ def test_sigint_whose_cancellation_is_suppressed_raises_nothing(
 ) -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(asyncio.CancelledError), knocking(signal.SIGINT, loop):
+        with contextlib.suppress(asyncio.CancelledError), sending_signal(signal.SIGINT, loop):
             await asyncio.Event().wait()
         return "survived"
 
@@ -501,7 +501,7 @@ def test_second_sigint_ends_a_runner_whose_task_ignores_the_first(
     async def main() -> None:
         for _ in range(2):
             try:
-                with knocking(signal.SIGINT, asyncio.get_running_loop()):
+                with sending_signal(signal.SIGINT, asyncio.get_running_loop()):
                     await asyncio.Event().wait()
             except asyncio.CancelledError:
                 events.append("cancelled")

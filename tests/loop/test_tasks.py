@@ -165,7 +165,7 @@ def test_current_task_and_all_tasks_know_the_tasks_of_the_loop(
     assert asyncio.all_tasks(each_loop) == set()
 
 
-def test_finished_task_is_released_without_the_collector(each_loop: AbstractEventLoop) -> None:
+def test_finished_task_is_released_without_garbage_collection(each_loop: AbstractEventLoop) -> None:
     async def main() -> None:
         await asyncio.sleep(0)
 

@@ -253,10 +253,12 @@ async def test_accepted_transports_know_both_addresses(each_loop: Loop) -> None:
     try:
         await guests.arrived(4)
         # Compared as pairs, because clients of two addresses may have the same port.
-        tell = [guest.transport.get_extra_info for guest in guests.seen]
-        ends = sorted((told("peername"), told("sockname")) for told in tell)
+        extra_infos = [guest.transport.get_extra_info for guest in guests.seen]
+        ends = sorted(
+            (extra_info("peername"), extra_info("sockname")) for extra_info in extra_infos
+        )
         assert ends == sorted((each.getsockname(), each.getpeername()) for each in clients)
-        assert [told("nothing", 7) for told in tell] == [7] * 4
+        assert [extra_info("nothing", 7) for extra_info in extra_infos] == [7] * 4
     finally:
         for client in clients:
             client.close()

@@ -28,7 +28,7 @@ LOW_WATER = 16 * 1024
 
 # asyncio reports a handler's exception since gh-110894, and no longer fails on a cancelled handler
 # since gh-113538. Both came with patch releases; Debian 12's 3.11.2 has neither.
-WATCHES_HANDLERS = (3, 11, 7) <= sys.version_info < (3, 12) or sys.version_info >= (3, 12, 1)
+REPORTS_HANDLER_ERRORS = (3, 11, 7) <= sys.version_info < (3, 12) or sys.version_info >= (3, 12, 1)
 ALLOWS_CANCELLED = (3, 11, 8) <= sys.version_info < (3, 12) or sys.version_info >= (3, 12, 2)
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]
@@ -40,10 +40,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
-    await leave(writer)
+    await close_and_wait(writer)
 
 
-async def leave(writer: asyncio.StreamWriter) -> None:
+async def close_and_wait(writer: asyncio.StreamWriter) -> None:
     """Close *writer* and wait until its socket is closed."""
     writer.close()
     await writer.wait_closed()
@@ -81,7 +81,7 @@ async def test_readline_returns_lines_and_at_eof_the_rest(each_loop: Loop) -> No
         assert await reader.readline() == b"unfinished"
         assert await reader.readline() == b""
         assert reader.at_eof()
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -92,7 +92,7 @@ async def test_a_stream_is_an_iterator_of_lines(each_loop: Loop) -> None:
         peer.send(b"".join(expected))
         peer.shutdown(socket.SHUT_WR)
         assert [line async for line in reader] == expected
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -111,7 +111,7 @@ async def test_readexactly_waits_for_every_byte(each_loop: Loop) -> None:
         with pytest.raises(asyncio.IncompleteReadError) as caught:
             await reading
         assert (caught.value.partial, caught.value.expected) == (b"short", 10)
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -130,7 +130,7 @@ async def test_readuntil_stops_after_the_separator(each_loop: Loop) -> None:
         with pytest.raises(asyncio.IncompleteReadError) as caught:
             await reader.readuntil(b"|")
         assert caught.value.partial == b"no separator"
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -147,7 +147,7 @@ async def test_the_stream_is_usable_after_a_line_beyond_the_limit(each_loop: Loo
         with pytest.raises(ValueError, match="is longer than limit"):
             await reader.readline()
         assert await reader.readline() == b"last\n"
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -160,7 +160,7 @@ async def test_read_without_a_size_reads_to_the_end(each_loop: Loop) -> None:
         peer.shutdown(socket.SHUT_WR)
         assert await reading == data
         assert await reader.read() == b""
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -177,7 +177,7 @@ async def test_a_slow_reader_blocks_its_sender(each_loop: Loop) -> None:
         assert not writer.transport.is_reading()
         assert await reader.readexactly(len(data) - 10) == data[10:]
         await sending
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -208,7 +208,7 @@ async def test_a_cancelled_read_loses_no_data(each_loop: Loop) -> None:
                 await reading
             peer.send(b"..")
             assert await reader.readexactly(4) == b"%02d.." % number
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────
@@ -224,7 +224,7 @@ async def test_write_eof_ends_the_stream_and_keeps_reading(each_loop: Loop) -> N
         assert await read_to_end(each_loop, peer) == b"question"
         peer.send(b"answer")
         assert await reader.readexactly(6) == b"answer"
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -236,7 +236,7 @@ async def test_writelines_and_extra_info_pass_through(each_loop: Loop) -> None:
         assert await read_exactly(each_loop, peer, 13) == b"one two three"
         assert writer.get_extra_info("peername") == peer.getsockname()
         assert not writer.is_closing()
-    await leave(writer)
+    await close_and_wait(writer)
     assert writer.is_closing()
 
 
@@ -254,7 +254,7 @@ async def test_drain_waits_for_the_low_watermark(each_loop: Loop) -> None:
         await draining
         assert writer.transport.get_write_buffer_size() <= LOW_WATER
         await receiving
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -268,7 +268,7 @@ async def test_several_tasks_can_drain_at_once(each_loop: Loop) -> None:
         receiving = each_loop.create_task(read_exactly(each_loop, peer, 16 << 20))
         await asyncio.gather(*draining)
         await receiving
-    await leave(writer)
+    await close_and_wait(writer)
 
 
 @on_loop
@@ -313,7 +313,7 @@ async def test_a_server_echoes_growing_messages(each_loop: Loop) -> None:
         assert await reader.readexactly(len(piece)) == piece
     writer.write_eof()
     assert await reader.read() == b""
-    await leave(writer)
+    await close_and_wait(writer)
     server.close()
 
 
@@ -332,7 +332,7 @@ async def test_large_transfers_arrive_whole(each_loop: Loop) -> None:
     sending = each_loop.create_task(send())
     assert await reader.read() == data
     await sending
-    await leave(writer)
+    await close_and_wait(writer)
     server.close()
 
 
@@ -347,7 +347,7 @@ async def test_many_clients_are_served_at_once(each_loop: Loop) -> None:
             assert await reader.readline() == line
         writer.write_eof()
         assert await reader.read() == b""
-        await leave(writer)
+        await close_and_wait(writer)
 
     server, address = await listen(echo)
     await asyncio.gather(*(converse(seed) for seed in range(300)))
@@ -366,13 +366,13 @@ async def test_a_plain_function_can_handle_clients(each_loop: Loop) -> None:
     server = await asyncio.start_server(handle, LOCALHOST, 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     assert await reader.read() == b"hello"
-    await leave(writer)
+    await close_and_wait(writer)
     await released(seen[0].transport)
     server.close()
 
 
 @pytest.mark.skipif(
-    not WATCHES_HANDLERS, reason="asyncio looks at a handler's error since 3.11.7 and 3.12.1"
+    not REPORTS_HANDLER_ERRORS, reason="asyncio looks at a handler's error since 3.11.7 and 3.12.1"
 )
 @on_loop
 async def test_an_error_in_a_handler_is_reported_and_closes_the_connection(
@@ -389,7 +389,7 @@ async def test_an_error_in_a_handler_is_reported_and_closes_the_connection(
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"x")
     assert await reader.read() == b""
-    await leave(writer)
+    await close_and_wait(writer)
     assert [call["message"] for call in handler_calls] == [
         "Unhandled exception in client_connected_cb"
     ]
@@ -416,7 +416,7 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
     if ALLOWS_CANCELLED:
         assert await reader.read() == b""
         assert handler_calls == []
-    elif WATCHES_HANDLERS:
+    elif REPORTS_HANDLER_ERRORS:
         # 3.11.7 and 3.12.1: asyncio's own callback raises CancelledError for the cancelled task.
         await until(lambda: len(handler_calls) == 1)
         assert isinstance(handler_calls[0]["exception"], asyncio.CancelledError)
@@ -429,6 +429,6 @@ async def test_a_cancelled_handler_leaves_the_loop_running(each_loop: Loop) -> N
         assert not handler_writer.is_closing()
         handler_writer.close()
         assert await reader.read() == b""
-    await leave(writer)
+    await close_and_wait(writer)
     await abort_and_wait(handler_writer.transport)
     server.close()

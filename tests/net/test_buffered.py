@@ -432,7 +432,7 @@ async def test_data_written_in_eof_received_is_flushed(each_loop: Loop) -> None:
         assert await answer.lost is None
 
 
-class Like(asyncio.BaseProtocol):
+class BufferedByMethods(asyncio.BaseProtocol):
     """A buffered protocol by its methods, not by its base class."""
 
     def __init__(self, loop: Loop) -> None:
@@ -456,7 +456,7 @@ def test_a_class_with_the_methods_of_a_buffered_protocol_is_one(loop: Loop) -> N
     async def receive() -> None:
         ours, peer = tcp_pair()
         with peer:
-            like = Like(loop)
+            like = BufferedByMethods(loop)
             transport, _ = await loop.create_connection(lambda: like, sock=ours)
             peer.sendall(noise(1000))
             peer.shutdown(socket.SHUT_WR)

@@ -205,7 +205,7 @@ async def test_a_write_after_the_peers_shut_rd_closes_the_connection(each_loop: 
     assert isinstance(protocol.lost.result(), BrokenPipeError)
 
 
-Leave = Callable[[asyncio.Transport], None]
+Action = Callable[[asyncio.Transport], None]
 
 
 def write_eof(transport: asyncio.Transport) -> None:
@@ -231,7 +231,7 @@ def pause(transport: asyncio.Transport) -> None:
 class Answering(Collector):
     """Call *act* with the transport in data_received()."""
 
-    def __init__(self, loop: Loop, act: Leave) -> None:
+    def __init__(self, loop: Loop, act: Action) -> None:
         super().__init__(loop)
         self.act = act
 
@@ -243,7 +243,7 @@ class Answering(Collector):
 @pytest.mark.parametrize("act", [write, write_eof, close, abort, pause], ids=lambda f: f.__name__)
 @on_loop
 async def test_data_after_a_failed_send_reaches_a_protocol_that_acts(
-    each_loop: Loop, act: Leave
+    each_loop: Loop, act: Action
 ) -> None:
     protocol = Answering(each_loop, act)
     async with stream(each_loop, protocol, buffer_size=20_000) as (transport, peer):

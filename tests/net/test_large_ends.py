@@ -62,11 +62,11 @@ async def test_eof_follows_the_last_bytes(
         data = PLENTY[: 100_000 + 7001 * number]
         async with large(each_loop, sink, kind) as (_, peer):
 
-            def say(peer: socket.socket = peer, data: bytes = data) -> None:
+            def send(peer: socket.socket = peer, data: bytes = data) -> None:
                 peer.sendall(data)
                 peer.close()
 
-            with in_thread_during(peer, say):
+            with in_thread_during(peer, send):
                 assert await sink.until_eof() == data
 
 
@@ -80,14 +80,14 @@ async def test_eof_of_many_connections_follows_the_last_bytes(
     async with contextlib.AsyncExitStack() as stack:
         peers = [(await stack.enter_async_context(large(each_loop, s, kind)))[1] for s in sinks]
 
-        async def say(peer: socket.socket) -> None:
+        async def send(peer: socket.socket) -> None:
             await each_loop.sock_sendall(peer, PLENTY[:300_000])
             peer.close()
 
-        saying = asyncio.gather(*map(say, peers))
+        sending = asyncio.gather(*map(send, peers))
         for sink in sinks:
             assert await sink.until_eof() == PLENTY[:300_000]
-        await saying
+        await sending
 
 
 @both_kinds
@@ -223,11 +223,11 @@ async def test_a_descriptor_in_the_stream_is_dropped(
 
 
 @both_kinds
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same thread", "other threads"])
+@pytest.mark.parametrize("in_other_threads", [False, True], ids=["same thread", "other threads"])
 @pytest.mark.parametrize("size", [500, 300_000], ids=["small", "large"])
 @protocols
 def test_after_an_interrupt_the_next_run_delivers_the_next_byte(
-    each_loop: Loop, make: type[Plain], size: int, elsewhere: bool, kind: str
+    each_loop: Loop, make: type[Plain], size: int, in_other_threads: bool, kind: str
 ) -> None:
     class Leaving(make):  # type: ignore[misc, valid-type]
         size = 3000
@@ -260,13 +260,13 @@ def test_after_an_interrupt_the_next_run_delivers_the_next_byte(
     # A lost byte must not hang the test.
     limit = each_loop.call_later(PATIENCE, each_loop.stop)
 
-    def say() -> None:
+    def send() -> None:
         for start in range(0, len(expected), size):
             peer.sendall(expected[start : start + size])
 
     with peer:
-        with in_thread_during(peer, say):
-            while in_thread(go_on) if elsewhere else go_on():
+        with in_thread_during(peer, send):
+            while in_thread(go_on) if in_other_threads else go_on():
                 left += 1
                 assert len(sink.data) <= len(expected)
             assert bytes(sink.data) == expected

@@ -61,8 +61,8 @@ async def test_a_reader_gets_every_byte_and_then_eof(
         assert await reader.received(6) == b"onetwo"
         sink.close()
         assert await reader.lost is None
-        told = ["connection_made", "data_received", "eof_received", "connection_lost"]
-        assert reader.calls == told
+        expected = ["connection_made", "data_received", "eof_received", "connection_lost"]
+        assert reader.calls == expected
         assert reader.pipe.is_closing()
 
 
@@ -395,9 +395,11 @@ def test_an_unclosed_pipe_warns_and_is_closed(loop_factory: LoopFactory) -> None
     loop = None
     with pytest.warns(ResourceWarning) as caught:
         gc.collect()
-    told = [str(warning.message) for warning in caught]
+    messages = [str(warning.message) for warning in caught]
     for name in ("ReadPipeTransport", "WritePipeTransport"):
-        assert sum(bool(re.match(f"unclosed transport <\\w*{name}", text)) for text in told) == 1
+        assert (
+            sum(bool(re.match(f"unclosed transport <\\w*{name}", text)) for text in messages) == 1
+        )
     assert source.closed
     assert sink.closed
     assert open_fds() == fds
@@ -427,11 +429,11 @@ async def test_debug_mode_logs_connecting_pausing_and_closing(
         reader.pipe.resume_reading()
         writer.pipe.close()
         await reader.lost
-    told = [message.partition(" ")[0] for message in caplog.messages if "connected" in message]
-    assert told == ["Read", "Write"]
-    rest = " ".join(caplog.messages)
+    ends = [message.partition(" ")[0] for message in caplog.messages if "connected" in message]
+    assert ends == ["Read", "Write"]
+    log = " ".join(caplog.messages)
     for what in ("pauses reading", "resumes reading", "was closed by peer"):
-        assert what in rest
+        assert what in log
     each_loop.set_debug(False)
 
 

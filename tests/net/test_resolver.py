@@ -296,14 +296,14 @@ def test_a_name_without_addresses_is_an_oserror(
     tcp, udp = asyncio.Protocol, asyncio.DatagramProtocol
     serve, connect = each_loop.create_server, each_loop.create_connection
     open_endpoint = each_loop.create_datagram_endpoint
-    told = "getaddrinfo('host') returned empty list"
+    message = "getaddrinfo('host') returned empty list"
 
     async def main() -> None:
         for expected, started in (
-            (told, serve(tcp, *named)),
-            (told, serve(tcp, ["127.0.0.1", "host"], 0)),
+            (message, serve(tcp, *named)),
+            (message, serve(tcp, ["127.0.0.1", "host"], 0)),
             ("getaddrinfo(None) returned empty list", serve(tcp, None, 0)),
-            (told, asyncio.start_server(served, *named)),
+            (message, asyncio.start_server(served, *named)),
             (bare, connect(tcp, *named)),
             (bare, connect(tcp, *named, happy_eyeballs_delay=0.1)),
             (bare, connect(tcp, *loopback, local_addr=("host", 0))),

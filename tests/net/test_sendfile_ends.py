@@ -165,15 +165,15 @@ def resident_pages(fd: int) -> int:
     """Return how many pages of a file are in the page cache, by mincore(2), which loads none."""
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapped:
-        told = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
+        residency = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
         at = ctypes.c_char.from_buffer(mapped)
         failed = libc.mincore(
-            ctypes.c_void_p(ctypes.addressof(at)), ctypes.c_size_t(len(mapped)), told
+            ctypes.c_void_p(ctypes.addressof(at)), ctypes.c_size_t(len(mapped)), residency
         )
         del at
         if failed:
             raise OSError(ctypes.get_errno(), "mincore")
-    return sum(each & 1 for each in told)
+    return sum(each & 1 for each in residency)
 
 
 def made_cold(fd: int) -> bool:

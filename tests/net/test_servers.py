@@ -184,7 +184,7 @@ async def test_reuse_port_shares_a_port_between_servers(each_loop: Loop) -> None
     await close_server(two)
 
 
-async def keeps_alive(create_server: Callable[..., Awaitable[asyncio.Server]]) -> list[int]:
+async def keep_alive_options(create_server: Callable[..., Awaitable[asyncio.Server]]) -> list[int]:
     values = []
     for keep_alive in (None, False, True):
         server = await create_server(Echo, LOCALHOST, 0, keep_alive=keep_alive)
@@ -196,12 +196,12 @@ async def keeps_alive(create_server: Callable[..., Awaitable[asyncio.Server]]) -
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="asyncio has keep_alive since 3.13")
 @on_loop
 async def test_keep_alive_sets_the_option(each_loop: Loop) -> None:
-    assert await keeps_alive(each_loop.create_server) == [0, 0, 1]
+    assert await keep_alive_options(each_loop.create_server) == [0, 0, 1]
 
 
 @on_loop
 async def test_keep_alive_works_on_every_python(loop: uringloop.Loop) -> None:
-    assert await keeps_alive(loop.create_server) == [0, 0, 1]
+    assert await keep_alive_options(loop.create_server) == [0, 0, 1]
 
 
 @on_loop
@@ -350,7 +350,7 @@ async def test_wait_closed_waits_for_open_connections_since_3_12_1(each_loop: Lo
     await waiting
 
 
-async def ends_clients(loop: Loop, end: Callable[[asyncio.AbstractServer], None]) -> None:
+async def check_clients_end(loop: Loop, end: Callable[[asyncio.AbstractServer], None]) -> None:
     guests = Guests(loop)
     server = await loop.create_server(guests, LOCALHOST, 0)
     clients = [connected(server.sockets[0].getsockname()) for _ in range(3)]
@@ -383,7 +383,7 @@ def abort_clients(server: asyncio.AbstractServer) -> None:
 async def test_close_clients_and_abort_clients_end_connections(
     each_loop: Loop, end: Callable[[asyncio.AbstractServer], None]
 ) -> None:
-    await ends_clients(each_loop, end)
+    await check_clients_end(each_loop, end)
 
 
 @pytest.mark.parametrize("end", [close_clients, abort_clients])
@@ -391,7 +391,7 @@ async def test_close_clients_and_abort_clients_end_connections(
 async def test_close_clients_and_abort_clients_work_on_every_python(
     loop: uringloop.Loop, end: Callable[[asyncio.AbstractServer], None]
 ) -> None:
-    await ends_clients(loop, end)
+    await check_clients_end(loop, end)
 
 
 # ── closing ───────────────────────────────────────────────────────────────────────────────

@@ -137,7 +137,7 @@ def counted_answers(address: tuple[str, int], count: int) -> collections.Counter
     return collections.Counter(answers)
 
 
-def held(address: tuple[str, int]) -> tuple[int, socket.socket]:
+def ask_and_stay(address: tuple[str, int]) -> tuple[int, socket.socket]:
     """Connect, and return the number of the worker that answers and the open connection."""
     client = socket.create_connection(address, PATIENCE)
     return client.recv(1)[0], client
@@ -200,7 +200,7 @@ def test_a_process_takes_a_lost_lock_on_the_socket_again(
         processes = {process.pid for process in workers.processes}
         assert signed() == processes
         # POSIX: a process that closes any descriptor of a file loses all its locks on the file.
-        number, client = held(workers.address)
+        number, client = ask_and_stay(workers.address)
         with client:
             client.send(b"unlock")
             assert client.recv(6) == b"unlock"
@@ -277,7 +277,7 @@ def test_loops_that_never_sleep_accept(listener: socket.socket) -> None:
 @pytest.mark.parametrize("rounds", [0, BUSY_ROUNDS])
 def test_a_process_that_computes_takes_no_connections(listener: socket.socket, rounds: int) -> None:
     with contextlib.closing(Workers(listener, 2)) as workers:
-        busy, client = held(workers.address)
+        busy, client = ask_and_stay(workers.address)
         with client:
             converse(client, rounds)
             began = time.monotonic()
@@ -311,29 +311,29 @@ def test_simultaneous_connections_are_shared(listener: socket.socket) -> None:
 async def test_connections_made_before_the_server_have_tcp_nodelay_too(
     each_loop: Loop,
 ) -> None:
-    told: list[int] = []
+    nodelay: list[int] = []
     # asyncio sets TCP_NODELAY for IPPROTO_TCP only; socket.create_server() leaves proto 0.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind((LOCALHOST, 0))
     listener.listen()
     address = listener.getsockname()
 
-    class Tell(asyncio.Protocol):
+    class Recorder(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             sock = transport.get_extra_info("socket")
-            told.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             transport.close()
 
     with contextlib.ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(connected(address))
-        server = await each_loop.create_server(Tell, sock=listener)
-        await until(lambda: len(told) == 5)
+        server = await each_loop.create_server(Recorder, sock=listener)
+        await until(lambda: len(nodelay) == 5)
         for _ in range(5):
             stack.enter_context(connected(address))
-        await until(lambda: len(told) == 10)
+        await until(lambda: len(nodelay) == 10)
         await close_server(server)
-    assert all(told)
+    assert all(nodelay)
 
 
 @pytest.mark.slow

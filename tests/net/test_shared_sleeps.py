@@ -194,26 +194,26 @@ async def test_no_wake_up_is_late_beside_a_shared_socket(
 ) -> None:
     # io_uring does not write to a ring's eventfd from within a write to another one.
     other = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    told = asyncio.Event()
+    called = asyncio.Event()
 
-    def tell() -> None:
+    def call() -> None:
         os.eventfd_read(other)
-        told.set()
+        called.set()
 
     def write_later() -> None:
         time.sleep(0.002)
         os.eventfd_write(other, 1)
 
     async with shared(each_loop, listener, alone=alone):
-        each_loop.add_reader(other, tell)
+        each_loop.add_reader(other, call)
         slowest = 0.0
         for _ in range(50):
             began = time.monotonic()
             await each_loop.run_in_executor(None, time.sleep, 0.002)
             writer = threading.Thread(target=write_later)
             writer.start()
-            await told.wait()
-            told.clear()
+            await called.wait()
+            called.clear()
             slowest = max(slowest, time.monotonic() - began)
             writer.join()
         assert each_loop.remove_reader(other)

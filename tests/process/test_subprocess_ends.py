@@ -175,8 +175,8 @@ def test_an_unreferenced_transport_warns_and_kills_the_process(loop: uringloop.L
     loop.close()
     with pytest.warns(ResourceWarning) as caught:
         gc.collect()
-    told = [str(warning.message) for warning in caught]
-    assert any(text.startswith("unclosed transport <SubprocessTransport") for text in told)
+    messages = [str(warning.message) for warning in caught]
+    assert any(text.startswith("unclosed transport <SubprocessTransport") for text in messages)
     wait_for(lambda: children() == before)
 
 

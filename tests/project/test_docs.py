@@ -155,7 +155,7 @@ BEHIND = {
 }
 
 # Servers that log to standard error.
-TALKATIVE = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
+LOGS_TO_STDERR = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
 
 # Programs that another test runs, in the environment that they need.
 ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
@@ -164,7 +164,7 @@ ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
 NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
 
 
-def unmade(text: str) -> set[str]:
+def undefined_names(text: str) -> set[str]:
     """Return the names that a program uses and does not define."""
     nodes = list(ast.walk(ast.parse(text)))
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -196,7 +196,7 @@ def program_of(block: Block) -> str:
         indented = textwrap.indent(text, "    ")
         text = f"import uringloop\nasync def all():\n{indented}\nuringloop.run(all())\n"
     text = textwrap.dedent(BEFOREHAND.get(block.place, "")) + text
-    absent = unmade(text)
+    absent = undefined_names(text)
     assert absent <= set(LEFT_OUT), f"undefined names: {absent - set(LEFT_OUT)}"
     return "\n".join([*(LEFT_OUT[name] for name in sorted(absent)), text])
 
@@ -236,7 +236,7 @@ def echoes(client: socket.socket) -> None:
     assert client.recv(100) == b"a line\n"
 
 
-def tells_metrics(client: socket.socket) -> None:
+def serves_metrics(client: socket.socket) -> None:
     client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     answer = client.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -262,7 +262,7 @@ ASKED: dict[tuple[str, str], Ask] = {
     ("docs/integrations.md", "aiohttp"): answers,
     ("docs/integrations.md", "granian"): answers,
     ("docs/integrations.md", "hypercorn"): answers,
-    ("docs/operations.md", "What a loop tells"): tells_metrics,
+    ("docs/operations.md", "What a loop tells"): serves_metrics,
 }
 
 
@@ -322,7 +322,7 @@ def test_program(block: Block, tmp_path: Path) -> None:
         if question is not None:
             ask(process, address, question)
         output, errors = process.communicate(timeout=TIME_LIMIT_S)
-    if block.place in TALKATIVE:
+    if block.place in LOGS_TO_STDERR:
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     elif question is not None and process.returncode == -signal.SIGINT:
@@ -438,7 +438,7 @@ def test_every_public_name_is_documented() -> None:
 
 def test_every_line_of_the_tables_has_a_block() -> None:
     places = {block.place for block in BLOCKS}
-    assert {*BEFOREHAND, *ASKED, *ELSEWHERE, *TALKATIVE} <= places
+    assert {*BEFOREHAND, *ASKED, *ELSEWHERE, *LOGS_TO_STDERR} <= places
     for place, name in ELSEWHERE.items():
         assert f'"{place[1]}"' in (ROOT / name).read_text()
 
@@ -539,7 +539,7 @@ def test_a_wrong_command_is_found(text: str) -> None:
 
 def test_an_undefined_name_is_found() -> None:
     text = "import a.b, g\nfor c in a: d(c, *[e for e in f])"
-    assert unmade(text) == {"d", "f"}
+    assert undefined_names(text) == {"d", "f"}
     assert imported(text) == {"a", "g"}
 
 

@@ -52,7 +52,7 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     assert (process.returncode, errors) == (0, "")
 
 
-def heard(process: subprocess.Popen[str]) -> Address:
+def listening_address(process: subprocess.Popen[str]) -> Address:
     """Return the address that an example listens on."""
     assert process.stdout is not None
     found = LISTENING.search(process.stdout.readline())
@@ -72,7 +72,7 @@ def sockets(pid: int) -> set[str]:
 @contextlib.contextmanager
 def serving(name: str, *arguments: str) -> Iterator[Address]:
     with running(name, "--port", "0", *arguments) as process:
-        address = heard(process)
+        address = listening_address(process)
         before = sockets(process.pid)
         yield address
         wait_until(lambda: sockets(process.pid) == before)

@@ -272,7 +272,7 @@ def test_installed_wheel_echoes_and_reads_files(
 
 
 def test_no_instruction_installs_a_distribution_called_uringloop() -> None:
-    told = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
+    instruction = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
     named = re.compile(r"uringloop\[")
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
     files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "setup.py"]
@@ -280,7 +280,7 @@ def test_no_instruction_installs_a_distribution_called_uringloop() -> None:
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in files
         for line in path.read_text().splitlines()
-        if told.search(line) or (named.search(line) and "pip" in line)
+        if instruction.search(line) or (named.search(line) and "pip" in line)
     ]
     assert found == []
 

@@ -31,11 +31,11 @@ def test_the_stub_of_the_loop_has_the_compiled_docstrings() -> None:
     (core,) = (
         node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "LoopCore"
     )
-    told = {
+    in_stub = {
         method.name: ast.get_docstring(method)
         for method in core.body
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
     }
-    compiled = {name: getattr(LoopCore, name).__doc__ for name in told}
-    assert told == compiled
-    assert any(told.values())
+    compiled = {name: getattr(LoopCore, name).__doc__ for name in in_stub}
+    assert in_stub == compiled
+    assert any(in_stub.values())

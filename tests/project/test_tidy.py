@@ -97,7 +97,7 @@ def long_functions(path: Path) -> Iterator[tuple[int, str]]:
             yield first, f"{name}: {last - first + 1} lines"
 
 
-def test_functions_fit_a_screen() -> None:
+def test_functions_are_short() -> None:
     assert offences([p for p in SOURCES if p.suffix != ".pyi"], long_functions) == []
 
 
@@ -120,8 +120,8 @@ def test_every_module_starts_with_prose() -> None:
         return not text.removeprefix("# cython: language_level=3\n").startswith(start)
 
     # An empty __init__.py needs no prose.
-    said = [path for path in SOURCES if path.suffix != ".pyi" and path.stat().st_size]
-    assert [name_of(path) for path in said if silent(path)] == []
+    sources = [path for path in SOURCES if path.suffix != ".pyi" and path.stat().st_size]
+    assert [name_of(path) for path in sources if silent(path)] == []
 
 
 # Numbers only: names and tables explain themselves.

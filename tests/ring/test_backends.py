@@ -54,7 +54,7 @@ REFUSALS = {
 each_refusal = pytest.mark.parametrize("refusal", list(REFUSALS))
 
 
-def made(backend: Choice | None = None) -> tuple[str, str]:
+def ring_of_new_loop(backend: Choice | None = None) -> tuple[str, str]:
     """Make a loop and run it; return which ring it got and why."""
     with contextlib.closing(uringloop.Loop(backend=backend)) as loop:
         loop.run_until_complete(asyncio.sleep(0))
@@ -65,7 +65,7 @@ def made(backend: Choice | None = None) -> tuple[str, str]:
 
 
 @pytest.fixture
-def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without uringloop's variables, for the test to change."""
     monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
     monkeypatch.delenv("URINGLOOP_DISABLE", raising=False)
@@ -73,28 +73,28 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @each_ring
-def test_argument_chooses_the_ring(unset: pytest.MonkeyPatch, backend: Choice) -> None:
-    assert made(backend) == (backend, "asked for by backend=")
-    unset.setenv("URINGLOOP_BACKEND", "nonsense")
-    assert made(backend) == (backend, "asked for by backend=")
+def test_argument_chooses_the_ring(clean_environment: pytest.MonkeyPatch, backend: Choice) -> None:
+    assert ring_of_new_loop(backend) == (backend, "asked for by backend=")
+    clean_environment.setenv("URINGLOOP_BACKEND", "nonsense")
+    assert ring_of_new_loop(backend) == (backend, "asked for by backend=")
 
 
 @each_ring
-def test_environment_chooses_the_ring(unset: pytest.MonkeyPatch, backend: str) -> None:
-    unset.setenv("URINGLOOP_BACKEND", backend)
-    assert made() == (backend, "asked for by URINGLOOP_BACKEND")
-    assert made(None) == made()
+def test_environment_chooses_the_ring(clean_environment: pytest.MonkeyPatch, backend: str) -> None:
+    clean_environment.setenv("URINGLOOP_BACKEND", backend)
+    assert ring_of_new_loop() == (backend, "asked for by URINGLOOP_BACKEND")
+    assert ring_of_new_loop(None) == ring_of_new_loop()
 
 
 @on_io_uring
 @pytest.mark.parametrize("variable", [None, "", "auto"])
 @pytest.mark.parametrize("argument", [None, "auto"])
 def test_kernels_ring_is_the_default(
-    unset: pytest.MonkeyPatch, variable: str | None, argument: Choice | None
+    clean_environment: pytest.MonkeyPatch, variable: str | None, argument: Choice | None
 ) -> None:
     if variable is not None:
-        unset.setenv("URINGLOOP_BACKEND", variable)
-    assert made(argument) == ("io_uring", "the kernel has it")
+        clean_environment.setenv("URINGLOOP_BACKEND", variable)
+    assert ring_of_new_loop(argument) == ("io_uring", "the kernel has it")
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,21 @@ def test_kernels_ring_is_the_default(
     ],
 )
 def test_argument_wins_over_the_environment(
-    unset: pytest.MonkeyPatch, variable: str, argument: Choice, backend: Backend
+    clean_environment: pytest.MonkeyPatch, variable: str, argument: Choice, backend: Backend
 ) -> None:
-    unset.setenv("URINGLOOP_BACKEND", variable)
-    assert made(argument)[0] == backend
+    clean_environment.setenv("URINGLOOP_BACKEND", variable)
+    assert ring_of_new_loop(argument)[0] == backend
 
 
-def test_run_and_runner_use_the_ring_of_the_environment(unset: pytest.MonkeyPatch) -> None:
+def test_run_and_runner_use_the_ring_of_the_environment(
+    clean_environment: pytest.MonkeyPatch,
+) -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, uringloop.Loop)
         return loop.backend
 
-    unset.setenv("URINGLOOP_BACKEND", "soft")
+    clean_environment.setenv("URINGLOOP_BACKEND", "soft")
     assert uringloop.run(main()) == "soft"
     with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
         assert runner.run(main()) == "soft"
@@ -134,8 +136,10 @@ def test_unknown_ring_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "SOFT"])
-def test_unknown_ring_in_the_environment_is_refused(unset: pytest.MonkeyPatch, name: str) -> None:
-    unset.setenv("URINGLOOP_BACKEND", name)
+def test_unknown_ring_in_the_environment_is_refused(
+    clean_environment: pytest.MonkeyPatch, name: str
+) -> None:
+    clean_environment.setenv("URINGLOOP_BACKEND", name)
     with pytest.raises(ValueError, match=r"is none of auto, io_uring, soft$") as caught:
         uringloop.Loop()
     assert str(caught.value).startswith(f"URINGLOOP_BACKEND={name!r} ")
@@ -202,8 +206,8 @@ print(json.dumps({"loops": loops, "error": error}))
 def outcome(refusal: str) -> Outcome:
     """Return the outcome of a process in which *refusal* is in force."""
     (line,) = seccomp.lines_of(OUTCOME, "-Werror", "-Xdev", under=refusal)
-    told: Outcome = json.loads(line)
-    return told
+    parsed: Outcome = json.loads(line)
+    return parsed
 
 
 def number_of(refusal: str) -> int:

@@ -40,8 +40,8 @@ def test_only_an_old_kernel_is_called_too_old(
     monkeypatch.setattr(
         os, "uname", lambda: os.uname_result((names[0], names[1], release, *names[3:]))
     )
-    told = backends.cause(errno.EINVAL)
-    assert all(word in told for word in words)
+    cause = backends.cause(errno.EINVAL)
+    assert all(word in cause for word in words)
 
 
 # Contents of /proc: the sysctl, its group, the seccomp mode, the user namespace, the capabilities.
@@ -79,15 +79,15 @@ def test_sysctl_is_the_cause_only_where_it_forbids_io_uring(
         backends.USERS: users,
     }
     monkeypatch.setattr(backends, "read", files.__getitem__)
-    told = backends.cause(errno.EPERM)
-    assert all(word in told for word in words)
-    assert ("switched off" in told) == ("switched off" in words)
+    cause = backends.cause(errno.EPERM)
+    assert all(word in cause for word in words)
+    assert ("switched off" in cause) == ("switched off" in words)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO])
 def test_every_failure_has_a_remedy(number: int) -> None:
-    told = backends.with_cause(OSError(number, os.strerror(number)))
-    assert (type(told), told.errno) == (type(OSError(number, "")), number)
-    remedy = backends.remedy_in(str(told))
+    error = backends.with_cause(OSError(number, os.strerror(number)))
+    assert (type(error), error.errno) == (type(OSError(number, "")), number)
+    remedy = backends.remedy_in(str(error))
     assert remedy is not None
     assert "`" in remedy or "sysctl" in remedy

@@ -246,8 +246,8 @@ def test_software_ring_finishes_an_unfinished_send(calls: str) -> None:
 
 def test_send_of_unknown_progress_ends_its_connection_with_econnaborted() -> None:
     # Sending the rest could leave out bytes, or send some twice.
-    (told,) = run(UNFINISHED, "enter")
-    assert told == f"[Errno 103] {os.strerror(errno.ECONNABORTED)} False True soft"
+    (line,) = run(UNFINISHED, "enter")
+    assert line == f"[Errno 103] {os.strerror(errno.ECONNABORTED)} False True soft"
 
 
 # Clients that never pause, and a sandbox that is closed at some moment, in a callback.
@@ -352,14 +352,14 @@ loop.close()
 @each_call
 @pytest.mark.parametrize("backend", ["auto", "io_uring"])
 def test_first_run_may_come_after_the_sandbox_is_closed(calls: str, backend: str) -> None:
-    told = run(RUNS, calls, RUNS_BEFORE=False, THREADS=False, BACKEND=backend)
-    assert told == ["b'after'", f"10 {'io_uring' if calls == 'setup' else 'soft'}"]
+    lines = run(RUNS, calls, RUNS_BEFORE=False, THREADS=False, BACKEND=backend)
+    assert lines == ["b'after'", f"10 {'io_uring' if calls == 'setup' else 'soft'}"]
 
 
 @each_call
 def test_loop_can_change_its_thread_after_the_sandbox_is_closed(calls: str) -> None:
-    told = run(RUNS, calls, RUNS_BEFORE=True, THREADS=True, BACKEND="auto")
-    assert told == ["b'before'", "b'after'", "10 soft", "b'back'"]
+    lines = run(RUNS, calls, RUNS_BEFORE=True, THREADS=True, BACKEND="auto")
+    assert lines == ["b'before'", "b'after'", "10 soft", "b'back'"]
 
 
 # ── a kernel thread that submits ─────────────────────────────────────────────────────────────
@@ -396,7 +396,7 @@ def test_ring_with_a_kernel_thread_raises_an_error_that_names_the_call() -> None
 
 # ── the warning ──────────────────────────────────────────────────────────────────────────────
 
-TOLD = (
+WARNING = (
     PRELUDE
     + """
 async def main():
@@ -418,7 +418,7 @@ for number in range(3):
 
 @pytest.mark.parametrize(("warns", "variable"), [(True, "1"), (False, "1"), (True, "0")])
 def test_change_to_the_software_ring_is_logged_once(warns: bool, variable: str) -> None:
-    program = f"CALLS, ERROR, WARNS = 'register', 'EPERM', {warns}\n{TOLD}"
+    program = f"CALLS, ERROR, WARNS = 'register', 'EPERM', {warns}\n{WARNING}"
     ended = seccomp.run("-c", program, URINGLOOP_WARN_FALLBACK=variable)
     assert (ended.returncode, ended.stdout) == (0, "")
     lines = ended.stderr.splitlines()

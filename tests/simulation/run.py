@@ -206,8 +206,8 @@ def report(seeds: range, results: Iterator[Any], began: float, stop: bool = Fals
             known = [line for line in text.splitlines() if "Difference" in line or "Error" in line]
             print(f"found: seed {seed}: {(known or [text])[-1][:100]}")
             return 1
-    told = ", ".join(f"{kind} {count}" for kind, count in happened.items())
-    print(f"faults: {told}")
+    counts = ", ".join(f"{kind} {count}" for kind, count in happened.items())
+    print(f"faults: {counts}")
     print(f"{len(seeds)} seeds, {failed} failed, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
 

@@ -142,16 +142,16 @@ def snapshot_of(path: Path | str) -> Snapshot:
     """Return one snapshot of the monitor at *path*."""
     with connected(path) as sock:
         sock.sendall(b"\n")
-        told: Snapshot = json.loads(reply_of(sock))
-    assert "loops" in told, told
-    return told
+        snapshot: Snapshot = json.loads(reply_of(sock))
+    assert "loops" in snapshot, snapshot
+    return snapshot
 
 
 def error_of(sock: socket.socket) -> str:
     """Return the error that a monitor sends before it closes the connection."""
-    told: dict[str, str] = json.loads(reply_of(sock))
+    reply: dict[str, str] = json.loads(reply_of(sock))
     assert sock.recv(1) == b""
-    return told["error"]
+    return reply["error"]
 
 
 def run_top(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ import uringloop
 
 
 @on_loop
-async def test_close_ends_what_an_end_has_left_waiting(
+async def test_close_ends_a_paused_connection_whose_peer_has_disconnected(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     # asyncio waits forever for resume_reading(), which a program that has closed does not call.
@@ -140,7 +140,7 @@ async def test_an_unusable_buffer_ends_the_connection(
 # ── data from the peer after close() ─────────────────────────────────────────────────────────
 
 
-async def goodbye(peer: Peer) -> None:
+async def answer_close_notify(peer: Peer) -> None:
     """Read the close_notify of the transport and answer it."""
     while await peer.read():
         raise AssertionError("data in place of a close_notify")
@@ -160,7 +160,7 @@ async def test_data_after_close_is_dropped(
         for _ in range(3):
             await peer.send(noise(20_000))
             await turns(5)
-        await goodbye(peer)
+        await answer_close_notify(peer)
         assert await asyncio.wait_for(left.lost, 5) is None
         assert not left.data
 
@@ -180,7 +180,7 @@ async def test_close_while_paused_sends_close_notify(
         await turns(20)
         transport.close()
         await sending
-        await goodbye(peer)
+        await answer_close_notify(peer)
         assert await asyncio.wait_for(left.lost, 5) is None
         assert left.calls == ["connection_made", "eof_received", "connection_lost"]
 
@@ -201,7 +201,7 @@ async def test_nothing_is_delivered_after_close(
         transport.close()
         if closed_first:
             transport.resume_reading()
-        await goodbye(peer)
+        await answer_close_notify(peer)
         assert await asyncio.wait_for(left.lost, 5) is None
         assert not left.data
 

@@ -53,7 +53,7 @@ def test_memory_is_lent_where_openssl_is_a_library() -> None:
 # ── receiving ────────────────────────────────────────────────────────────────────────────────
 
 
-async def handshake_without_a_last_word(loop: Loop, peer: Peer) -> None:
+async def handshake_without_session_tickets(loop: Loop, peer: Peer) -> None:
     """Do the server's part of the handshake; the session tickets are not sent."""
     while True:
         try:
@@ -77,7 +77,7 @@ async def test_session_tickets_and_data_may_come_together(
             lambda: left, sock=ours, ssl=contexts.client, server_hostname="localhost"
         )
         (transport, _), _ = await asyncio.gather(
-            connecting, handshake_without_a_last_word(each_loop, peer)
+            connecting, handshake_without_session_tickets(each_loop, peer)
         )
         async with ending(transport):
             assert peer.outgoing.pending

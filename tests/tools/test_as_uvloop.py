@@ -270,8 +270,8 @@ def test_child_processes_import_uringloop_as_uvloop(how: str, tmp_path: Path) ->
     ended = as_uvloop(script, how)
     # Only the first process prints the line.
     assert (ended.returncode, ended.stderr) == (0, NOTICE)
-    told = ("_as_uvloop/uvloop/__init__.py", "uringloop")
-    assert all(word in ended.stdout.splitlines()[-1] for word in told)
+    words = ("_as_uvloop/uvloop/__init__.py", "uringloop")
+    assert all(word in ended.stdout.splitlines()[-1] for word in words)
 
 
 # ── without the command ──────────────────────────────────────────────────────────────────────
@@ -306,8 +306,8 @@ def test_the_package_has_the_names_of_uvloop() -> None:
 
 @pytest.mark.skipif(find_spec("uvloop") is None, reason="needs uvloop")
 def test_the_package_exports_what_uvloop_exports() -> None:
-    told = "import uvloop, inspect; print(set(uvloop.__all__), inspect.signature(uvloop.run))"
-    real, ours = run(sys.executable, "-c", told).stdout, uvloop_program(told)
+    script = "import uvloop, inspect; print(set(uvloop.__all__), inspect.signature(uvloop.run))"
+    real, ours = run(sys.executable, "-c", script).stdout, uvloop_program(script)
     (names, _), (own, signature) = real.rsplit("} ", 1), ours.rsplit("} ", 1)
     assert set(names.strip("{").split(", ")) <= set(own.strip("{").split(", "))
     assert signature.startswith("(main")
@@ -322,8 +322,8 @@ def test_the_loop_class_has_the_name_of_uvloops() -> None:
         print(uvloop.Loop, type(loop).__module__, repr(loop))
         loop.close()
     """
-    said = "<class 'uvloop.Loop'> uvloop <Loop running=False closed=False debug=False"
-    assert uvloop_program(script).startswith(said)
+    expected = "<class 'uvloop.Loop'> uvloop <Loop running=False closed=False debug=False"
+    assert uvloop_program(script).startswith(expected)
 
 
 def test_run_refuses_loops_of_other_classes() -> None:

@@ -134,8 +134,8 @@ def test_page_is_well_formed_and_has_no_external_links(made: tuple[Settings, str
     parser.feed(text)
     parser.close()
     assert parser.open == []
-    for told in ("A & <B>", "rloop can <not>", "python -m uringloop.bench -x '<'"):
-        assert told in parser.text
+    for words in ("A & <B>", "rloop can <not>", "python -m uringloop.bench -x '<'"):
+        assert words in parser.text
     assert "<script" not in text
     assert parser.links
     assert [link for link in parser.links if not link.startswith(("#", "data:"))] == []
@@ -216,9 +216,9 @@ def test_panels_without_data_are_left_out() -> None:
 def test_verdict_describes_the_ratio_in_words(rate: float, expected: str) -> None:
     settings = Settings(sizes=(100,), clients=(1, 50))
     results = measured(settings)
-    said = summary.verdict(results, rate)
-    assert re.search(expected, said), said
-    assert said.endswith(", on average over 2 cells.")
+    verdict = summary.verdict(results, rate)
+    assert re.search(expected, verdict), verdict
+    assert verdict.endswith(", on average over 2 cells.")
     alone = [one for one in results if one.cell.loop == "uvloop"]
     assert summary.verdict(alone, rate) == "uringloop was not compared with another loop."
 
@@ -242,11 +242,11 @@ def test_report_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main([*quick, "--report", str(written), "--plot", str(plot)]) == 0
     text = written.read_text()
     assert f"uringloop.bench {' '.join(quick)} --report {written}" in text
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     # The output begins with the measurements and their duration, and ends with files and result.
-    assert told[0] == "An echo server on asyncio"
-    assert re.fullmatch(r"6 measurements, .*: about \d+ s", told[2])
-    assert told[-3:] == [
+    assert lines[0] == "An echo server on asyncio"
+    assert re.fullmatch(r"6 measurements, .*: about \d+ s", lines[2])
+    assert lines[-3:] == [
         f"Written to {written}",
         f"Written to {plot}",
         "uringloop was not compared with another loop.",

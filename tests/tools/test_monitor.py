@@ -49,8 +49,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
     with program(place, BLOCKED) as watched:
-        told = snapshot_of(watched.socket)
-        (loop,) = told["loops"]
+        answer = snapshot_of(watched.socket)
+        (loop,) = answer["loops"]
         assert (loop["thread"], loop["running"], loop["sleeping"]) == ("MainThread", True, False)
         assert loop["place"] is not None
         assert (loop["place"]["function"], loop["place"]["file"]) == ("go", "<string>")
@@ -69,23 +69,23 @@ def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
             **loop["stats"],
             **dict.fromkeys(lags, 0),
         }
-        assert later["time"] > told["time"]
-        assert later["cpu"] >= told["cpu"]
+        assert later["time"] > answer["time"]
+        assert later["cpu"] >= answer["cpu"]
         watched.end()
 
 
 def test_answer_names_the_program_and_its_versions(place: Path) -> None:
     with program(place, BLOCKED) as watched:
-        told = snapshot_of(watched.socket)
-        assert told["pid"] == watched.pid
-        assert "-c" in told["command"]
-        assert told["python"] == platform.python_version()
-        assert (told["uringloop"], told["protocol"]) == (uringloop.__version__, 1)
-        (loop,) = told["loops"]
+        answer = snapshot_of(watched.socket)
+        assert answer["pid"] == watched.pid
+        assert "-c" in answer["command"]
+        assert answer["python"] == platform.python_version()
+        assert (answer["uringloop"], answer["protocol"]) == (uringloop.__version__, 1)
+        (loop,) = answer["loops"]
         assert loop["backend"] == backend()
         assert (loop["class"], loop["debug"]) == ("Loop", False)
         assert set(loop["stats"]) == Stats.__required_keys__
-        assert 0 < loop["thread_cpu"] <= told["cpu"]
+        assert 0 < loop["thread_cpu"] <= answer["cpu"]
 
 
 def test_answer_names_the_task_that_blocks(place: Path) -> None:

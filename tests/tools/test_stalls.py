@@ -19,7 +19,7 @@ from uringloop._turn.stats import turn_of, watch_stalls
 THREAD = "uringloop-stalls"
 
 
-class Told(logging.Handler):
+class MessageLog(logging.Handler):
     """Collects log messages, and lets a thread wait for them."""
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class Told(logging.Handler):
     def wait_for(self, text: str, count: int = 1) -> None:
         """Block until *count* messages contain *text*."""
         with self.changed:
-            found = self.changed.wait_for(lambda: len(self.having(text)) >= count, PATIENCE)
+            found = self.changed.wait_for(lambda: len(self.containing(text)) >= count, PATIENCE)
         assert found, (text, self.lines)
 
-    def having(self, text: str) -> list[str]:
+    def containing(self, text: str) -> list[str]:
         return [line for line in self.lines if text in line]
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def log() -> Iterator[MessageLog]:
     """The messages of the logger during the test; the thread has ended after it."""
-    handler = Told()
+    handler = MessageLog()
     logger = logging.getLogger("uringloop")
     logger.addHandler(handler)
     yield handler
@@ -64,20 +64,20 @@ def run(loop: uringloop.Loop, *blocking: object) -> None:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told) -> None:
+def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(log: MessageLog) -> None:
     def block() -> None:
-        told.wait_for("has been blocked")
+        log.wait_for("has been blocked")
         # The thread checks again and logs nothing.
         threading.Event().wait(0.06)
 
     async def culprit() -> None:
         block()
-        await asyncio.get_running_loop().run_in_executor(None, told.wait_for, "in all")
+        await asyncio.get_running_loop().run_in_executor(None, log.wait_for, "in all")
 
     loop = uringloop.Loop(stall_ms=20)
     assert loop.stats()["stalls"] == 0
     run(loop, culprit)
-    first, last = told.lines
+    first, last = log.lines
     head, *stack = first.split("\n")
     assert head.startswith("the loop of MainThread has been blocked for 0.")
     assert (
@@ -94,12 +94,12 @@ def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(told: Told
     assert loop.stats()["stalls"] == 1
 
 
-def test_stall_in_compiled_code_is_logged(told: Told) -> None:
+def test_stall_in_compiled_code_is_logged(log: MessageLog) -> None:
     lock = threading.Lock()
     lock.acquire()
 
     def release() -> None:
-        told.wait_for("has been blocked")
+        log.wait_for("has been blocked")
         lock.release()
 
     other = threading.Thread(target=release)
@@ -112,16 +112,16 @@ def test_stall_in_compiled_code_is_logged(told: Told) -> None:
 
     run(uringloop.Loop(stall_ms=20), culprit)
     other.join()
-    assert "no Python code" in told.having("has been blocked")[0]
+    assert "no Python code" in log.containing("has been blocked")[0]
 
 
-def test_message_names_the_thread_of_the_loop(told: Told) -> None:
+def test_message_names_the_thread_of_the_loop(log: MessageLog) -> None:
     both = threading.Barrier(2)
 
     def work() -> None:
         async def culprit() -> None:
             both.wait(PATIENCE)
-            told.wait_for("has been blocked", 2)
+            log.wait_for("has been blocked", 2)
 
         run(uringloop.Loop(stall_ms=20), culprit)
 
@@ -130,12 +130,12 @@ def test_message_names_the_thread_of_the_loop(told: Told) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    heads = {line.partition(" has been")[0] for line in told.having("has been blocked")}
+    heads = {line.partition(" has been")[0] for line in log.containing("has been blocked")}
     assert heads == {"the loop of worker 1", "the loop of worker 2"}
 
 
 @pytest.mark.slow
-def test_code_that_keeps_the_gil_is_logged_afterwards(told: Told) -> None:
+def test_code_that_keeps_the_gil_is_logged_afterwards(log: MessageLog) -> None:
     # Unlike CDLL, PyDLL does not release the GIL for a call.
     usleep = ctypes.PyDLL(None).usleep
 
@@ -143,24 +143,24 @@ def test_code_that_keeps_the_gil_is_logged_afterwards(told: Told) -> None:
         # Give the other thread time to begin its checks.
         await asyncio.sleep(0.1)
         usleep(400_000)
-        await asyncio.get_running_loop().run_in_executor(None, told.wait_for, "keeps the GIL")
+        await asyncio.get_running_loop().run_in_executor(None, log.wait_for, "keeps the GIL")
 
     run(uringloop.Loop(stall_ms=50), culprit)
-    (line,) = told.having("keeps the GIL")
+    (line,) = log.containing("keeps the GIL")
     assert "blocked for 0." in line
 
 
-def test_run_that_ends_by_an_exception_ends_the_stall(told: Told) -> None:
+def test_run_that_ends_by_an_exception_ends_the_stall(log: MessageLog) -> None:
     def block() -> None:
-        told.wait_for("has been blocked")
+        log.wait_for("has been blocked")
         raise KeyboardInterrupt
 
     with contextlib.closing(uringloop.Loop(stall_ms=20)) as loop:
         loop.call_soon(block)
         with pytest.raises(KeyboardInterrupt):
             loop.run_forever()
-        told.wait_for("is no longer blocked")
-    assert len(told.lines) == 2
+        log.wait_for("is no longer blocked")
+    assert len(log.lines) == 2
 
 
 # ── no messages ──────────────────────────────────────────────────────────────────────────────
@@ -197,24 +197,24 @@ def test_turns_are_not_timed_by_default(monkeypatch: pytest.MonkeyPatch) -> None
         assert THREAD not in {thread.name for thread in threading.enumerate()}
 
 
-def test_option_overrides_the_variable(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_overrides_the_variable(log: MessageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(stalls.VARIABLE, "20")
     uringloop.Loop(stall_ms=0).close()
     assert THREAD not in {thread.name for thread in threading.enumerate()}
 
     async def culprit() -> None:
-        told.wait_for("has been blocked")
+        log.wait_for("has been blocked")
 
     run(uringloop.new_event_loop(), culprit)
 
 
 @pytest.mark.parametrize("value", ["often", "-1", "60001", "1.5"])
 def test_invalid_variable_logs_a_warning(
-    told: Told, monkeypatch: pytest.MonkeyPatch, value: str
+    log: MessageLog, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv(stalls.VARIABLE, value)
     uringloop.new_event_loop().close()
-    (line,) = told.lines
+    (line,) = log.lines
     assert "must be between 0 and 60000 milliseconds" in line
     assert value in line
 
@@ -228,18 +228,18 @@ def test_option_out_of_range_raises_value_error(value: int) -> None:
 # ── the thread ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_thread_is_started_again_for_later_loops(told: Told) -> None:
+def test_thread_is_started_again_for_later_loops(log: MessageLog) -> None:
     for number in (1, 2):
 
         async def culprit(number: int = number) -> None:
-            told.wait_for("has been blocked", number)
+            log.wait_for("has been blocked", number)
 
         run(uringloop.Loop(stall_ms=20), culprit)
         wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
 
 
 def test_exception_of_a_check_does_not_end_the_thread(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    log: MessageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(loop: asyncio.AbstractEventLoop) -> None:
         raise RuntimeError("no name")
@@ -247,24 +247,24 @@ def test_exception_of_a_check_does_not_end_the_thread(
     async def culprit() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(stalls, "task_of", refuse)
-            told.wait_for("are no longer logged")
+            log.wait_for("are no longer logged")
 
     async def another() -> None:
-        told.wait_for("has been blocked")
+        log.wait_for("has been blocked")
 
     run(uringloop.Loop(stall_ms=20), culprit)
     run(uringloop.Loop(stall_ms=20), another)
 
 
 def test_failure_to_start_the_thread_logs_a_warning(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    log: MessageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     run(uringloop.Loop(stall_ms=20), lambda: asyncio.sleep(0))
-    assert told.lines == ["stalls are not logged: can't start new thread"]
+    assert log.lines == ["stalls are not logged: can't start new thread"]
 
 
 FORKED = """
@@ -273,11 +273,11 @@ import uringloop
 
 seen = threading.Event()
 
-class Told(logging.Handler):
+class MessageLog(logging.Handler):
     def emit(self, record):
         seen.set()
 
-logging.getLogger("uringloop").addHandler(Told())
+logging.getLogger("uringloop").addHandler(MessageLog())
 
 async def culprit():
     assert seen.wait(30)

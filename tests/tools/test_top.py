@@ -141,7 +141,7 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
     assert set(working["stats"]) >= {"turns", "batches", "lag"}
 
 
-def told(seconds: float, **stats: int) -> Snapshot:
+def snapshot(seconds: float, **stats: int) -> Snapshot:
     """Return the answer of a program with one loop, *seconds* after its start."""
     counts: Any = {**dict.fromkeys((*client.RATED, *client.SHOWN), 0), **stats}
     loop: LoopSnapshot = {
@@ -174,8 +174,8 @@ def told(seconds: float, **stats: int) -> Snapshot:
 
 
 def test_rates_are_differences_over_the_programs_clock() -> None:
-    first = Look(told(10, turns=100, batched=50, sent_bytes=1))
-    second = Look(told(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
+    first = Look(snapshot(10, turns=100, batched=50, sent_bytes=1))
+    second = Look(snapshot(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
     assert first.loops[0]["rates"] is None
     rates = second.loops[0]["rates"]
     assert rates is not None
@@ -185,8 +185,8 @@ def test_rates_are_differences_over_the_programs_clock() -> None:
 
 
 def test_rates_of_a_new_loop_at_the_same_address_start_at_zero() -> None:
-    first = Look(told(10, turns=1000))
-    rates = Look(told(12, turns=10), first).loops[0]["rates"]
+    first = Look(snapshot(10, turns=1000))
+    rates = Look(snapshot(12, turns=10), first).loops[0]["rates"]
     assert rates is not None
     assert rates["turns"] == 5
 
@@ -196,7 +196,7 @@ def test_rates_of_a_new_loop_at_the_same_address_start_at_zero() -> None:
     [(0.0, "at work"), (0.1, "at work"), (0.11, "BLOCKED"), (4.0, "BLOCKED 4.0 s")],
 )
 def test_turn_of_more_than_100_ms_is_shown_as_blocked(blocked: float, state: str) -> None:
-    one = told(10)
+    one = snapshot(10)
     one["loops"][0]["blocked"] = blocked
     one["loops"][0]["place"] = {"function": "f", "file": "x.py", "line": 3}
     view = render.view_of(Look(one), [])
@@ -208,7 +208,7 @@ def test_turn_of_more_than_100_ms_is_shown_as_blocked(blocked: float, state: str
 
 
 def test_problems_are_marked() -> None:
-    look = Look(told(12, turns=9, starved=4), Look(told(10)))
+    look = Look(snapshot(12, turns=9, starved=4), Look(snapshot(10)))
     lines = render.plain_lines(render.view_of(look, []), 120)
     (line,) = [line for line in lines if line.startswith("starved/s")]
     assert line.endswith("! 2.0")
@@ -232,12 +232,12 @@ def test_sizes_have_readable_units(value: float, text: str) -> None:
 
 def many(count: int) -> render.View:
     """Return the view of *count* loops with long numbers."""
-    told_now = told(12, turns=200_000_000, sent_bytes=10**12)
-    (loop,) = told_now["loops"]
-    told_now["loops"] = [
+    snapshot_now = snapshot(12, turns=200_000_000, sent_bytes=10**12)
+    (loop,) = snapshot_now["loops"]
+    snapshot_now["loops"] = [
         {**loop, "id": number, "name": f"ThreadPoolExecutor-0_{number}"} for number in range(count)
     ]
-    return render.view_of(Look(told_now, Look(told(10))), ["a note of the end"])
+    return render.view_of(Look(snapshot_now, Look(snapshot(10))), ["a note of the end"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
@@ -335,7 +335,7 @@ def test_terminal_has_a_rich_table(place: Path) -> None:
 
 
 def test_control_characters_from_a_program_are_replaced() -> None:
-    evil = told(1)
+    evil = snapshot(1)
     evil["command"] = evil["loops"][0]["name"] = "\x1b[2Jname\n"
     lines = render.plain_lines(render.view_of(Look(evil), []), 120)
     assert lines[0] == "1  ?[2Jname "
@@ -490,7 +490,7 @@ def test_process_id_finds_a_path_set_by_the_variable(place: Path) -> None:
             watched.end()
 
 
-def complaint(folder: Path, target: object) -> str:
+def error_of_top(folder: Path, target: object) -> str:
     done = run_top(folder, target)
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr.rstrip("\n")
@@ -499,22 +499,24 @@ def complaint(folder: Path, target: object) -> str:
 def test_missing_process_is_reported(place: Path) -> None:
     with program(place, IDLE) as watched:
         watched.end()
-    assert complaint(place, watched.pid) == f"no such process: {watched.pid}"
+    assert error_of_top(place, watched.pid) == f"no such process: {watched.pid}"
 
 
 def test_message_for_no_monitor_names_the_variable(place: Path) -> None:
     with program(place, IDLE, URINGLOOP_MONITOR="") as watched:
-        assert "has no monitor: start it with URINGLOOP_MONITOR=1" in complaint(place, watched.pid)
+        assert "has no monitor: start it with URINGLOOP_MONITOR=1" in error_of_top(
+            place, watched.pid
+        )
         watched.end()
 
 
 def test_socket_without_listener_is_reported(place: Path) -> None:
-    assert complaint(place, place / "none") == f"no such file: {place}/none"
+    assert error_of_top(place, place / "none") == f"no such file: {place}/none"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(place / "dead"))
-    assert "no process listens" in complaint(place, place / "dead")
+    assert "no process listens" in error_of_top(place, place / "dead")
     (place / "file").touch()
-    assert "no process listens" in complaint(place, place / "file")
+    assert "no process listens" in error_of_top(place, place / "file")
 
 
 @pytest.mark.parametrize(
@@ -535,9 +537,9 @@ def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> N
 
         server = threading.Thread(target=serve)
         server.start()
-        said = complaint(place, path)
+        error = error_of_top(place, path)
         server.join()
-    assert said == (
+    assert error == (
         "the process at that socket is not a uringloop monitor, or one of another version"
     )
 
@@ -549,7 +551,7 @@ def test_refusal_by_the_monitor_is_reported_with_its_reason(place: Path) -> None
             sock.connect(str(watched.socket))
             sock.sendall(b"\n")
             assert sock.recv(10)
-        assert complaint(place, watched.pid) == "8 clients are connected already"
+        assert error_of_top(place, watched.pid) == "8 clients are connected already"
 
 
 @as_root

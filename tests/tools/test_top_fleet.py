@@ -178,9 +178,9 @@ def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
 
 
 def test_commands_are_cut_to_the_width(loop: object) -> None:
-    told = server.snapshot()
-    told["command"] = "python " + "x" * 300
-    view = render.overview_of([], [(Look(told), 0.0)], 150, [])
+    snapshot = server.snapshot()
+    snapshot["command"] = "python " + "x" * 300
+    view = render.overview_of([], [(Look(snapshot), 0.0)], 150, [])
     lines = render.plain_lines(view, 150)
     assert max(map(len, lines)) == 150
     assert lines[-1].endswith("…")
@@ -230,7 +230,7 @@ def test_loop_has_the_name_of_its_thread_or_its_server(
 
 
 def test_loop_that_does_not_run_is_named_no_thread(loop: object) -> None:
-    names = {told["name"] for told in server.snapshot()["loops"] if not told["running"]}
+    names = {listed["name"] for listed in server.snapshot()["loops"] if not listed["running"]}
     assert names == {"no thread"}
     assert threading.current_thread().name not in names
 

@@ -73,14 +73,14 @@ def test_scheduled_lists_the_nearest_timer_first(each_loop: asyncio.AbstractEven
 
 
 def test_scheduled_includes_due_timers_that_have_not_run(loop: uringloop.Loop) -> None:
-    told: list[int] = []
+    lengths: list[int] = []
     # All are due in the same turn: each sees itself and those that follow.
     now = loop.time()
     for _ in range(3):
-        loop.call_at(now, lambda: told.append(len(loop._scheduled)))
+        loop.call_at(now, lambda: lengths.append(len(loop._scheduled)))
     loop.call_later(0.001, loop.stop)
     loop.run_forever()
-    assert told == [3, 2, 1]
+    assert lengths == [3, 2, 1]
 
 
 def test_ready_and_scheduled_are_copies(loop: uringloop.Loop) -> None:
@@ -97,10 +97,10 @@ def test_ready_and_scheduled_are_copies(loop: uringloop.Loop) -> None:
 
 def test_thread_id_is_set_while_the_loop_runs(each_loop: asyncio.AbstractEventLoop) -> None:
     assert each_loop._thread_id is None  # type: ignore[attr-defined]
-    told: list[int | None] = []
-    each_loop.call_soon(lambda: told.append(each_loop._thread_id))  # type: ignore[attr-defined]
+    thread_ids: list[int | None] = []
+    each_loop.call_soon(lambda: thread_ids.append(each_loop._thread_id))  # type: ignore[attr-defined]
     run_turns(each_loop, 2)
-    assert told == [threading.get_ident()]
+    assert thread_ids == [threading.get_ident()]
     assert each_loop._thread_id is None  # type: ignore[attr-defined]
 
 

@@ -434,8 +434,8 @@ def test_stats_are_not_reset_and_survive_the_close_of_the_loop(loop: uringloop.L
     loop.call_soon(nothing)
     loop.close()
     closed = loop.stats()
-    told = counters(closed)
-    assert all(told[name] >= value for name, value in counters(last).items())
+    final = counters(closed)
+    assert all(final[name] >= value for name, value in counters(last).items())
     present = ("operations", "buffers_out", "callbacks_ready", "timers_pending")
     assert [closed[name] for name in present] == [0] * 4  # type: ignore[literal-required]
     assert loop.stats() == closed

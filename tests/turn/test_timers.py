@@ -133,11 +133,11 @@ def test_endless_zero_delay_timers_do_not_hold_callbacks_back(
         started.set()
         each_loop.call_later(0, again)
 
-    def knock() -> None:
+    def stop() -> None:
         started.wait()
         each_loop.call_soon_threadsafe(each_loop.stop)
 
-    thread = threading.Thread(target=knock)
+    thread = threading.Thread(target=stop)
     thread.start()
     each_loop.call_later(0, again)
     each_loop.run_forever()
