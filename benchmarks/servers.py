@@ -269,12 +269,12 @@ def load(port: int, folder: Path, seconds: float, kept: bool) -> dict[str, Any]:
     if not kept:
         words += ["-H", "Connection: close"]
     words.append(f"http://{HOST}:{port}/")
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    for line in said.splitlines():
+    output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    for line in output.splitlines():
         if line.startswith("RESULT "):
             report: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
             return report
-    raise RuntimeError(f"wrk: {said}")
+    raise RuntimeError(f"wrk: {output}")
 
 
 def measure(server: str, loop: str, seconds: float) -> dict[str, Any]:
@@ -337,12 +337,12 @@ class Clients:
         try:
             with socket.create_connection(self.address, 10) as sock:
                 sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-                said = b""
+                response = b""
                 while part := sock.recv(4096):
-                    said += part
+                    response += part
         except OSError:
             return "aborted"
-        return "answered" if said.endswith(b'"hello"') else "aborted"
+        return "answered" if response.endswith(b'"hello"') else "aborted"
 
 
 def reload(loop: str, reloads: int) -> dict[str, int]:

@@ -188,11 +188,11 @@ class Load:
             with runner.serving(loop) as (server, address):
                 task = self.task(bench, clients, server, address)
                 try:
-                    said = bench.run_module("the load", "loads", asdict(task))
+                    answer = bench.run_module("the load", "loads", asdict(task))
                 except Refused:
                     runner.refuse_dead(server)
                     raise
-            reading = loads.Reading(**said)
+            reading = loads.Reading(**answer)
             return {
                 "cpu": reading.server_cpu_ns / reading.operations,
                 "wall": reading.elapsed_ns / reading.operations,
@@ -257,8 +257,8 @@ class Http:
 def requests_of(output: str) -> int:
     """Return how many requests wrk reports; raise Refused if a request failed."""
     for failure in ("Socket errors", "Non-2xx"):
-        if (said := re.search(f"{failure}.*", output)) is not None:
-            raise Refused("failed", f"wrk: {said[0]}")
+        if (failed := re.search(f"{failure}.*", output)) is not None:
+            raise Refused("failed", f"wrk: {failed[0]}")
     found = re.search(r"(\d+) requests in", output)
     if found is None or not int(found[1]):
         raise Refused("failed", "wrk: no request was answered")
@@ -282,8 +282,8 @@ class Program:
 
             def measure(loop: str) -> Figures:
                 task = program.Task(loop, self.name, bench.scale, address)
-                said = bench.run_module("the program", "program", asdict(task))
-                reading = program.Reading(**said)
+                answer = bench.run_module("the program", "program", asdict(task))
+                reading = program.Reading(**answer)
                 return {
                     "cpu": reading.cpu_ns / reading.operations,
                     "wall": reading.elapsed_ns / reading.operations,

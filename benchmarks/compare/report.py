@@ -164,10 +164,10 @@ def verdict(row: Row, columns: list[str]) -> str:
     words = {True: "yes", False: "no", None: "-"}
     if row.goal is None or not columns:
         return ""
-    said = {column: words[row.met(column)] for column in columns}
-    if len(set(said.values())) == 1:
-        return said[columns[0]]
-    return ", ".join(f"{word} {python_of(column).strip()}" for column, word in said.items())
+    verdicts = {column: words[row.met(column)] for column in columns}
+    if len(set(verdicts.values())) == 1:
+        return verdicts[columns[0]]
+    return ", ".join(f"{word} {python_of(column).strip()}" for column, word in verdicts.items())
 
 
 def cells_of(table: Table, row: Row) -> list[str]:
@@ -211,8 +211,8 @@ def markdown(table: Table) -> str:
     """Return the report as a Markdown document: a table of ratios, then one of figures."""
     lines = ["## Event loops compared", ""]
     for environment, settings in zip(table.environments, table.settings, strict=True):
-        said = ", ".join(f"{name} {value}" for name, value in settings.items())
-        lines += [*md.facts(environment | {"settings": said}), ""]
+        listed = ", ".join(f"{name} {value}" for name, value in settings.items())
+        lines += [*md.facts(environment | {"settings": listed}), ""]
     others = [column for column in table.columns if loop_of(column) != BASELINE]
     ratios = [[row.name, goal_of(row), *(ratio_of(row, c) for c in others)] for row in table.rows]
     lines += [f"### How many times as cheap as {BASELINE}", ""]

@@ -23,15 +23,15 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def must(ok: bool, outcome: str) -> str:
+def judged(ok: bool, outcome: str) -> str:
     """Return the outcome, bold if it is not *ok*."""
     return outcome if ok else f"**{outcome}**"
 
 
-def left(before: int) -> str:
+def fds_left(before: int) -> str:
     """Return how many more descriptors are open than *before*, which is a violation if not 0."""
     more = open_fds() - before
-    return must(more == 0, f"{more} fds left")
+    return judged(more == 0, f"{more} fds left")
 
 
 def become_nobody() -> None:
@@ -46,7 +46,7 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-class Ends:
+class Counts:
     """Counts connections made and lost, exceptions passed to connection_lost, and reports."""
 
     def __init__(self) -> None:
@@ -62,31 +62,31 @@ class Counted(asyncio.Protocol):
 
     transport: Any
 
-    def __init__(self, ends: Ends) -> None:
-        self.ends = ends
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.ends.made += 1
+        self.counts.made += 1
 
     def data_received(self, data: bytes) -> None:
-        self.ends.received += len(data)
+        self.counts.received += len(data)
         self.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ends.lost += 1
-        self.ends.errors += exc is not None
+        self.counts.lost += 1
+        self.counts.errors += exc is not None
 
 
 @contextlib.contextmanager
 def serving(
-    factory: Factory, ends: Ends, protocol: type[Counted] = Counted, **options: Any
+    factory: Factory, counts: Counts, protocol: type[Counted] = Counted, **options: Any
 ) -> Iterator[tuple[str, int]]:
     """Run a server on a new loop in a thread of its own; yield its address."""
     loop = factory()
-    loop.set_exception_handler(ends.handler)
+    loop.set_exception_handler(counts.handler)
     server = loop.run_until_complete(
-        loop.create_server(lambda: protocol(ends), LOCALHOST, 0, **options)
+        loop.create_server(lambda: protocol(counts), LOCALHOST, 0, **options)
     )
     address = server.sockets[0].getsockname()
     thread = threading.Thread(target=loop.run_forever)
@@ -124,18 +124,18 @@ def echoes(address: tuple[str, int], data: bytes = b"well?") -> float:
     return (time.monotonic() - began) * 1e3
 
 
-async def echo_pair(loop: Any, ends: Ends) -> tuple[Any, socket.socket]:
+async def echo_pair(loop: Any, counts: Counts) -> tuple[Any, socket.socket]:
     """Return a transport that echoes, and the socket of its peer."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    transport, _ = await loop.create_connection(lambda: Counted(ends), sock=ours)
+    transport, _ = await loop.create_connection(lambda: Counted(counts), sock=ours)
     return transport, theirs
 
 
-async def goes_on(loop: Any, ends: Ends | None = None) -> bool:
+async def still_echoes(loop: Any, counts: Counts | None = None) -> bool:
     """Return whether a new connection of the loop echoes."""
-    transport, peer = await echo_pair(loop, ends or Ends())
+    transport, peer = await echo_pair(loop, counts or Counts())
     await loop.sock_sendall(peer, b"hello")
     got = await asyncio.wait_for(loop.sock_recv(peer, 100), 5)
     transport.close()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from .common import LOCALHOST, Factory, Fault, must
+from .common import LOCALHOST, Factory, Fault, judged
 
 CLIENTS = 20
 
@@ -53,7 +53,7 @@ loop.run_until_complete(main())
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     took = (time.monotonic() - began) * 1e3
-    return f"{must(done.returncode == 0, f'status {done.returncode}')}, {took:.0f} ms"
+    return f"{judged(done.returncode == 0, f'status {done.returncode}')}, {took:.0f} ms"
 
 
 def _end_of_a_server(end: int) -> str:
@@ -93,11 +93,11 @@ def _end_of_a_server(end: int) -> str:
     freed = (time.monotonic() - began) * 1e3
     server.kill()
     server.wait()
-    outcome = must(
+    outcome = judged(
         disconnected == CLIENTS,
         f"{disconnected} of {CLIENTS} clients disconnected within {took:.0f} ms",
     )
-    return f"{outcome}, {must(is_free, f'port free after {freed:.0f} ms')}"
+    return f"{outcome}, {judged(is_free, f'port free after {freed:.0f} ms')}"
 
 
 def killed_while_busy(factory: Factory) -> str:

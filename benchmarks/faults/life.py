@@ -24,25 +24,25 @@ from uringloop.bench.counters import rss_bytes
 from .common import (
     MB,
     Counted,
-    Ends,
+    Counts,
     Factory,
     Fault,
     become_nobody,
     echo_pair,
-    goes_on,
-    left,
-    must,
+    fds_left,
+    judged,
     open_fds,
+    still_echoes,
 )
 
 
 def fork_while_running(factory: Factory) -> str:
     """`os.fork()` inside a callback; the child uses the loop and exits."""
     loop = factory()
-    ends = Ends()
+    counts = Counts()
 
     async def main() -> str:
-        transport, peer = await echo_pair(loop, ends)
+        transport, peer = await echo_pair(loop, counts)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -66,8 +66,8 @@ def fork_while_running(factory: Factory) -> str:
         stray = len(back) - len(data) if back != data else 0
         transport.close()
         peer.close()
-        child_outcome = must(outcome == "RuntimeError", f"child: {outcome}")
-        return f"{child_outcome}; {must(back == data, f'parent: {stray} extra bytes')}"
+        child_outcome = judged(outcome == "RuntimeError", f"child: {outcome}")
+        return f"{child_outcome}; {judged(back == data, f'parent: {stray} extra bytes')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -96,7 +96,7 @@ def multiprocessing_both_ways(factory: Factory) -> str:
                 result = await loop.run_in_executor(None, queue.get, True, 10)
             process.kill()
             process.join()
-            outcomes.append(must(result == 42, f"{way}: {'works' if result == 42 else result}"))
+            outcomes.append(judged(result == 42, f"{way}: {'works' if result == 42 else result}"))
         return ", ".join(outcomes)
 
     return str(loop.run_until_complete(main()))
@@ -108,22 +108,22 @@ def abandoned(factory: Factory) -> str:
     references = []
     for _ in range(200):
         loop = factory()
-        loop.run_until_complete(echo_pair(loop, Ends()))
+        loop.run_until_complete(echo_pair(loop, Counts()))
         loop.call_later(1000, print)
         references.append(weakref.ref(loop))
         del loop
     gc.collect()
     alive = sum(reference() is not None for reference in references)
-    return f"{must(alive == 0, f'{alive} loops alive')}, {left(fds)}"
+    return f"{judged(alive == 0, f'{alive} loops alive')}, {fds_left(fds)}"
 
 
 def interrupted_anywhere(factory: Factory) -> str:
     """KeyboardInterrupt at 300 random moments of an echo; the loop is run again each time."""
     loop = factory()
-    ends = Ends()
-    loop.set_exception_handler(ends.handler)
+    counts = Counts()
+    loop.set_exception_handler(counts.handler)
     data = random.Random(1).randbytes(20 * MB)
-    _, peer = loop.run_until_complete(echo_pair(loop, ends))
+    _, peer = loop.run_until_complete(echo_pair(loop, counts))
     peer.setblocking(True)
     back = bytearray()
 
@@ -175,7 +175,7 @@ def interrupted_anywhere(factory: Factory) -> str:
     lost = len(data) - len(back)
     outcome = f"{abs(lost)} {'extra bytes' if lost < 0 else 'bytes missing'}"
     outcome = outcome if lost or back == data else "wrong bytes"
-    return f"{interrupts} interrupts, {must(back == data, outcome)}"
+    return f"{interrupts} interrupts, {judged(back == data, outcome)}"
 
 
 def signals_at_10_khz(factory: Factory) -> str:
@@ -189,7 +189,7 @@ def signals_at_10_khz(factory: Factory) -> str:
 
     async def main() -> str:
         loop.add_signal_handler(signal.SIGUSR1, on_signal)
-        transport, peer = await echo_pair(loop, Ends())
+        transport, peer = await echo_pair(loop, Counts())
         stop = False
 
         def send() -> None:
@@ -245,7 +245,7 @@ def a_million_calls_of_threads(factory: Factory) -> str:
     took = time.monotonic() - began
     for thread in threads:
         thread.join()
-    outcome = must(count == 8 * each and not disorder, f"{count:,} ran, {disorder} out of order")
+    outcome = judged(count == 8 * each and not disorder, f"{count:,} ran, {disorder} out of order")
     return f"{outcome}, {took:.1f} s"
 
 
@@ -273,11 +273,11 @@ def another_user(factory: Factory) -> str:
     become_nobody()
 
     async def main() -> str:
-        echoed = await goes_on(loop)
+        echoed = await still_echoes(loop)
         try:
             await opened()
         except PermissionError:
-            return f"{must(echoed, 'an echo' if echoed else 'no echo')}, cannot read /etc/shadow"
+            return f"{judged(echoed, 'an echo' if echoed else 'no echo')}, cannot read /etc/shadow"
         return "**reads /etc/shadow**"
 
     return str(loop.run_until_complete(main()))
@@ -296,14 +296,14 @@ def from_another_thread(factory: Factory) -> str:
             raise TimeoutError
 
     def work() -> None:
-        echoes.append(made[0].run_until_complete(goes_on(made[0])))
+        echoes.append(made[0].run_until_complete(still_echoes(made[0])))
 
     fds = open_fds()
     run(lambda: made.append(factory()))
     run(work)
     run(work)
     run(lambda: made[0].close())
-    return f"{must(echoes == [True, True], f'{sum(echoes)} of 2 echoes')}, {left(fds)}"
+    return f"{judged(echoes == [True, True], f'{sum(echoes)} of 2 echoes')}, {fds_left(fds)}"
 
 
 def created_and_closed(factory: Factory) -> str:
@@ -320,8 +320,8 @@ def created_and_closed(factory: Factory) -> str:
     took = time.monotonic() - began
     gc.collect()
     grown = (rss_bytes(os.getpid()) - before) // 1024
-    growth = must(grown < 4096, f"grows by {grown} KB")
-    return f"{took * 1e6 / 5000:.0f} us each, {growth}, {left(fds)}"
+    growth = judged(grown < 4096, f"grows by {grown} KB")
+    return f"{took * 1e6 / 5000:.0f} us each, {growth}, {fds_left(fds)}"
 
 
 class Failing(asyncio.Protocol):
@@ -394,8 +394,8 @@ async def _callbacks_fail(loop: Any, fail: Callable[[str], None]) -> None:
 def every_callback_raises(factory: Factory) -> str:
     """Exceptions in callbacks of protocols, readers, timers, signals and threads, then an echo."""
     loop = factory()
-    ends = Ends()
-    loop.set_exception_handler(ends.handler)
+    counts = Counts()
+    loop.set_exception_handler(counts.handler)
     raised: set[str] = set()
 
     def fail(name: str) -> None:
@@ -405,10 +405,10 @@ def every_callback_raises(factory: Factory) -> str:
     async def main() -> bool:
         await _protocols_fail(loop, fail)
         await _callbacks_fail(loop, fail)
-        return await goes_on(loop, ends)
+        return await still_echoes(loop, counts)
 
     well = loop.run_until_complete(main())
-    return f"{len(raised)} kinds raised, {must(well, 'then an echo')}"
+    return f"{len(raised)} kinds raised, {judged(well, 'then an echo')}"
 
 
 def run_within_a_run(factory: Factory) -> str:
@@ -429,12 +429,12 @@ def run_within_a_run(factory: Factory) -> str:
                 attempt(*arguments)
             except RuntimeError:
                 refused += 1
-        return await goes_on(loop)
+        return await still_echoes(loop)
 
     well = loop.run_until_complete(main())
     other.close()
     loop.close()
-    return must(well and refused == 4, f"refused {refused} of 4 times, then an echo")
+    return judged(well and refused == 4, f"refused {refused} of 4 times, then an echo")
 
 
 OTHER_INTERPRETER = """
@@ -465,10 +465,10 @@ def another_interpreter(factory: Factory) -> str:
     script = OTHER_INTERPRETER.format(path=sys.path, package=package, pipe=writer)
     interpreters.run_string(other, script)
     interpreters.destroy(other)
-    well = loop.run_until_complete(goes_on(loop))
+    well = loop.run_until_complete(still_echoes(loop))
     os.close(writer)
     with open(reader) as pipe:
-        return f"{pipe.read()}, {must(well, 'then an echo')}"
+        return f"{pipe.read()}, {judged(well, 'then an echo')}"
 
 
 FAULTS: tuple[Fault, ...] = (

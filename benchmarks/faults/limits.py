@@ -21,24 +21,24 @@ from typing import Any
 from .common import (
     MB,
     Counted,
-    Ends,
+    Counts,
     Factory,
     Fault,
     become_nobody,
     echo_pair,
     echoes,
-    goes_on,
-    must,
+    judged,
     open_fds,
     serving,
+    still_echoes,
 )
 
 
 def no_locked_memory(factory: Factory) -> str:
     """RLIMIT_MEMLOCK of 0."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
-    ends = Ends()
-    with serving(factory, ends) as address:
+    counts = Counts()
+    with serving(factory, counts) as address:
         return f"echo {echoes(address):.1f} ms"
 
 
@@ -50,9 +50,9 @@ def little_locked_memory(factory: Factory) -> str:
     loops = [factory() for _ in range(5)]
     echoed = 0
     for loop in loops:
-        echoed += loop.run_until_complete(goes_on(loop))
+        echoed += loop.run_until_complete(still_echoes(loop))
         loop.close()
-    return must(echoed == 5, f"{echoed} of 5 echoes")
+    return judged(echoed == 5, f"{echoed} of 5 echoes")
 
 
 def no_memory(factory: Factory) -> str:
@@ -62,10 +62,10 @@ def no_memory(factory: Factory) -> str:
     class Hoarder(Counted):
         def data_received(self, data: bytes) -> None:
             hoard.append(data + bytes(len(data)))
-            self.ends.received += len(data)
+            self.counts.received += len(data)
 
-    ends = Ends()
-    with serving(factory, ends, Hoarder) as address:
+    counts = Counts()
+    with serving(factory, counts, Hoarder) as address:
         echoed = resource.getrlimit(resource.RLIMIT_AS)
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -80,13 +80,13 @@ def no_memory(factory: Factory) -> str:
         hoard.clear()
         gc.collect()
         resource.setrlimit(resource.RLIMIT_AS, echoed)
-        before = ends.received
+        before = counts.received
         with socket.create_connection(address) as sock:
             sock.sendall(b"x")
             time.sleep(0.2)
-        well = ends.received - before == 1
+        well = counts.received - before == 1
         hoard.clear()
-    return f"{ends.reported} errors, then {'works' if well else '**no service**'}"
+    return f"{counts.reported} errors, then {'works' if well else '**no service**'}"
 
 
 def no_descriptors(factory: Factory) -> str:
@@ -136,7 +136,7 @@ def stuck_files(factory: Factory) -> str:
                     tasks.append(asyncio.ensure_future(uringloop.open(path, "rb").__aenter__()))
                 else:
                     tasks.append(loop.run_in_executor(None, open, path, "rb"))
-            transport, peer = await echo_pair(loop, Ends())
+            transport, peer = await echo_pair(loop, Counts())
             began = time.monotonic()
             await loop.sock_sendall(peer, b"hello")
             await loop.sock_recv(peer, 100)
@@ -151,7 +151,7 @@ def stuck_files(factory: Factory) -> str:
             await asyncio.sleep(0.05)
             stuck = threading.active_count() - 1
             outcome = f"echo {took:.1f} ms, cancelled within {cancelled:.0f} ms"
-            return f"{outcome}, {must(stuck == 0, f'{stuck} threads stuck')}"
+            return f"{outcome}, {judged(stuck == 0, f'{stuck} threads stuck')}"
 
     return str(loop.run_until_complete(main()))
 
@@ -203,11 +203,11 @@ def no_threads(factory: Factory) -> str:
             path = os.path.join(folder, "file")
             try:
                 wrong = await asyncio.wait_for(_write_and_read(loop, path, 8 * MB), 20)
-                outcome = must(wrong == 0, f"{wrong} bytes wrong")
+                outcome = judged(wrong == 0, f"{wrong} bytes wrong")
             except (OSError, RuntimeError) as exc:
                 # Another loop has only its executor, which needs a thread.
-                outcome = must(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
-            return f"{outcome}, {must(await goes_on(loop), 'then an echo')}"
+                outcome = judged(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
+            return f"{outcome}, {judged(await still_echoes(loop), 'then an echo')}"
 
         outcome = str(loop.run_until_complete(main()))
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
@@ -246,7 +246,7 @@ def memory_cgroup(factory: Factory) -> str:
         nonlocal latest
         while not stop.is_set():
             began = time.monotonic()
-            assert await goes_on(loop)
+            assert await still_echoes(loop)
             latest = max(latest, time.monotonic() - began)
             await asyncio.sleep(0.005)
 
@@ -262,7 +262,7 @@ def memory_cgroup(factory: Factory) -> str:
         if not limited:
             return "not tried: needs a memory cgroup"
         wrong = loop.run_until_complete(main(os.path.join(folder, "file")))
-    return f"{must(wrong == 0, f'{wrong} bytes wrong')}, echo within {latest * 1e3:.0f} ms"
+    return f"{judged(wrong == 0, f'{wrong} bytes wrong')}, echo within {latest * 1e3:.0f} ms"
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -22,12 +22,12 @@ from .common import (
     LOCALHOST,
     MB,
     Counted,
-    Ends,
+    Counts,
     Factory,
     Fault,
     echoes,
-    left,
-    must,
+    fds_left,
+    judged,
     open_fds,
     reset,
     serving,
@@ -37,14 +37,14 @@ from .common import (
 
 def reset_before_accept(factory: Factory) -> str:
     """Resets of 200 clients before they are accepted."""
-    ends = Ends()
+    counts = Counts()
     fds = open_fds()
-    with serving(factory, ends) as address:
+    with serving(factory, counts) as address:
         for _ in range(200):
             reset(socket.create_connection(address))
         took = echoes(address)
-        wait_for(lambda: ends.lost == ends.made)
-    return f"next echo {took:.1f} ms, {left(fds)}"
+        wait_for(lambda: counts.lost == counts.made)
+    return f"next echo {took:.1f} ms, {fds_left(fds)}"
 
 
 def reset_mid_send(factory: Factory) -> str:
@@ -54,16 +54,16 @@ def reset_mid_send(factory: Factory) -> str:
         def data_received(self, data: bytes) -> None:
             self.transport.write(bytes(8 * MB))
 
-    ends = Ends()
+    counts = Counts()
     fds = open_fds()
-    with serving(factory, ends, Generous) as address:
+    with serving(factory, counts, Generous) as address:
         for _ in range(50):
             sock = socket.create_connection(address)
             sock.sendall(b"more")
             sock.recv(100_000)
             reset(sock)
-        took = wait_for(lambda: ends.lost == 50)
-    return f"{ends.lost} ended within {took:.0f} ms, {left(fds)}"
+        took = wait_for(lambda: counts.lost == 50)
+    return f"{counts.lost} ended within {took:.0f} ms, {fds_left(fds)}"
 
 
 def reset_mid_receive(factory: Factory) -> str:
@@ -71,25 +71,25 @@ def reset_mid_receive(factory: Factory) -> str:
 
     class Silent(Counted):
         def data_received(self, data: bytes) -> None:
-            self.ends.received += len(data)
+            self.counts.received += len(data)
 
-    ends = Ends()
+    counts = Counts()
     fds = open_fds()
-    with serving(factory, ends, Silent) as address:
+    with serving(factory, counts, Silent) as address:
         for _ in range(50):
             sock = socket.create_connection(address)
             sock.sendall(bytes(100_000))
             reset(sock)
-        took = wait_for(lambda: ends.lost == 50)
-    outcome = must(ends.errors == 50, f"{ends.errors} errors")
-    return f"{outcome} within {took:.0f} ms, {left(fds)}"
+        took = wait_for(lambda: counts.lost == 50)
+    outcome = judged(counts.errors == 50, f"{counts.errors} errors")
+    return f"{outcome} within {took:.0f} ms, {fds_left(fds)}"
 
 
 def single_bytes(factory: Factory) -> str:
     """100 KB received as single bytes."""
-    ends = Ends()
+    counts = Counts()
     total = 100_000
-    with serving(factory, ends) as address, socket.create_connection(address) as sock:
+    with serving(factory, counts) as address, socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = os.urandom(total)
         got = bytearray()
@@ -106,7 +106,7 @@ def single_bytes(factory: Factory) -> str:
         reader.join(60)
         used = time.process_time() - used
     wrong = sum(a != b for a, b in zip(data, got, strict=False)) + total - len(got)
-    return must(wrong == 0, f"{wrong} bytes lost or wrong")
+    return judged(wrong == 0, f"{wrong} bytes lost or wrong")
 
 
 def never_reads(factory: Factory) -> str:
@@ -131,28 +131,28 @@ def never_reads(factory: Factory) -> str:
         server.close()
 
     loop.run_until_complete(main())
-    return must(grown < 20 * MB, f"{grown / MB:.1f} MB")
+    return judged(grown < 20 * MB, f"{grown / MB:.1f} MB")
 
 
 def out_of_band(factory: Factory) -> str:
     """Urgent data between other bytes."""
-    ends = Ends()
-    with serving(factory, ends) as address, socket.create_connection(address) as sock:
+    counts = Counts()
+    with serving(factory, counts) as address, socket.create_connection(address) as sock:
         sock.sendall(b"a" * 1000)
         sock.send(b"!", socket.MSG_OOB)
         sock.sendall(b"b" * 1000)
-        wait_for(lambda: ends.received >= 2000)
+        wait_for(lambda: counts.received >= 2000)
         time.sleep(0.05)
-        outcome = must(ends.received == 2000, f"{ends.received} bytes of 2000 in band")
+        outcome = judged(counts.received == 2000, f"{counts.received} bytes of 2000 in band")
         return f"{outcome}, next echo {echoes(address):.1f} ms"
 
 
 def tls_garbage(factory: Factory) -> str:
     """Garbage instead of TLS from 100 clients."""
-    ends = Ends()
+    counts = Counts()
     server, client = tls_contexts()
     fds = open_fds()
-    with serving(factory, ends, ssl=server) as address:
+    with serving(factory, counts, ssl=server) as address:
         for _ in range(100):
             with socket.create_connection(address) as sock:
                 sock.sendall(os.urandom(500))
@@ -165,15 +165,15 @@ def tls_garbage(factory: Factory) -> str:
             assert secured.recv(100) == b"well?"
         took = (time.monotonic() - began) * 1e3
         time.sleep(0.1)
-    return f"next echo {took:.1f} ms, {left(fds)}"
+    return f"next echo {took:.1f} ms, {fds_left(fds)}"
 
 
 def tls_truncated(factory: Factory) -> str:
     """Disconnects of 50 TLS peers in the middle of a record."""
-    ends = Ends()
+    counts = Counts()
     server, client = tls_contexts()
     fds = open_fds()
-    with serving(factory, ends, ssl=server) as address:
+    with serving(factory, counts, ssl=server) as address:
         for _ in range(50):
             sock = socket.create_connection(address)
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -189,11 +189,11 @@ def tls_truncated(factory: Factory) -> str:
             secured.write(bytes(10_000))
             sock.sendall(outgoing.read()[:5000])
             sock.close()
-        took = wait_for(lambda: ends.lost == ends.made == 50)
-    return f"{ends.lost} ended within {took:.0f} ms, {left(fds)}"
+        took = wait_for(lambda: counts.lost == counts.made == 50)
+    return f"{counts.lost} ended within {took:.0f} ms, {fds_left(fds)}"
 
 
-def knock(silent: list[socket.socket]) -> None:
+def send_a_byte(silent: list[socket.socket]) -> None:
     """Send a byte over each socket that is connected by now, and remove it from the list.
 
     With SYN cookies, a server whose backlog was full has no state of a connection until the client
@@ -205,15 +205,15 @@ def knock(silent: list[socket.socket]) -> None:
             silent.remove(sock)
 
 
-def all_made(ends: Ends, silent: list[socket.socket], count: int) -> bool:
-    knock(silent)
-    return ends.made == count
+def all_made(counts: Counts, silent: list[socket.socket], count: int) -> bool:
+    send_a_byte(silent)
+    return counts.made == count
 
 
 def beyond_the_backlog(factory: Factory) -> str:
     """200 simultaneous clients, a backlog of 10, for 3 s: the kernel makes some of them retry."""
-    ends = Ends()
-    with serving(factory, ends, backlog=10) as address:
+    counts = Counts()
+    with serving(factory, counts, backlog=10) as address:
         socks = []
         for _ in range(200):
             sock = socket.socket()
@@ -222,46 +222,46 @@ def beyond_the_backlog(factory: Factory) -> str:
             socks.append(sock)
         silent = list(socks)
         with contextlib.suppress(TimeoutError):
-            wait_for(lambda: all_made(ends, silent, 200), 3)
-        accepted, took = ends.made, echoes(address)
+            wait_for(lambda: all_made(counts, silent, 200), 3)
+        accepted, took = counts.made, echoes(address)
         for sock in socks:
             sock.close()
-        wait_for(lambda: ends.lost == ends.made)
-    return f"{must(accepted > 10, f'{accepted} accepted')}, next echo {took:.1f} ms"
+        wait_for(lambda: counts.lost == counts.made)
+    return f"{judged(accepted > 10, f'{accepted} accepted')}, next echo {took:.1f} ms"
 
 
 def beyond_the_descriptors(factory: Factory) -> str:
     """300 clients with descriptors for 100, then more descriptors."""
-    ends = Ends()
+    counts = Counts()
     # Create the clients' sockets before the limit is set: they need descriptors, too.
     socks = [socket.socket() for _ in range(300)]
     for sock in socks:
         sock.setblocking(False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_fds() + 100, hard))
-    with serving(factory, ends) as address:
+    with serving(factory, counts) as address:
         for sock in socks:
             sock.connect_ex(address)
         silent = list(socks)
         time.sleep(0.5)
-        knock(silent)
-        made = ends.made
+        send_a_byte(silent)
+        made = counts.made
         used = time.process_time()
         time.sleep(1)
         used = time.process_time() - used
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        took = wait_for(lambda: all_made(ends, silent, 300))
+        took = wait_for(lambda: all_made(counts, silent, 300))
         for sock in socks:
             sock.close()
-        wait_for(lambda: ends.lost == 300)
-    spun = must(used < 0.2, f"{used * 100:.0f} % of a core meanwhile")
-    reported = must(ends.reported < 20, f"{ends.reported} errors")
+        wait_for(lambda: counts.lost == 300)
+    spun = judged(used < 0.2, f"{used * 100:.0f} % of a core meanwhile")
+    reported = judged(counts.reported < 20, f"{counts.reported} errors")
     return f"{made} served, {spun}, {reported}, all served after {took:.0f} ms"
 
 
 def closed_behind(factory: Factory) -> str:
     """Descriptor of a transport closed by other code, and its number reused at once."""
-    ends = Ends()
+    counts = Counts()
     transports: list[Any] = []
 
     class Kept(Counted):
@@ -269,7 +269,7 @@ def closed_behind(factory: Factory) -> str:
             super().connection_made(transport)
             transports.append(transport)
 
-    with serving(factory, ends, Kept) as address, socket.create_connection(address) as sock:
+    with serving(factory, counts, Kept) as address, socket.create_connection(address) as sock:
         sock.sendall(b"hello")
         assert sock.recv(100) == b"hello"
         fd = transports[0].get_extra_info("socket").fileno()
@@ -279,12 +279,12 @@ def closed_behind(factory: Factory) -> str:
         assert other.detach() == fd
         far.sendall(b"not yours")
         time.sleep(0.1)
-        stolen = ends.received - len(b"hello")
+        stolen = counts.received - len(b"hello")
         took = echoes(address)
         with contextlib.suppress(OSError):
             os.close(fd)
         far.close()
-    outcome = must(stolen == 0, f"{stolen} bytes taken from the other file")
+    outcome = judged(stolen == 0, f"{stolen} bytes taken from the other file")
     return f"{outcome}, next echo {took:.1f} ms"
 
 
@@ -319,8 +319,8 @@ def closed_while_watched(factory: Factory) -> str:
 
     spun = loop.run_until_complete(main())
     loop.close()
-    outcome = must(calls == 0, f"{calls} calls for the other file")
-    return f"{outcome}, {must(spun < 0.2, f'{spun:.0%} of a core')}".replace("%", " %")
+    outcome = judged(calls == 0, f"{calls} calls for the other file")
+    return f"{outcome}, {judged(spun < 0.2, f'{spun:.0%} of a core')}".replace("%", " %")
 
 
 def bound_again(factory: Factory) -> str:
@@ -343,13 +343,13 @@ def bound_again(factory: Factory) -> str:
 
     loop.run_until_complete(main())
     loop.close()
-    return must(bound == 100, f"bound {bound} of 100 times")
+    return judged(bound == 100, f"bound {bound} of 100 times")
 
 
 def many_connections(factory: Factory) -> str:
     """50,000 connections, one after the other, each with an echo."""
-    ends = Ends()
-    with serving(factory, ends) as address:
+    counts = Counts()
+    with serving(factory, counts) as address:
         for _ in range(500):
             echoes(address)
         gc.collect()
@@ -361,10 +361,10 @@ def many_connections(factory: Factory) -> str:
             assert sock.recv(10) == b"x"
             reset(sock)
         took = time.monotonic() - began
-        wait_for(lambda: ends.lost == ends.made)
+        wait_for(lambda: counts.lost == counts.made)
         gc.collect()
         grown = (rss_bytes(os.getpid()) - before) // 1024
-        return f"{took:.0f} s, {must(grown < 4096, f'grows by {grown} KB')}, {left(fds)}"
+        return f"{took:.0f} s, {judged(grown < 4096, f'grows by {grown} KB')}, {fds_left(fds)}"
 
 
 class Datagrams(asyncio.DatagramProtocol):
@@ -422,13 +422,13 @@ def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> 
 def datagrams_to_nobody(factory: Factory) -> str:
     """400 datagrams to an unused port, between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: send())
-    return must(found.full == 3, f"{found.full} of 3 echoes")
+    return judged(found.full == 3, f"{found.full} of 3 echoes")
 
 
 def empty_datagrams(factory: Factory) -> str:
     """400 empty datagrams, between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: receive())
-    return must(
+    return judged(
         (found.empty, found.full) == (400, 3), f"{found.empty} received, {found.full} of 3 echoes"
     )
 

@@ -131,7 +131,7 @@ def run_for_json(
             raise Refused("failed", f"{what} failed: {child.last_error()}")
     finally:
         child.stop()
-    said: dict[str, Any] = json.loads(line)
-    if "error" in said:
-        raise Refused(said.get("kind", "failed"), said["error"])
-    return said
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise Refused(answer.get("kind", "failed"), answer["error"])
+    return answer

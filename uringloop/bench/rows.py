@@ -131,5 +131,5 @@ def refusal_of(exc: Exception) -> Refused:
     """Return the Refused that reports an exception of a measurement."""
     if isinstance(exc, Refused):
         return exc
-    said = explain(exc)
-    return Refused(said["kind"], said["error"])
+    explanation = explain(exc)
+    return Refused(explanation["kind"], explanation["error"])

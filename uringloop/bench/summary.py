@@ -140,22 +140,22 @@ def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], 
 
 def notes(results: list[Result], rate: float) -> list[str]:
     """Return the notes below the table."""
-    said = [
+    lines = [
         SPREAD_NOTE,
         "Percentiles are of all rounds' latencies together, ± the same of the single rounds.",
     ]
     if rate:
-        said.append(
+        lines.append(
             f"Open loop at {rate:,.0f} requests/s in all: latency counts from the scheduled time."
         )
     rounds = [one for result in results for one in result.cell.rounds]
     if any(one.kernel_entries is not None for one in rounds):
-        said.append("Kernel entries are counted in a short pass after the measurement.")
+        lines.append("Kernel entries are counted in a short pass after the measurement.")
     refused = sorted({one.kernel_entries_refused for one in rounds} - {""})
-    said += [f"Kernel entries are not counted: {reason}" for reason in refused]
+    lines += [f"Kernel entries are not counted: {reason}" for reason in refused]
     for result in results:
-        said += _remarks(result)
-    return list(dict.fromkeys(said))
+        lines += _remarks(result)
+    return list(dict.fromkeys(lines))
 
 
 def _remarks(result: Result) -> list[str]:

@@ -35,10 +35,10 @@ def describe(row: EchoRow, cell: Cell[Measurement]) -> str:
 def _lines(total: int) -> Iterator[Step]:
     done = 0
 
-    def step(said: str) -> None:
+    def step(description: str) -> None:
         nonlocal done
         done += 1
-        print(f"{done}/{total} {said}", file=sys.stderr, flush=True)
+        print(f"{done}/{total} {description}", file=sys.stderr, flush=True)
 
     yield step
 
@@ -66,8 +66,8 @@ def _bar(total: int) -> Iterator[Step]:
     ) as bar:
         task = bar.add_task("starting", total=total)
 
-        def step(said: str) -> None:
-            bar.update(task, advance=1, description=said)
+        def step(description: str) -> None:
+            bar.update(task, advance=1, description=description)
 
         yield step
 
