@@ -47,11 +47,11 @@ DATAGRAMS: dict[str, Call] = {
     "local_addr=(host, 'x')": _endpoint((HOST, "no such service")),
     "local_addr=(host, -1)": _endpoint((HOST, -1)),
     "local_addr=(host, 1, 2)": _endpoint((HOST, 1, 2)),
-    "local_addr of elsewhere": _endpoint(("192.0.2.1", 0)),
+    "local_addr of another machine": _endpoint(("192.0.2.1", 0)),
     "remote_addr=1": _endpoint(remote_addr=1),
     "remote_addr=(host,)": _endpoint(remote_addr=(HOST,)),
-    "families that differ": _endpoint((HOST, 0), ("::1", 9)),
-    "family of the other kind": _endpoint(
+    "IPv4 local_addr, IPv6 remote_addr": _endpoint((HOST, 0), ("::1", 9)),
+    "family=AF_INET6, IPv4 local_addr": _endpoint(
         (HOST, 0), family=socket.AF_INET6, flags=socket.AI_NUMERICHOST
     ),
     "family=9999": _endpoint((HOST, 0), family=9999),
@@ -132,7 +132,7 @@ EXEC: dict[str, Call] = {
     "(program=1)": _exec(1),
     "(program=None)": _exec(None),
     "(argument=1)": _exec("true", 1),
-    "(argument with a null)": _exec("true", "a\0b"),
+    "(argument with a null byte)": _exec("true", "a\0b"),
     "(program='')": _exec(""),
     "(program missing)": _exec("/missing/program"),
     "(program is a directory)": _exec("/"),
@@ -147,7 +147,7 @@ SHELL: dict[str, Call] = {
     "(None)": _shell(None),
     "([])": _shell(["true"]),
     "(shell=False)": _shell("true", shell=False),
-    "(command with a null)": _shell("a\0b"),
+    "(command with a null byte)": _shell("a\0b"),
     "(factory=None)": _shell("true", factory=None),
     **{f"({name})": _shell("true", **options) for name, options in OPTIONS.items()},
 }

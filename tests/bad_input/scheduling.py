@@ -119,7 +119,7 @@ CALLBACKS = [
     *cases(
         "plain debug",
         {
-            "context that is entered": _enter_twice,
+            "call_soon(context that is already entered)": _enter_twice,
             "call_soon(context=None)": lambda s: s.loop.call_soon(s.note, context=None),
             "call_soon(wrong number of arguments)": lambda s: s.loop.call_soon(lambda: None, 1),
             "call_soon(unknown=1)": lambda s: s.loop.call_soon(s.note, unknown=1),
@@ -255,9 +255,9 @@ LIFE = [
             "create_task(name=1)": lambda s: _named_task(s, 1),
             "create_task(name=[])": lambda s: _named_task(s, []),
             "create_task(unknown=1)": lambda s: s.loop.create_task(s.coroutine(), unknown=1),
-            "create_task of a factory of two arguments": _two_argument_factory,
-            "create_task of a factory of nothing": _factory_of_nothing,
-            "create_task of a factory that raises": _raising_factory,
+            "create_task, factory with two parameters": _two_argument_factory,
+            "create_task, factory that returns None": _factory_of_nothing,
+            "create_task, factory that raises": _raising_factory,
             "set_task_factory(1)": lambda s: s.loop.set_task_factory(1),
             "set_task_factory('text')": lambda s: s.loop.set_task_factory("text"),
             "set_exception_handler(1)": lambda s: s.loop.set_exception_handler(1),
@@ -391,7 +391,7 @@ EXECUTORS = [
             "run_in_executor(executor=0)": lambda s: s.loop.run_in_executor(0, int),
             "run_in_executor(wrong arguments)": lambda s: s.loop.run_in_executor(None, int, "x"),
             "run_in_executor()": lambda s: s.loop.run_in_executor(),
-            "run_in_executor of a pool that is shut down": _in_shut_pool,
+            "run_in_executor, pool that is shut down": _in_shut_pool,
             "set_default_executor(None)": lambda s: s.loop.set_default_executor(None),
             "set_default_executor(1)": lambda s: s.loop.set_default_executor(1),
             "set_default_executor(class)": lambda s: s.loop.set_default_executor(

@@ -45,7 +45,9 @@ FILES: dict[str, Call] = {
     "fileno()=2**70": lambda s: BadFileno(2**70),
     "fileno() raises ValueError": lambda s: BadFileno(ValueError("closed")),
     "fileno() raises OSError": lambda s: BadFileno(OSError("closed")),
-    "fileno is no method": lambda s: type("Odd", (), {"fileno": 1, "__repr__": lambda _: "Odd"})(),
+    "fileno is not a method": lambda s: type(
+        "Odd", (), {"fileno": 1, "__repr__": lambda _: "Odd"}
+    )(),
 }
 
 
@@ -121,7 +123,7 @@ WATCHED: dict[str, Call] = {
         for name, make in CALLBACKS.items()
         for method in ("add_reader", "add_writer")
     },
-    "add_writer of a callback that raises": _raising,
+    "add_writer, callback that raises": _raising,
     "add_reader(of a transport)": _owned(lambda s, fd: s.loop.add_reader(fd, s.note)),
     "add_writer(of a transport)": _owned(lambda s, fd: s.loop.add_writer(fd, s.note)),
     "remove_reader(of a transport)": _owned(lambda s, fd: s.loop.remove_reader(fd)),
@@ -211,5 +213,7 @@ CASES = [
     *cases("plain closed", WATCHERS),
     *cases("plain debug", WATCHED),
     *cases("plain debug running closed", SIGNALS),
-    *cases("plain", {"remove_signal_handler of another thread's": _removed_elsewhere}),
+    *cases(
+        "plain", {"remove_signal_handler in another thread, with a handler": _removed_elsewhere}
+    ),
 ]
