@@ -14,30 +14,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from support.leaks import leak_checked
 from support.loops import run_turns
+from support.nesting import DEPTH, give, nestable_loop
 from support.roles import until
 
 import uringloop
-
-# How deep runs are nested in one another.
-DEPTH = 50
 
 
 @pytest.fixture
 def loop() -> Iterator[uringloop.Loop]:
     """A new nestable loop, checked for leaks afterwards."""
-    for created in leak_checked(lambda: uringloop.Loop(nestable=True)):
-        assert isinstance(created, uringloop.Loop)
-        yield created
-        assert asyncio._get_running_loop() is None
-        if not created.is_closed():
-            assert created._operations_in_flight == 0
-
-
-async def give(value: str) -> str:
-    await asyncio.sleep(0.001)
-    return value
+    yield from nestable_loop()
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────

@@ -9,22 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.leaks import leak_checked
+from support.nesting import DEPTH, nestable_loop
 from support.roles import narrow_pair, until
 from support.sockets import tcp_pair
 from support.tls_contexts import client_context, server_context
 
 import uringloop
 
-DEPTH = 50
 LARGE = bytes(range(256)) * 16 * 1024
 
 
 @pytest.fixture
 def loop() -> Iterator[uringloop.Loop]:
     """A new nestable loop, checked for leaks afterwards."""
-    for created in leak_checked(lambda: uringloop.Loop(nestable=True)):
-        assert isinstance(created, uringloop.Loop)
+    for created in nestable_loop():
         created.set_exception_handler(fail)
         yield created
         assert created._operations_in_flight == 0
