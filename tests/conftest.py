@@ -85,7 +85,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
         return
     if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("there is no file system in memory")
+        pytest.skip("this machine has no file system in memory")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield Path(name)
 

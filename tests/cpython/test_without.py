@@ -170,7 +170,7 @@ print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
     check_with_and_without(script, "kept_bytes", backend)
 
 
-@pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="OpenSSL is no library here")
+@pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="no shared OpenSSL here")
 @each_ring
 def test_without_lent_memory_records_are_copied(backend: str) -> None:
     # A callback of OpenSSL passes bytes in while OpenSSL reads: refused if memory is lent.

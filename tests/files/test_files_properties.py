@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 SETTINGS = settings(
-    # EXAMPLES=5000 finds a fault that one sequence in a thousand shows.
+    # EXAMPLES=5000 finds a fault that occurs in one of a thousand sequences.
     max_examples=int(os.environ.get("EXAMPLES", "100")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

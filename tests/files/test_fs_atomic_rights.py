@@ -140,7 +140,7 @@ def test_the_temporary_file_never_permits_more_than_the_old_one(
     run(each_loop, lambda: fs.write_atomic(path, b"secret"))
     assert not [oct(each) for each in modes.seen if each & ~mode]
     if disabled:
-        # The first look is just before the write.
+        # The first mode is that just before the write.
         assert modes.seen[0] == mode & 0o600
     assert (mode_of(path), path.read_bytes()) == (mode, b"secret")
 

@@ -52,7 +52,7 @@ async def refuse(request: bytes, context: Any) -> bytes:
 
 async def hang(request: bytes, context: Any) -> bytes:
     await asyncio.Event().wait()
-    raise AssertionError("nobody sets it")
+    raise AssertionError("the event is never set")
 
 
 def service() -> Any:

@@ -414,7 +414,7 @@ async def test_large_messages_leave_memory_flat(loop: uringloop.Loop) -> None:
         assert resident_bytes() - before < 8 * PLENTY
 
 
-# ── without the collector ─────────────────────────────────────────────────────────────────
+# ── without garbage collection ────────────────────────────────────────────────────────────
 
 
 async def wait_for_nothing() -> None:
@@ -455,7 +455,7 @@ async def watch_a_descriptor() -> None:
 def test_a_closed_loop_is_freed_without_garbage_collection(
     loop_factory: LoopFactory, use: Callable[[], Coroutine[object, object, None]]
 ) -> None:
-    # Do it once before: modules that are imported at first use leave garbage.
+    # Run it once before the check: modules that are imported at first use leave garbage.
     with contextlib.closing(loop_factory()) as first:
         first.run_until_complete(use())
     loop = loop_factory()

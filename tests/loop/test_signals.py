@@ -51,7 +51,7 @@ def sending_signal(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[
         assert running.wait(PATIENCE)
         os.kill(os.getpid(), number)
         # Stock asyncio keeps sleeping if a signal arrives just before its select(), or if another
-        # thread receives it: send it again. uringloop must wake for the first one.
+        # thread receives it: wake it by SIGALRM. uringloop must wake for the signal itself.
         while isinstance(loop, asyncio.SelectorEventLoop) and not answered.wait(0.01):
             signal.pthread_kill(main, signal.SIGALRM)
 

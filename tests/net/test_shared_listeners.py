@@ -138,7 +138,7 @@ def counted_answers(address: tuple[str, int], count: int) -> collections.Counter
 
 
 def ask_and_stay(address: tuple[str, int]) -> tuple[int, socket.socket]:
-    """Connect, and return the number of the worker that answers and the open connection."""
+    """Connect; return the number of the worker that answers, and the connection, still open."""
     client = socket.create_connection(address, PATIENCE)
     return client.recv(1)[0], client
 

@@ -61,7 +61,7 @@ def each(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", found)
 
 
-# ── surroundings of programs ─────────────────────────────────────────────────────────────────
+# ── code around the programs ─────────────────────────────────────────────────────────────────
 
 # Statements that a piece of a program leaves out, by the name that they define.
 LEFT_OUT = {
@@ -148,7 +148,7 @@ OPTIONAL = {
     *("nest_asyncio", "pytest_asyncio", "sanic", "starlette", "uvicorn", "uvloop", "websockets"),
 }
 
-# The package that a module of ours needs to be imported.
+# The package that a module of uringloop needs to be imported.
 BEHIND = {
     "uringloop.workers import uvicorn": "uvicorn_worker",
     "uringloop.workers.granian": "granian",

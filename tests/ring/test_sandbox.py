@@ -250,7 +250,7 @@ def test_send_of_unknown_progress_ends_its_connection_with_econnaborted() -> Non
     assert line == f"[Errno 103] {os.strerror(errno.ECONNABORTED)} False True soft"
 
 
-# Clients that never pause, and a sandbox that is closed at some moment, in a callback.
+# Clients send without a pause; a callback closes the sandbox at some moment.
 LOAD = (
     PRELUDE
     + """

@@ -19,7 +19,7 @@ def backend() -> str:
         return loop.backend
 
 
-on_io_uring = pytest.mark.skipif(backend() != "io_uring", reason="only io_uring has that")
+on_io_uring = pytest.mark.skipif(backend() != "io_uring", reason="only on io_uring")
 each_ring = pytest.mark.parametrize(
     "backend", [pytest.param("io_uring", marks=on_io_uring), "soft"]
 )

@@ -70,7 +70,7 @@ def thread_names() -> dict[int, str]:
 
 
 async def exited_process(code: int, options: int) -> asyncio.subprocess.Process:
-    """Start a process and wait until it exits, without running a turn of the loop."""
+    """Return a process that has exited before the loop could notice it: no turn is run."""
     source, sink = os.pipe()
     process = await asyncio.create_subprocess_shell(f"read go; exit {code}", stdin=source)
     os.close(source)

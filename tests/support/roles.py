@@ -84,7 +84,7 @@ def resident_bytes() -> int:
 
 
 def record_handler_calls(loop: Loop) -> list[HandlerCall]:
-    """Return a list to which *loop* appends each report to its exception handler from now on."""
+    """Return a list of the contexts with which *loop* calls its exception handler from now on."""
     handler_calls: list[HandlerCall] = []
     loop.set_exception_handler(lambda _, context: handler_calls.append(context))
     return handler_calls
@@ -93,7 +93,7 @@ def record_handler_calls(loop: Loop) -> list[HandlerCall]:
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """Run an async test on its `each_loop` or `loop`; a call of the exception handler fails it.
 
-    A test that expects reports calls `record_handler_calls` itself.
+    A test that expects such calls records them by `record_handler_calls`.
     """
 
     @functools.wraps(test)
@@ -118,7 +118,7 @@ async def turns(count: int = 1) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let turns pass until *condition* holds, and fail if it never does."""
+    """Run turns until *condition* holds, and fail if it never does."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"

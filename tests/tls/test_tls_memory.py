@@ -35,7 +35,7 @@ def memory_lent(request: pytest.FixtureRequest) -> Iterator[bool]:
         patch.setenv("URINGLOOP_DISABLE", "" if wanted == "used" else "bio_memory")
         backends.disable_features()
         if stdlib.report()["bio_memory"] != wanted:
-            pytest.skip("OpenSSL is no library of its own here")
+            pytest.skip("OpenSSL is not a shared library here")
         yield wanted == "used"
     backends.disable_features()
 
@@ -45,7 +45,7 @@ def exports_bio_ctrl(module: ModuleType) -> bool:
     return path is not None and hasattr(ctypes.CDLL(path), "BIO_ctrl")
 
 
-@pytest.mark.skipif(not exports_bio_ctrl(_ssl), reason="OpenSSL is no library of its own here")
+@pytest.mark.skipif(not exports_bio_ctrl(_ssl), reason="OpenSSL is not a shared library here")
 def test_memory_is_lent_where_openssl_is_a_library() -> None:
     assert stdlib.report()["bio_memory"] != "absent"
 

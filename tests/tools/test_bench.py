@@ -41,7 +41,7 @@ def measure(tmp_path: Path, name: str, load: EchoLoad, settings: Settings) -> Me
 
 
 def until(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
-    """Poll until *condition* holds, for facts without an event to wait for."""
+    """Poll until *condition* holds; return whether it does within *timeout* seconds."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
