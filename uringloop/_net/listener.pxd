@@ -3,7 +3,7 @@
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._net.shared_listeners cimport ListeningSocket
 from uringloop._net.stream cimport StreamTransport
-from uringloop._transport.addresses cimport NearEnd
+from uringloop._transport.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 
 
@@ -19,8 +19,8 @@ cdef class Listener(ListeningSocket):
     cdef object sock            # the listening socket; its fd is ours until close() has ended
     cdef object factory         # returns the protocol of a connection
     cdef Connections connections
-    cdef NearEnd near           # local end of the newest connection; None for a UNIX socket
-    cdef bint one_name          # all connections have the local address that `near` has
+    cdef LocalEnd newest_end    # of the newest connection; None for a UNIX socket
+    cdef bint has_one_address   # all connections have the local address of `newest_end`
     cdef bint nodelay           # TCP_NODELAY is set for each connection: not all have inherited it
     cdef object context         # in which the server was started; the factory runs in it
     cdef ListenerState state
@@ -37,7 +37,7 @@ cdef class Listener(ListeningSocket):
     cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
     cdef StreamTransport connection(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
-    cdef NearEnd near_end(self, int fd)
+    cdef LocalEnd local_end(self, int fd)
     cdef int drop(self, int fd, StreamTransport transport) except -1
     cdef int out_of_resources(self, int res) except -1
     cdef int cancel_retry(self) except -1

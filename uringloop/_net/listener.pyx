@@ -52,7 +52,7 @@ from uringloop._ring.shared_sockets cimport (
 )
 from uringloop._ring.uring cimport uring_accept
 from uringloop._ring.uring cimport uring
-from uringloop._transport.addresses cimport NearEnd
+from uringloop._transport.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 from uringloop._turn.turn cimport LoopCore
 
@@ -89,10 +89,10 @@ cdef class Listener(ListeningSocket):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.nodelay = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if sock.family in NAMED_FAMILIES:
-            self.near = NearEnd(sock.family, sock.type, sock.proto)
+            self.newest_end = LocalEnd(sock.family, sock.type, sock.proto)
             if is_bound_to_one_address(sock):
-                self.near = self.near_end(self.fd)
-                self.one_name = True
+                self.newest_end = self.local_end(self.fd)
+                self.has_one_address = True
         self.context = PyContext_CopyCurrent()
         operation_init(&self.poll_op, listener_on_poll, <PyObject*>self)
         # A poll on a ring whose thread has left it would keep the listening file open.
@@ -266,9 +266,9 @@ cdef class Listener(ListeningSocket):
         cdef object sock
         if self.nodelay:
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
-        if self.near is not None:
+        if self.newest_end is not None:
             return new_accepted(
-                self.loop, fd, self.near_end(fd), peer, size, protocol)
+                self.loop, fd, self.local_end(fd), peer, size, protocol)
         sock = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fd)
         try:
             return new_stream(self.loop, sock, protocol, None)
@@ -277,17 +277,17 @@ cdef class Listener(ListeningSocket):
             sock.detach()
             raise
 
-    cdef NearEnd near_end(self, int fd):
+    cdef LocalEnd local_end(self, int fd):
         """Return the connection's local address, in the previous one's object if equal."""
         cdef sockaddr_in6 name
         cdef unsigned int size = sizeof(name)
-        if self.one_name:
-            return self.near
+        if self.has_one_address:
+            return self.newest_end
         if getsockname(fd, <sockaddr*>&name, &size) < 0:
             size = 0
-        if not self.near.is_named(&name, size):
-            self.near = self.near.renamed(&name, size)
-        return self.near
+        if not self.newest_end.is_named(&name, size):
+            self.newest_end = self.newest_end.with_name(&name, size)
+        return self.newest_end
 
     cdef int drop(self, int fd, StreamTransport transport) except -1:
         """Close a connection whose protocol could not be created."""

@@ -3,7 +3,7 @@
 cimport cython
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
-from uringloop._transport.addresses cimport NearEnd
+from uringloop._transport.addresses cimport LocalEnd
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
@@ -33,7 +33,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int room                   # bytes that the next recv(2) asks for
 
     # of an accepted IPv4 or IPv6 connection, for make_extra
-    cdef NearEnd near               # None for every other connection
+    cdef LocalEnd local_end         # None for every other connection
     cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
 
     cdef int set_ring_mode(self, ReceiveMode mode) except -1
@@ -52,7 +52,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
 
 
 cdef StreamTransport new_accepted(
-    LoopCore loop, int fd, NearEnd near, const sockaddr_in6 *peer, unsigned int peer_size,
+    LoopCore loop, int fd, LocalEnd local_end, const sockaddr_in6 *peer, unsigned int peer_size,
     object protocol)
 
 

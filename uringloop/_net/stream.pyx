@@ -53,7 +53,7 @@ from uringloop._net.delivery cimport absorb, deliver, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._transport.addresses cimport NearEnd, python_address
+from uringloop._transport.addresses cimport LocalEnd, python_address
 from uringloop._transport.freelist cimport bytes_for, offer
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
 from uringloop._transport.transport cimport (
@@ -405,7 +405,7 @@ cdef class StreamTransport(WriteTransport):
             if name == "peername":
                 return python_address(&self.peer)
             if name == "sockname":
-                return self.near.sockname()
+                return self.local_end.sockname()
             if name != "socket":
                 return default
         return self.need_extra().get(name, default)
@@ -413,7 +413,7 @@ cdef class StreamTransport(WriteTransport):
     cdef object need_socket(self):
         if self.sock is None and self.fd >= 0:
             self.sock = socket.socket(
-                self.near.family, self.near.type, self.near.proto, self.fd)
+                self.local_end.family, self.local_end.type, self.local_end.proto, self.fd)
             self.sock.setblocking(False)
         return self.sock
 
@@ -421,11 +421,11 @@ cdef class StreamTransport(WriteTransport):
         cdef object sock = self.need_socket()
         if sock is None:
             # The transport has closed its descriptor: return a closed socket.
-            sock = socket.socket(self.near.family, self.near.type, self.near.proto)
+            sock = socket.socket(self.local_end.family, self.local_end.type, self.local_end.proto)
             sock.close()
         return {
             "socket": trsock.TransportSocket(sock),
-            "sockname": self.near.sockname(),
+            "sockname": self.local_end.sockname(),
             "peername": python_address(&self.peer),
         }
 
@@ -452,14 +452,14 @@ cdef bint wants_nodelay(object sock) except -1:
 
 
 cdef StreamTransport new_accepted(
-        LoopCore loop, int fd, NearEnd near, const sockaddr_in6 *peer, unsigned int peer_size,
+        LoopCore loop, int fd, LocalEnd local_end, const sockaddr_in6 *peer, unsigned int peer_size,
         object protocol):
     """Return a transport of an accepted IPv4 or IPv6 connection; it owns *fd* when this returns.
 
     Its Python socket is created when get_extra_info() or a private name needs it.
     """
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
-    transport.near = near
+    transport.local_end = local_end
     # As accept4(2) returned it: getpeername(2) fails on a connection that is reset.
     memcpy(&transport.peer, peer, min(peer_size, sizeof(sockaddr_in6)))
     transport.set_protocol(protocol)

@@ -6,7 +6,7 @@ from uringloop._kernel.libc cimport sockaddr_in6
 
 
 @cython.final
-cdef class NearEnd:
+cdef class LocalEnd:
     cdef object family          # of the socket, as socket.socket takes them
     cdef object type
     cdef object proto
@@ -15,7 +15,7 @@ cdef class NearEnd:
     cdef object address         # Python's form of the name; None before the first need
 
     cdef bint is_named(self, const sockaddr_in6 *name, unsigned int size) noexcept
-    cdef NearEnd renamed(self, const sockaddr_in6 *name, unsigned int size)
+    cdef LocalEnd with_name(self, const sockaddr_in6 *name, unsigned int size)
     cdef object sockname(self)
 
 

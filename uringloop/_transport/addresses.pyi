@@ -3,5 +3,5 @@
 from typing import Self, final
 
 @final
-class NearEnd:
+class LocalEnd:
     def __new__(cls, family: int, type: int, proto: int) -> Self: ...

@@ -40,7 +40,7 @@ cdef unsigned short places[KNOWN_MAX]
 
 
 @cython.final
-cdef class NearEnd:
+cdef class LocalEnd:
     """The local end of accepted connections: family, type, protocol and address.
 
     Connections with the same local address share this object.
@@ -55,8 +55,8 @@ cdef class NearEnd:
     cdef bint is_named(self, const sockaddr_in6 *name, unsigned int size) noexcept:
         return size == self.size and memcmp(name, &self.name, size) == 0
 
-    cdef NearEnd renamed(self, const sockaddr_in6 *name, unsigned int size):
-        cdef NearEnd other = NearEnd(self.family, self.type, self.proto)
+    cdef LocalEnd with_name(self, const sockaddr_in6 *name, unsigned int size):
+        cdef LocalEnd other = LocalEnd(self.family, self.type, self.proto)
         memcpy(&other.name, name, size)
         other.size = size
         return other
