@@ -6,7 +6,7 @@ from uringloop._transport.pausing cimport ProtocolKind, ReadTransport
 cdef ProtocolKind kind_of(object protocol) except *
 
 
-cdef bytes absorb(ReadTransport transport, const char *memory, int size)
+cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size)
 
 
 cdef int deliver(ReadTransport transport, bytes data) except -1

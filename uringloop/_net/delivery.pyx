@@ -1,8 +1,8 @@
 """Delivery: how received bytes reach a protocol, by its kind.
 
-`absorb` delivers from the receive buffer where no bytes object is needed: for TLS, for buffered
-protocols and for asyncio's streams. `deliver` passes a bytes object. Both stash the bytes that a
-protocol has not taken because it paused or raised KeyboardInterrupt.
+`deliver_or_copy` delivers from the receive buffer where no bytes object is needed: for TLS, for
+buffered protocols and for asyncio's streams. `deliver` passes a bytes object. Both stash the bytes
+that a protocol has not taken because it paused or raised KeyboardInterrupt.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ cdef ProtocolKind kind_of(object protocol) except *:
     return PLAIN
 
 
-cdef bytes absorb(ReadTransport transport, const char *memory, int size):
+cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size):
     """Deliver *size* bytes from *memory*, or return them as an object for `deliver`.
 
     If the loop is nestable, a nested run may need *memory* before the protocol returns: then a

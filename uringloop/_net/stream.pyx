@@ -49,7 +49,7 @@ from uringloop._kernel.sockets cimport (
     uring_enable_inq,
     uring_was_reset,
 )
-from uringloop._net.delivery cimport absorb, deliver, kind_of
+from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
@@ -184,7 +184,8 @@ cdef class StreamTransport(WriteTransport):
             if self.life >= CLOSING:
                 return 0
             data = (
-                PyBytes_FromStringAndSize(memory, size) if stashing else absorb(self, memory, size))
+                PyBytes_FromStringAndSize(memory, size) if stashing
+                else deliver_or_copy(self, memory, size))
         except MemoryError as exc:
             return self.fatal_error(exc, READ_FAILED)
         finally:
@@ -273,7 +274,7 @@ cdef class StreamTransport(WriteTransport):
         memory = self.loop.pool.spare()
         size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
         if size > 0:
-            data = absorb(self, memory, size)
+            data = deliver_or_copy(self, memory, size)
             if data is not None:
                 deliver(self, data)
         return size
