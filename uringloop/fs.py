@@ -333,10 +333,10 @@ async def read_text(
     """pathlib.Path.read_text, on the ring."""
     # Raises errors of the arguments before the file is opened.
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
-    turns = CallLock()
+    lock = CallLock()
     decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
     held = [await read_bytes(path)]
-    text = await joined(turns, await decoded(turns, decoder, held[0], True))
+    text = await joined(lock, await decoded(lock, decoder, held[0], True))
     free(held)
     return text
 

@@ -40,13 +40,13 @@ def one_at_a_time(method: M) -> M:
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
-        turns = self._lock
-        if not turns.start():
-            await turns.take()
+        lock = self._lock
+        if not lock.try_acquire():
+            await lock.acquire()
         try:
             return await method(self, *args, **kwargs)
         finally:
-            turns.give()
+            lock.release()
 
     return call  # type: ignore[return-value]
 
@@ -56,11 +56,11 @@ def one_at_a_time_now(method: M) -> M:
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
-        await self._lock.wait()
+        await self._lock.acquire_in_any_turn()
         try:
             return await method(self, *args, **kwargs)
         finally:
-            self._lock.give()
+            self._lock.release()
 
     return call  # type: ignore[return-value]
 

@@ -103,7 +103,7 @@ cdef class LineFile(OpenFile):
         """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._start
         cdef Py_ssize_t end
-        if self.fd < 0 or not self._readable or self._pending or self._lock.taken:
+        if self.fd < 0 or not self._readable or self._pending or self._lock.locked:
             return None
         end = self.end_of_line()
         if end == 0 or self._lock.is_spent():
@@ -121,7 +121,7 @@ cdef class LineFile(OpenFile):
 
     async def write(self, data):
         """Buffer *data* or write it; it must not change before this returns."""
-        if not self._lock.taken and type(data) is bytes and not self._lock.is_spent():
+        if not self._lock.locked and type(data) is bytes and not self._lock.is_spent():
             if self._keep(data):
                 return PyBytes_GET_SIZE(data)
         return await self._write_now(data)
@@ -197,7 +197,7 @@ cdef class LineText:
         """Return the next line if it was read ahead and the turn has time for it, else None."""
         cdef Py_ssize_t start = self._used
         cdef Py_ssize_t end
-        if self.buffer.fd < 0 or self._lock.taken:
+        if self.buffer.fd < 0 or self._lock.locked:
             return None
         end = self.end_of_line(start)
         if end == 0 or self._lock.is_spent():

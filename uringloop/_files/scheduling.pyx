@@ -42,27 +42,27 @@ cdef Py_ssize_t FREED = FREED_BYTES
 cdef class CallLock:
     """A fair lock for the calls of a file; it belongs to no loop."""
 
-    def start(self):
-        """Take the lock if it is free and there is time; if not, the caller must await `take`."""
-        if self.taken or self.is_spent():
+    def try_acquire(self):
+        """Take the lock if it is free and there is time; else the caller must await `acquire`."""
+        if self.locked or self.is_spent():
             return False
-        self.taken = True
+        self.locked = True
         return True
 
-    async def take(self):
+    async def acquire(self):
         """Take the lock once earlier calls have ended, and wait for a turn with time for files."""
-        await self.wait()
+        await self.acquire_in_any_turn()
         try:
             if self.is_spent():
                 await self.pause()
         except BaseException:
-            self.give()
+            self.release()
             raise
 
-    async def wait(self):
+    async def acquire_in_any_turn(self):
         """Take the lock once earlier calls have ended; do not suspend if there are none."""
-        if not self.taken:
-            self.taken = True
+        if not self.locked:
+            self.locked = True
             return
         waiter = get_running_loop().create_future()
         if self.waiting is None:
@@ -73,17 +73,17 @@ cdef class CallLock:
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 # The lock was passed to this call already.
-                self.give()
+                self.release()
             raise
 
-    def give(self):
+    def release(self):
         """Pass the lock to the next call, or release it."""
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
                 return
-        self.taken = False
+        self.locked = False
 
     cdef bint is_spent(self) except -1:
         """Whether files have used up their time while other work waits, or may wait."""
@@ -105,7 +105,7 @@ cdef class CallLock:
         self.until = 0
 
 
-async def joined(CallLock turns, list parts):
+async def joined(CallLock lock, list parts):
     """Join *parts*, all bytes or all text, over several turns if they are long.
 
     The parts are removed from the list, the last ones first, so that their memory is not freed all
@@ -132,9 +132,9 @@ async def joined(CallLock turns, list parts):
         size = len(part)
         end -= size
         for start in range(0, size, SLICE_BYTES):
-            if turns.is_spent():
+            if lock.is_spent():
                 try:
-                    await turns.pause()
+                    await lock.pause()
                 except BaseException:
                     parts += (part, whole[end + size:])
                     raise

@@ -341,9 +341,9 @@ class TextFile(LineText, AsyncFile[str]):
 
     async def write(self, data: str) -> int:
         # `one_at_a_time` without its coroutine: programs call write() for each piece of a line.
-        turns = self._lock
-        if not turns.start():
-            await turns.take()
+        lock = self._lock
+        if not lock.try_acquire():
+            await lock.acquire()
         try:
             self._check_open()
             if not isinstance(data, str):
@@ -356,7 +356,7 @@ class TextFile(LineText, AsyncFile[str]):
                 self._decoder.reset()
             return len(data)
         finally:
-            turns.give()
+            lock.release()
 
     async def _write(self, data: str) -> None:
         encoder = self._get_encoder()
