@@ -71,4 +71,4 @@ cdef class FileOperation:
 cdef FileOperation new_operation(InFlight file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
-cdef bint is_spent(LoopCore loop) except -1
+cdef bint is_turn_spent(LoopCore loop) except -1

@@ -234,7 +234,7 @@ cdef LoopCore ring_loop():
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
 
 
-cdef bint is_spent(LoopCore loop) except -1:
+cdef bint is_turn_spent(LoopCore loop) except -1:
     """Whether files have used up their time in this turn, and other work waits for the next one.
 
     While no work waits, files may go on; but not in debug mode, in which the loop would report the

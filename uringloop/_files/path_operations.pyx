@@ -22,7 +22,7 @@ from uringloop._files.operation cimport (
     SLICE_BYTES,
     FileOperation,
     begin_linked,
-    is_spent,
+    is_turn_spent,
     new_operation,
     ring_loop,
 )
@@ -342,7 +342,7 @@ cdef object audited(object dir_fd):
 
 cdef bint may_use_caches(LoopCore loop) except -1:
     """Whether this turn may still look into the kernel's caches."""
-    return loop is not None and uses(CACHED_PATHS) and not is_spent(loop)
+    return loop is not None and uses(CACHED_PATHS) and not is_turn_spent(loop)
 
 
 cdef int taken(int res, object path, object second=None) except -1:

@@ -16,7 +16,7 @@ from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened, start_of
 from uringloop._files.operation cimport (
     ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, SLICE_BYTES, FileOperation, InFlight,
-    is_spent, new_operation, ring_loop,
+    is_turn_spent, new_operation, ring_loop,
 )
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
 from uringloop._kernel.files cimport (
@@ -90,7 +90,7 @@ cdef class FileRequests(InFlight):
         loop = ring_loop() if self.reads_cached else None
         if loop is None:
             return 0
-        while rest == 0 and operation.stage != ENDED and not is_spent(loop):
+        while rest == 0 and operation.stage != ENDED and not is_turn_spent(loop):
             share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
             count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
             operation.filled += count
@@ -129,7 +129,7 @@ cdef class FileRequests(InFlight):
         if not self.writes_cached or size > SLICE_BYTES:
             return False
         loop = ring_loop()
-        return loop is not None and is_spent(loop)
+        return loop is not None and is_turn_spent(loop)
 
     cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or prepare to write all of it."""
@@ -140,7 +140,7 @@ cdef class FileRequests(InFlight):
         if self.writes_cached:
             # Larger ones are left to a worker: in slices other processes would see several writes.
             loop = ring_loop() if size <= SLICE_BYTES else None
-            if loop is not None and not is_spent(loop):
+            if loop is not None and not is_turn_spent(loop):
                 res = uring_write_cached(
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)

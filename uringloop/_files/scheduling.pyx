@@ -27,8 +27,7 @@ from uringloop._cpython.pyapi cimport (
     take_text,
 )
 from uringloop._files.memory cimport shortened
-from uringloop._files.operation cimport OTHER_LOOP_TURN_NS, SLICE_BYTES, ring_loop
-from uringloop._files.operation cimport is_spent as is_turn_spent
+from uringloop._files.operation cimport OTHER_LOOP_TURN_NS, SLICE_BYTES, is_turn_spent, ring_loop
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.turn cimport LoopCore
 
