@@ -20,7 +20,7 @@ cdef enum:
     SLICE_BYTES = 128 * 1024
 
 
-cdef class InFlight:
+cdef class Descriptor:
     # Counts the operations that use a descriptor: it is not closed before they have ended.
     cdef readonly int operations_in_flight
     cdef object idle                # the future of `_become_idle`, or None
@@ -48,7 +48,7 @@ cdef class FileOperation:
     cdef Operation op
     cdef io_uring_sqe request       # copied to the ring; copied again if the ring is lost
     cdef LoopCore loop              # whose ring has it; None for a thread of the executor
-    cdef InFlight file              # whose operations_in_flight counts it, or None
+    cdef Descriptor file            # whose operations_in_flight counts it, or None
     cdef object held                # bytes, views, paths: the memory that the kernel reads or fills
     cdef object future              # resolved at the end of the operation
     cdef int res                    # a count, a descriptor or -errno, once it has ended
@@ -68,7 +68,7 @@ cdef class FileOperation:
     cdef int tell(self) except -1
 
 
-cdef FileOperation new_operation(InFlight file, object held)
+cdef FileOperation new_operation(Descriptor file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
 cdef bint is_turn_spent(LoopCore loop) except -1

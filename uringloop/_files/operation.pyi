@@ -6,7 +6,7 @@ from typing import Final
 from typing_extensions import disjoint_base
 
 @disjoint_base
-class InFlight:
+class Descriptor:
     operations_in_flight: Final[int]
 
     async def _become_idle(self) -> None: ...

@@ -49,7 +49,7 @@ from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore
 
 
-cdef class InFlight:
+cdef class Descriptor:
 
     cdef int ended(self) except -1:
         self.operations_in_flight -= 1
@@ -190,7 +190,7 @@ cdef class FileOperation:
         return 0
 
 
-cdef FileOperation new_operation(InFlight file, object held):
+cdef FileOperation new_operation(Descriptor file, object held):
     cdef FileOperation operation = FileOperation.__new__(FileOperation)
     operation.file = file
     operation.held = held

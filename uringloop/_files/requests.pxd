@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int64_t
 
-from uringloop._files.operation cimport FileOperation, InFlight
+from uringloop._files.operation cimport Descriptor, FileOperation
 
 
-cdef class FileRequests(InFlight):
+cdef class FileRequests(Descriptor):
     cdef int fd                     # -1 once it is closed
     cdef public object name         # what was opened: a path or a descriptor
     cdef readonly bint _appending

@@ -4,13 +4,13 @@ from typing import Final
 
 from typing_extensions import disjoint_base
 
-from uringloop._files.operation import FileOperation, InFlight
+from uringloop._files.operation import Descriptor, FileOperation
 
 REQUEST_MAX: int
 WORKER_BYTES: int
 
 @disjoint_base
-class FileRequests(InFlight):
+class FileRequests(Descriptor):
     name: object
     _appending: Final[bool]
     _seekable: Final[bool]

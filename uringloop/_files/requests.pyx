@@ -15,7 +15,7 @@ from libc.string cimport strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened, start_of
 from uringloop._files.operation cimport (
-    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, SLICE_BYTES, FileOperation, InFlight,
+    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, SLICE_BYTES, Descriptor, FileOperation,
     is_turn_spent, new_operation, ring_loop,
 )
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
@@ -43,7 +43,7 @@ cdef Py_ssize_t REQUEST = REQUEST_MAX
 cdef Py_ssize_t WORKER = WORKER_BYTES
 
 
-cdef class FileRequests(InFlight):
+cdef class FileRequests(Descriptor):
 
     def __cinit__(self, *args, **options):
         self.fd = -1
