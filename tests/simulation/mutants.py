@@ -260,11 +260,11 @@ MUTANTS = (
     Mutant(
         "a short write to a file counts as complete",
         "_files/open_file.pyx",
-        "            operation = self.writing(view, written, start + written)\n"
+        "            operation = self.start_write(view, written, start + written)\n"
         "            if operation.stage != ENDED:\n"
         "                await operation.run()\n"
         "            written += self.written_of(operation, written)\n",
-        "            operation = self.writing(view, written, start + written)\n"
+        "            operation = self.start_write(view, written, start + written)\n"
         "            if operation.stage != ENDED:\n"
         "                await operation.run()\n"
         "            self.written_of(operation, written)\n"

@@ -41,9 +41,9 @@ from uringloop._kernel.files cimport (
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
-    uring_reads_at,
+    uring_reads_at_offset,
     uring_size_in,
-    uring_writes_at,
+    uring_writes_at_offset,
 )
 from uringloop._kernel.libc cimport close, iovec
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
@@ -71,8 +71,8 @@ cdef class OpenFile(FileRequests):
         self._block_size = facts.block_size
         self.local, self.in_memory = facts.local, facts.in_memory
         self._seekable = lseek(fd, 0, SEEK_CUR) >= 0
-        self.reads_at = self._seekable and (self._regular or uring_reads_at(fd))
-        self.writes_at = self._seekable and writable and uring_writes_at(fd)
+        self.reads_at_offset = self._seekable and (self._regular or uring_reads_at_offset(fd))
+        self.writes_at_offset = self._seekable and writable and uring_writes_at_offset(fd)
         if appending:
             self.go_to_end(fd, facts.size)
         self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
@@ -84,7 +84,7 @@ cdef class OpenFile(FileRequests):
     cdef int go_to_end(self, int fd, int64_t size) except -1:
         """Seek to the end, as built-in files do; writes go to the end from any position."""
         cdef int error
-        if self._regular and self.writes_at:
+        if self._regular and self.writes_at_offset:
             # By the size that is known locally: SEEK_END could wait for a server.
             lseek(fd, size, SEEK_SET)
             return 0
@@ -118,10 +118,10 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at_offset)
         if n < 0:
             raise ValueError("negative size")
-        operation = self.reading(None, 0, n, start)
+        operation = self.start_read(None, 0, n, start)
         operation.set_trait(DETACHABLE, self._regular)
         if operation.stage != ENDED:
             await self._complete_read(operation)
@@ -136,9 +136,9 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at_offset)
         view = room_in(buffer)
-        operation = self.reading(view, 0, len(view), start)
+        operation = self.start_read(view, 0, len(view), start)
         if operation.stage != ENDED:
             await self._complete_read(operation)
         return self.count_of(operation)
@@ -153,13 +153,13 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._writable, "not writable")
-        start = self.start_at(offset, self.writes_at)
+        start = self.start_at(offset, self.writes_at_offset)
         view = bytes_of(data)
         size = len(view)
         if self.has_to_wait(size):
             await self._next_turn()
         while written < size:
-            operation = self.writing(view, written, start + written)
+            operation = self.start_write(view, written, start + written)
             if operation.stage != ENDED:
                 await operation.run()
             written += self.written_of(operation, written)
@@ -170,7 +170,7 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at)
+        start = self.start_at(offset, self.reads_at_offset)
         views = [room_in(buffer) for buffer in buffers]
         vectors = vectors_of(views, 0)
         operation = new_operation(self, (views, vectors))
@@ -187,7 +187,7 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         cdef int64_t start
         self.check(self._writable, "not writable")
-        start = self.start_at(offset, self.writes_at)
+        start = self.start_at(offset, self.writes_at_offset)
         views = [bytes_of(buffer) for buffer in buffers]
         size = sum(map(len, views))
         while written < size:
@@ -228,7 +228,7 @@ cdef class OpenFile(FileRequests):
                 return bytes(data)
             buffer[:len(data)] = data
             return len(data)
-        operation = self.reading(buffer, 0, n, -1)
+        operation = self.start_read(buffer, 0, n, -1)
         operation.set_trait(DETACHABLE, self._regular and buffer is None)
         if operation.stage != ENDED:
             try:
@@ -236,7 +236,7 @@ cdef class OpenFile(FileRequests):
             except BaseException:
                 if operation.filled and self.fd >= 0:
                     lseek(self.fd, -operation.filled, SEEK_CUR)
-                if not self.reads_at and operation.stage == ENDED and operation.res > 0:
+                if not self.reads_at_offset and operation.stage == ENDED and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.unread_bytes = memoryview(taken)[:operation.res]
                 raise
@@ -245,7 +245,7 @@ cdef class OpenFile(FileRequests):
             count = len(data)
         else:
             data = count = self.count_of(operation)
-        if self.reads_at and operation.res > 0:
+        if self.reads_at_offset and operation.res > 0:
             # Bytes from the page cache have moved the position already.
             self.move_to(operation.request.off + operation.res)
         return data
@@ -263,12 +263,12 @@ cdef class OpenFile(FileRequests):
         memcpy(PyBytes_AS_STRING(held), PyBytes_AS_STRING(ahead), size)
         try:
             while size < n:
-                operation = self.reading(held, size, n - size, -1)
+                operation = self.start_read(held, size, n - size, -1)
                 operation.traits |= DETACHABLE
                 if operation.stage != ENDED:
                     await self._complete_read(operation)
                 count = self.count_of(operation)
-                if self.reads_at and operation.res > 0:
+                if self.reads_at_offset and operation.res > 0:
                     # Bytes from the page cache have moved the position already.
                     self.move_to(operation.request.off + operation.res)
                 operation.held = operation = None
@@ -307,9 +307,9 @@ cdef class OpenFile(FileRequests):
         if self.has_to_wait(size):
             await self._next_turn()
         while self._moved < size:
-            if self.writes_at and not self._appending:
+            if self.writes_at_offset and not self._appending:
                 position = self.position()
-            operation = self.writing(view, self._moved, position)
+            operation = self.start_write(view, self._moved, position)
             if operation.stage != ENDED:
                 try:
                     await operation.run()
@@ -332,9 +332,9 @@ cdef class OpenFile(FileRequests):
         self._moved = 0
         if ring_loop() is None or not self._regular or self.in_memory:
             return False
-        if self.writes_at and not self._appending:
+        if self.writes_at_offset and not self._appending:
             position = self.position()
-        writing = self.request_to_write(data, 0, position)
+        writing = self.prepare_write(data, 0, position)
         done = self.writes_done()
         writing.set_trait(IDEMPOTENT, False)
         syncing = new_operation(self, None)
@@ -361,7 +361,7 @@ cdef class OpenFile(FileRequests):
             return 0
         if position >= 0:
             self.move_to(position + count)
-        elif self._moved < size and self._regular and self.writes_at:
+        elif self._moved < size and self._regular and self.writes_at_offset:
             # On the ring an append that an error cuts short does not move the position.
             self.move_to(self._size())
         return 0

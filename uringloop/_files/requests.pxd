@@ -10,8 +10,8 @@ cdef class FileRequests(Descriptor):
     cdef public object name         # what was opened: a path or a descriptor
     cdef readonly bint _appending
     cdef readonly bint _seekable
-    cdef bint reads_at              # reads take an offset, and do not move the position then
-    cdef bint writes_at             # the same for writes
+    cdef bint reads_at_offset       # reads take an offset, and then do not move the position
+    cdef bint writes_at_offset      # the same for writes
     cdef readonly bint _regular     # a regular file: its reads and writes wait for no peer
     cdef bint reads_cached          # the file system can read its page cache without waiting
     cdef bint writes_cached         # the same for writes
@@ -19,12 +19,12 @@ cdef class FileRequests(Descriptor):
     cdef unsigned int writes        # the number of writes that were started
 
     cdef int check_open(self) except -1
-    cdef FileOperation reading(
+    cdef FileOperation start_read(
         self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset)
     cdef int take_cached(self, FileOperation operation) except -1
     cdef bint has_to_wait(self, Py_ssize_t size) except -1
-    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset)
-    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset)
+    cdef FileOperation start_write(self, object data, Py_ssize_t skip, int64_t offset)
+    cdef FileOperation prepare_write(self, object data, Py_ssize_t skip, int64_t offset)
     cdef int64_t position(self) except? -1
     cdef int move_to(self, int64_t position) except -1
     cdef object failure(self, int res)

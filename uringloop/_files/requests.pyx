@@ -55,7 +55,7 @@ cdef class FileRequests(Descriptor):
 
     # ── reading and writing ───────────────────────────────────────────────────────────────────────
 
-    cdef FileOperation reading(
+    cdef FileOperation start_read(
             self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset):
         """Read what is cached into *target* after its first *skip* bytes; prepare to read the rest.
 
@@ -109,7 +109,7 @@ cdef class FileRequests(Descriptor):
             await self._next_turn()
             self.take_cached(operation)
         if operation.stage != ENDED:
-            if self.reads_at and operation.request.off == <uint64_t>-1:
+            if self.reads_at_offset and operation.request.off == <uint64_t>-1:
                 operation.request.off = self.position()
             if operation.stage == OUT_OF_TIME:
                 uring_leave_to_worker(&operation.request)
@@ -131,7 +131,7 @@ cdef class FileRequests(Descriptor):
         loop = ring_loop()
         return loop is not None and is_turn_spent(loop)
 
-    cdef FileOperation writing(self, object data, Py_ssize_t skip, int64_t offset):
+    cdef FileOperation start_write(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or prepare to write all of it."""
         cdef FileOperation operation
         cdef LoopCore loop
@@ -152,9 +152,9 @@ cdef class FileRequests(Descriptor):
                     return operation
                 if res != -EAGAIN:
                     self.writes_cached = False
-        return self.request_to_write(data, skip, offset)
+        return self.prepare_write(data, skip, offset)
 
-    cdef FileOperation request_to_write(self, object data, Py_ssize_t skip, int64_t offset):
+    cdef FileOperation prepare_write(self, object data, Py_ssize_t skip, int64_t offset):
         cdef FileOperation operation = new_operation(self, data)
         self.writes += 1
         io_uring_prep_write(

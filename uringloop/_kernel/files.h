@@ -52,9 +52,11 @@ static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts
 
 /* Whether reads and writes may have an offset: those of an eventfd may not, nor may writes to a
  * file of /proc, although both accept lseek(). With no iovec the kernel only checks this. */
-static inline bool uring_reads_at(int fd) { return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE; }
+static inline bool uring_reads_at_offset(int fd) {
+    return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
+}
 
-static inline bool uring_writes_at(int fd) {
+static inline bool uring_writes_at_offset(int fd) {
     return pwritev(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
 }
 

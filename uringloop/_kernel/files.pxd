@@ -37,8 +37,8 @@ cdef extern from "_kernel/files.h" nogil:
         bint in_memory
 
     int uring_get_status(int fd, bint mounts, uring_file_status *facts)
-    bint uring_reads_at(int fd)
-    bint uring_writes_at(int fd)
+    bint uring_reads_at_offset(int fd)
+    bint uring_writes_at_offset(int fd)
     ssize_t uring_read_cached(
         int fd, char *data, size_t size, int64_t offset, bint in_memory, int *rest)
     ssize_t uring_take_cached(io_uring_sqe *sqe, size_t share, bint in_memory, int *rest)
