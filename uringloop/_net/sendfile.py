@@ -39,7 +39,7 @@ async def to_socket(
     """Send a file to a socket of the program; see `to_descriptor`."""
     loop._check_no_transport(sock.fileno())
     return await to_descriptor(
-        sock, file, offset, count, room=lambda: sock_calls.writable(loop, sock.fileno())
+        sock, file, offset, count, wait_for_room=lambda: sock_calls.writable(loop, sock.fileno())
     )
 
 
@@ -57,7 +57,7 @@ async def to_transport(
     try:
         await written
         return await to_descriptor(
-            sock, file, offset, count, room=transport._wait_room, gone=loop._count_sent
+            sock, file, offset, count, wait_for_room=transport._wait_room, on_sent=loop._count_sent
         )
     finally:
         transport._end_wait_empty()
@@ -71,20 +71,21 @@ async def to_descriptor(
     offset: int,
     count: int | None,
     *,
-    room: Callable[[], Awaitable[None]],
-    gone: Callable[[int], None] | None = None,
+    wait_for_room: Callable[[], Awaitable[None]],
+    on_sent: Callable[[int], None] | None = None,
 ) -> int:
     """Send *count* bytes of *file* from *offset*, or all; return the number of bytes sent.
 
-    *room* waits until the socket has room; *gone* is called with the bytes of each system call.
+    *wait_for_room* waits until the socket has room; *on_sent* is called with the number of bytes
+    that each system call has sent.
     Raises SendfileNotAvailableError if the kernel refuses and nothing was sent.
     """
     try:
-        number = file.fileno()
+        fd = file.fileno()
     except (AttributeError, io.UnsupportedOperation):
         raise SendfileNotAvailableError("not a regular file") from None
     try:
-        size = os.fstat(number).st_size
+        size = os.fstat(fd).st_size
     except OSError:
         raise SendfileNotAvailableError("not a regular file") from None
     if not (count or size):
@@ -93,13 +94,13 @@ async def to_descriptor(
     try:
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
-            if not operation.is_cached(number, offset + total, wanted):
+            if not operation.is_cached(fd, offset + total, wanted):
                 # A worker thread of the kernel waits for the disk, not the loop.
-                await operation.read_ahead(number, offset + total, wanted)
+                await operation.read_ahead(fd, offset + total, wanted)
             try:
-                sent = _sendfile(sock.fileno(), number, offset + total, wanted)
+                sent = _sendfile(sock.fileno(), fd, offset + total, wanted)
             except (BlockingIOError, InterruptedError):
-                await room()
+                await wait_for_room()
                 since_wait = 0
                 continue
             except OSError as exc:
@@ -111,16 +112,16 @@ async def to_descriptor(
             if sent == 0:
                 break
             total += sent
-            if gone is not None:
-                gone(sent)
+            if on_sent is not None:
+                on_sent(sent)
             since_wait += sent
             if since_wait >= SLICE:
                 # A fast reader must not keep other connections waiting.
-                await room()
+                await wait_for_room()
                 since_wait = 0
     finally:
         # Also after an exception: the file's position says how much was sent. A pipe has none.
         if total or stdlib.SENDFILE_ALWAYS_MOVES:
             with contextlib.suppress(OSError):
-                os.lseek(number, offset + total, os.SEEK_SET)
+                os.lseek(fd, offset + total, os.SEEK_SET)
     return total
