@@ -267,7 +267,7 @@ class SpooledFile(Lines[Any]):
             raise ValueError("Cannot enter context with closed file")
         return self
 
-    async def _do(self, method: str, *args: Any) -> Any:
+    async def _call(self, method: str, *args: Any) -> Any:
         """Call *method* of the file in use."""
         if self._resume_at:
             await self._file.seek(self._resume_at)
@@ -275,7 +275,7 @@ class SpooledFile(Lines[Any]):
         result = getattr(self._file, method)(*args)
         return await result if self._rolled else result
 
-    async def _rest(self) -> None:
+    async def _pause_if_spent(self) -> None:
         """Wait for the next turn if this one has no time left for files."""
         if self._lock.spent():
             await self._lock.pause()
@@ -291,35 +291,35 @@ class SpooledFile(Lines[Any]):
         except UnicodeError:
             raise
         except BaseException:
-            await self._do("seek", start)
+            await self._call("seek", start)
             raise
 
     @one_at_a_time
     async def read(self, *args: Any) -> Any:
         limit = limit_of(*args or (-1,))
         if self._rolled or 0 <= limit <= PIECE:
-            return await self._do("read", *args)
+            return await self._call("read", *args)
         return await self._in_pieces(lambda: self._read(limit))
 
     async def _read(self, limit: int) -> Any:
         pieces: list[Any] = []
-        while piece := await self._do("read", PIECE if limit < 0 else min(PIECE, limit)):
+        while piece := await self._call("read", PIECE if limit < 0 else min(PIECE, limit)):
             pieces.append(piece)
             limit -= len(piece) if limit > 0 else 0
             if not limit:
                 break
-            await self._rest()
-        return await joined(self._lock, pieces) if pieces else await self._do("read", 0)
+            await self._pause_if_spent()
+        return await joined(self._lock, pieces) if pieces else await self._call("read", 0)
 
     @one_at_a_time
     async def read1(self, *args: Any) -> Any:
-        return await self._do("read1", *args)
+        return await self._call("read1", *args)
 
     @one_at_a_time
     async def readline(self, *args: Any) -> Any:
         limit = limit_of(*args or (-1,))
         if self._rolled or 0 <= limit <= PIECE:
-            return await self._do("readline", *args)
+            return await self._call("readline", *args)
         return await self._in_pieces(lambda: self._readline(limit, []))
 
     async def _readline(self, limit: int, parts: list[Any]) -> Any:
@@ -330,9 +330,9 @@ class SpooledFile(Lines[Any]):
                 if end is not None:
                     parts += [end] if end else []
                     break
-                await self._rest()
+                await self._pause_if_spent()
             size = PIECE if limit < 0 else min(PIECE, limit)
-            part = await self._do("readline", size)
+            part = await self._call("readline", size)
             parts.append(part)
             limit -= len(part) if limit > 0 else 0
             if len(part) < size or not limit:
@@ -344,17 +344,17 @@ class SpooledFile(Lines[Any]):
         if isinstance(part, bytes):
             return b"" if part.endswith(b"\n") else None
         if part.endswith("\r") and self._newline in ("", "\r\n"):
-            here = await self._do("tell")
-            if await self._do("read", 1) == "\n":
+            here = await self._call("tell")
+            if await self._call("read", 1) == "\n":
                 return "\n"
-            await self._do("seek", here)
+            await self._call("seek", here)
             return "" if not self._newline else None
         return "" if part.endswith(self._newline or "\n") else None
 
     @one_at_a_time
     async def readlines(self, *args: Any) -> Any:
         if self._rolled:
-            return await self._do("readlines", *args)
+            return await self._call("readlines", *args)
         limit = limit_of(*args or (-1,))
         return await self._in_pieces(lambda: self._readlines(limit))
 
@@ -365,17 +365,17 @@ class SpooledFile(Lines[Any]):
         lines: list[Any] = []
         length = 0
         while length < enough:
-            await self._rest()
+            await self._pause_if_spent()
             if self._rolled:
-                line = await self._do("readline")
+                line = await self._call("readline")
                 if not line:
                     break
                 lines.append(line)
                 length += len(line)
                 continue
             readline = self._memory.readline
-            time = LINES
-            while time > 0 and length < enough:
+            budget = LINES
+            while budget > 0 and length < enough:
                 line = readline(PIECE)
                 size = len(line)
                 if size == PIECE:
@@ -386,44 +386,44 @@ class SpooledFile(Lines[Any]):
                 lines.append(line)
                 length += size
                 # A longer line takes more time.
-                time -= 1 + (size >> 8)
+                budget -= 1 + (size >> 8)
         return lines
 
     @one_at_a_time
     async def readinto(self, buffer: Any) -> Any:
         if self._rolled or not isinstance(self._memory, io.BytesIO):
-            return await self._do("readinto", buffer)
+            return await self._call("readinto", buffer)
         view = room_in(buffer)
         return await self._in_pieces(lambda: self._read_into(view))
 
     async def _read_into(self, view: memoryview) -> int:
         done = 0
-        while count := await self._do("readinto", view[done : done + PIECE]):
+        while count := await self._call("readinto", view[done : done + PIECE]):
             done += count
-            await self._rest()
+            await self._pause_if_spent()
         return done
 
     @one_at_a_time
     async def readinto1(self, buffer: Any) -> Any:
-        return await self._do("readinto1", buffer)
+        return await self._call("readinto1", buffer)
 
     @one_at_a_time
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> Any:
-        return await self._do("seek", offset, whence)
+        return await self._call("seek", offset, whence)
 
     @one_at_a_time
     async def tell(self) -> Any:
-        return await self._do("tell")
+        return await self._call("tell")
 
     @one_at_a_time
     async def flush(self) -> None:
-        await self._do("flush")
+        await self._call("flush")
 
     @one_at_a_time
     async def close(self) -> None:
         self._resume_at = 0
         if self._rolled or self._memory.closed:
-            await self._do("close")
+            await self._call("close")
         else:
             self._free_memory([self._content()])
 
@@ -436,22 +436,22 @@ class SpooledFile(Lines[Any]):
     async def _write(self, data: Any) -> Any:
         is_text = isinstance(data, str)
         if self._rolled or is_text is isinstance(self._memory, io.BytesIO):
-            return await self._do("write", data)
+            return await self._call("write", data)
         if not is_text:
             view = memoryview(data)
             if not view.c_contiguous or not view.nbytes:
-                return await self._do("write", data)
+                return await self._call("write", data)
             data = bytes_of(data)
         if len(data) <= PIECE:
-            return await self._do("write", data)
+            return await self._call("write", data)
         if is_text:
             # Text that cannot be encoded must leave the file as it was.
             memory = self._memory
             encoder = codecs.getincrementalencoder(memory.encoding)(memory.errors)
             await encoded(self._lock, memory.encoding, encoder, data, None)
         for at in range(0, len(data), PIECE):
-            await self._do("write", data[at : at + PIECE])
-            await self._rest()
+            await self._call("write", data[at : at + PIECE])
+            await self._pause_if_spent()
         return len(data)
 
     @one_at_a_time
@@ -460,7 +460,7 @@ class SpooledFile(Lines[Any]):
 
     async def _write_lines(self, lines: Iterable[Any]) -> None:
         if self._rolled:
-            await self._do("writelines", lines)
+            await self._call("writelines", lines)
             return
         # Raises ValueError if the file is closed.
         self._memory.writelines(())
@@ -484,17 +484,17 @@ class SpooledFile(Lines[Any]):
             # Some line is not text or bytes: writing it raises the error.
             size = 0
         if size <= PIECE:
-            await self._do("writelines", some)
+            await self._call("writelines", some)
         else:
             for line in some:
                 await self._write(line)
-        await self._rest()
+        await self._pause_if_spent()
 
     @one_at_a_time
     async def truncate(self, size: int | None = None) -> Any:
         if size is None:
-            return await self._do("truncate")
-        return await self._changed(size, self._do, "truncate", size)
+            return await self._call("truncate")
+        return await self._changed(size, self._call, "truncate", size)
 
     async def _changed(
         self, size: int, change: Callable[..., Coroutine[Any, Any, Any]], *args: Any
