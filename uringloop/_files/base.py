@@ -155,10 +155,10 @@ class AsyncFile(Lines[Line]):
         return length
 
     def _mark(self) -> object:
-        """Return the position and state of the file, for `_return`."""
+        """Return the position and state of the file, for `_unread_lines`."""
         return None
 
-    async def _return(self, lines: list[Line], mark: object) -> None:
+    async def _unread_lines(self, lines: list[Line], mark: object) -> None:
         """Unread the *lines* that a cancelled call has read since *mark*."""
         raise NotImplementedError
 
@@ -182,7 +182,7 @@ class AsyncFile(Lines[Line]):
             # Built-in files lose the lines, too.
             raise
         except BaseException:
-            await self._return(lines, mark)
+            await self._unread_lines(lines, mark)
             raise
         finally:
             self._reads_all = False

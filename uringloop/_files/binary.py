@@ -156,7 +156,7 @@ class RawFile(BinaryFile):
             self._unread(parts)
             raise
 
-    async def _return(self, lines: list[bytes], mark: object) -> None:
+    async def _unread_lines(self, lines: list[bytes], mark: object) -> None:
         self._unread(lines)
 
     @one_at_a_time
@@ -363,7 +363,7 @@ class BufferedFile(LineFile, BinaryFile):
             self._unread_buffered(parts)
             raise
 
-    async def _return(self, lines: list[bytes], mark: object) -> None:
+    async def _unread_lines(self, lines: list[bytes], mark: object) -> None:
         self._unread_buffered(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
@@ -391,7 +391,7 @@ class BufferedFile(LineFile, BinaryFile):
             try:
                 await self._write_all(bytes(self._pending))
             finally:
-                del self._pending[: self._moved]
+                del self._pending[: self._written]
 
     async def _drop_read_ahead(self) -> None:
         """Drop the bytes read ahead and seek back to the first unread one, if the file can seek."""
@@ -419,7 +419,7 @@ class BufferedFile(LineFile, BinaryFile):
             try:
                 synced = await self._write_all_and_sync(bytes(self._pending), flags)
             finally:
-                del self._pending[: self._moved]
+                del self._pending[: self._written]
         await self._flush()
         if not synced:
             await self._sync(flags)

@@ -122,15 +122,15 @@ cdef class LineFile(OpenFile):
     async def write(self, data):
         """Buffer *data* or write it; it must not change before this returns."""
         if not self._lock.locked and type(data) is bytes and not self._lock.is_spent():
-            if self._keep(data):
+            if self._try_to_buffer(data):
                 return PyBytes_GET_SIZE(data)
         return await self._write_now(data)
 
     async def _write_now(self, data):
-        """Write *data* that `_keep` does not take; the Python subclass implements this."""
+        """Write *data* that `_try_to_buffer` refuses; the Python subclass implements this."""
         raise NotImplementedError
 
-    def _keep(self, bytes data):
+    def _try_to_buffer(self, bytes data):
         """Buffer *data*; return False if the file's state or a lack of room does not allow it."""
         cdef Py_ssize_t kept = PyByteArray_GET_SIZE(self._pending)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)

@@ -12,7 +12,7 @@ cdef class OpenFile(FileRequests):
     cdef readonly unsigned int _block_size
     cdef bint local                 # neither a network server nor a FUSE process serves it
     cdef unsigned int synced        # the count of `writes` that the last sync covers
-    cdef readonly Py_ssize_t _moved  # bytes that the last _write_all has written
+    cdef readonly Py_ssize_t _written  # bytes that the last _write_all has written
     cdef object unread_bytes        # a view of bytes that cannot be unread by a seek, or None
 
     cdef int go_to_end(self, int fd, int64_t size) except -1

@@ -13,7 +13,7 @@ class OpenFile(FileRequests):
     _readable: Final[bool]
     _writable: Final[bool]
     _block_size: Final[int]
-    _moved: Final[int]
+    _written: Final[int]
 
     def __init__(
         self,

@@ -298,18 +298,18 @@ cdef class OpenFile(FileRequests):
         self.unread_bytes = memoryview(b"".join(parts))
 
     async def _write_all(self, view):
-        """Write all of *view*, bytes or a memoryview; `_moved` is exact also after errors."""
+        """Write all of *view*, bytes or a memoryview; `_written` is exact also after errors."""
         cdef FileOperation operation
         cdef int64_t position = -1
         self.check_open()
-        self._moved = 0
+        self._written = 0
         size = len(view)
         if self.has_to_wait(size):
             await self._next_turn()
-        while self._moved < size:
+        while self._written < size:
             if self.writes_at_offset and not self._appending:
                 position = self.position()
-            operation = self.start_write(view, self._moved, position)
+            operation = self.start_write(view, self._written, position)
             if operation.stage != ENDED:
                 try:
                     await operation.run()
@@ -317,19 +317,19 @@ cdef class OpenFile(FileRequests):
                     if operation.stage == ENDED and operation.res > 0:
                         self.note_written(operation.res, size, position)
                     raise
-            self.note_written(self.written_of(operation, self._moved), size, position)
+            self.note_written(self.written_of(operation, self._written), size, position)
 
     async def _write_all_and_sync(self, data, unsigned int flags):
         """Write *data* and sync the file, in one submission; return whether both were done.
 
-        If not, the caller writes what is left after `_moved` bytes, and syncs. `_moved` is exact
-        also after errors.
+        If not, the caller writes what is left after `_written` bytes, and syncs. `_written` is
+        exact also after errors.
         """
         cdef FileOperation writing, syncing
         cdef unsigned int done
         cdef int64_t position = -1
         self.check_open()
-        self._moved = 0
+        self._written = 0
         if ring_loop() is None or not self._regular or self.in_memory:
             return False
         if self.writes_at_offset and not self._appending:
@@ -355,13 +355,13 @@ cdef class OpenFile(FileRequests):
 
     cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1:
         """Note that *count* more of *size* bytes were written, at *position* unless it is -1."""
-        self._moved += count
+        self._written += count
         # If the writing coroutine was destroyed, the file may be closed by now.
         if self.fd < 0:
             return 0
         if position >= 0:
             self.move_to(position + count)
-        elif self._moved < size and self._regular and self.writes_at_offset:
+        elif self._written < size and self._regular and self.writes_at_offset:
             # On the ring an append that an error cuts short does not move the position.
             self.move_to(self._size())
         return 0

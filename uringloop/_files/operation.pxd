@@ -65,7 +65,7 @@ cdef class FileOperation:
     cdef int cancel(self) except -1
     cdef int on_end(self, int res) except -1
     cdef bint had_no_worker(self) noexcept
-    cdef int tell(self) except -1
+    cdef int resolve_future(self) except -1
 
 
 cdef FileOperation new_operation(Descriptor file, object held)

@@ -170,7 +170,7 @@ cdef class FileOperation:
         self.stage = ENDED
         if self.file is not None:
             self.file.ended()
-        return self.tell()
+        return self.resolve_future()
 
     cdef bint had_no_worker(self) noexcept:
         """Whether an ECANCELED means that the kernel could not start a worker."""
@@ -181,7 +181,7 @@ cdef class FileOperation:
         # Closing a loop cancels every operation but those that close a descriptor.
         return self.op.policy & NEVER_CANCELLED != 0 or not self.loop.closed
 
-    cdef int tell(self) except -1:
+    cdef int resolve_future(self) except -1:
         if self.future.get_loop().is_closed():
             # No task can be resumed; a worker may keep the operation alive, but not the future.
             self.future = None

@@ -78,7 +78,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
     if may_use_caches(loop):
         fd = uring_open_cached(name, flags)
         if fd != -EAGAIN:
-            return taken(fd, path)
+            return checked(fd, path)
     operation = new_operation(None, name)
     io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
     # The open of a FIFO must wait for its peer; without a worker the ring's open would not.
@@ -88,7 +88,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
     # With O_EXCL a second open would find the file that the first one has created.
     operation.set_trait(IDEMPOTENT, not flags & O_EXCL)
     await operation.run()
-    fd = taken(operation.res, path)
+    fd = checked(operation.res, path)
     operation.op.policy &= ~HOLDS_DESCRIPTOR
     return fd
 
@@ -135,7 +135,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.s
         <statx*>PyBytes_AS_STRING(facts))
     operation.traits |= IDEMPOTENT
     await operation.run()
-    taken(operation.res, path)
+    checked(operation.res, path)
     return stat_result(<statx*>PyBytes_AS_STRING(facts))
 
 
@@ -183,7 +183,7 @@ async def mkdir(path, mode=0o777, dir_fd=None):
         return os.mkdir(path, mode, dir_fd=dir_fd)
     sys.audit("os.mkdir", path, mode, audited(dir_fd))
     await operation.run()
-    taken(operation.res, path)
+    checked(operation.res, path)
 
 
 async def unlink(path, dir_fd=None, *, os_function=os.unlink):
@@ -196,7 +196,7 @@ async def unlink(path, dir_fd=None, *, os_function=os.unlink):
         return os_function(path, dir_fd=dir_fd)
     sys.audit("os.remove", path, audited(dir_fd))
     await operation.run()
-    taken(operation.res, path)
+    checked(operation.res, path)
 
 
 async def rmdir(path, dir_fd=None):
@@ -210,7 +210,7 @@ async def rmdir(path, dir_fd=None):
         return os.rmdir(path, dir_fd=dir_fd)
     sys.audit("os.rmdir", path, audited(dir_fd))
     await operation.run()
-    taken(operation.res, path)
+    checked(operation.res, path)
 
 
 async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, os_function=os.rename):
@@ -227,7 +227,7 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, os_function=os.r
         return os_function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     sys.audit("os.rename", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
     await operation.run()
-    taken(operation.res, src, dst)
+    checked(operation.res, src, dst)
 
 
 async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=True):
@@ -245,7 +245,7 @@ async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=
         return os.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     sys.audit("os.link", src, dst, audited(src_dir_fd), audited(dst_dir_fd))
     await operation.run()
-    taken(operation.res, src, dst)
+    checked(operation.res, src, dst)
 
 
 async def link_and_rename(src, temporary, dst):
@@ -270,11 +270,11 @@ async def link_and_rename(src, temporary, dst):
     else:
         begin_linked(linking, renaming)
         await renaming.end()
-    taken(linking.res, src, temporary)
+    checked(linking.res, src, temporary)
     if renaming.res == -ECANCELED:
         # The ring was lost between link and rename.
         return await rename(temporary, dst, os_function=os.replace)
-    taken(renaming.res, temporary, dst)
+    checked(renaming.res, temporary, dst)
 
 
 def perform_both(FileOperation first, FileOperation second):
@@ -309,7 +309,7 @@ async def symlink(src, dst, dir_fd=None):
         return os.symlink(src, dst, dir_fd=dir_fd)
     sys.audit("os.symlink", src, dst, audited(dir_fd))
     await operation.run()
-    taken(operation.res, src, dst)
+    checked(operation.res, src, dst)
 
 
 async def sync(int fd, path):
@@ -318,7 +318,7 @@ async def sync(int fd, path):
     operation.traits |= IDEMPOTENT
     io_uring_prep_fsync(&operation.request, fd, 0)
     await operation.run()
-    taken(operation.res, path)
+    checked(operation.res, path)
 
 
 # ── arguments and results ────────────────────────────────────────────────────────────────────
@@ -345,7 +345,7 @@ cdef bint may_use_caches(LoopCore loop) except -1:
     return loop is not None and uses(CACHED_PATHS) and not is_turn_spent(loop)
 
 
-cdef int taken(int res, object path, object second=None) except -1:
+cdef int checked(int res, object path, object second=None) except -1:
     """Return *res*, or raise the OSError that it stands for, as `os` would."""
     if res >= 0:
         return res

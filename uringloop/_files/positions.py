@@ -68,7 +68,7 @@ class Chunk:
         self.chars = chars
 
 
-async def found(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     """Return the position after the first *chars* characters of *chunk*, over several turns.
 
     It is relative to the chunk, and of all equivalent positions the one that built-in files choose.
@@ -76,12 +76,12 @@ async def found(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: i
     """
     before = decoder.getstate()
     try:
-        return await _found(lock, decoder, chunk, chars, guess)
+        return await _place_after(lock, decoder, chunk, chars, guess)
     finally:
         decoder.setstate(before)
 
 
-async def _found(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
+async def _place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     flags, data = chunk.flags, chunk.data
     # Decode up to the guess, or less until it is not beyond the position.
     low, back = min(guess, len(data)), 1

@@ -16,7 +16,7 @@ from uringloop._files.base import AsyncFile, AwaitableBool, limit_of, one_at_a_t
 from uringloop._files.binary import BufferedFile
 from uringloop._files.codecs import PIECE, decoded, encoded, new_decoder
 from uringloop._files.lines import LineText
-from uringloop._files.positions import START_MASK, Chunk, Place, found
+from uringloop._files.positions import START_MASK, Chunk, Place, place_after
 from uringloop._files.scheduling import free, joined
 
 if TYPE_CHECKING:
@@ -270,22 +270,22 @@ class TextFile(LineText, AsyncFile[str]):
 
     async def _read(self, missing: int) -> str:
         more = True
-        aside = PartialText(self)
+        partial = PartialText(self)
         try:
             while more and missing > (unread := len(self._chars) - self._used):
                 if unread >= LONG:
-                    aside.put(len(self._chars))
+                    partial.put(len(self._chars))
                     missing -= unread
                     unread = 0
                 more = await self._fetch(missing - unread)
-            aside.parts.append(self._take(self._used + missing))
-            return await joined(self._lock, aside.parts)
+            partial.parts.append(self._take(self._used + missing))
+            return await joined(self._lock, partial.parts)
         except UnicodeError:
             # As in built-in files, the text that could be decoded counts as read.
             self._used = len(self._chars)
             raise
         except BaseException:
-            await aside.put_back()
+            await partial.put_back()
             raise
 
     @one_at_a_time
@@ -297,29 +297,29 @@ class TextFile(LineText, AsyncFile[str]):
         self._check_readable()
         searched = 0
         more = True
-        aside = PartialText(self)
+        partial = PartialText(self)
         try:
             while True:
                 unread = len(self._chars) - self._used
                 end = self._end_of_line(self._used + searched)
                 if not end and not more:
                     # At the end built-in files derive their position from the bytes alone.
-                    aside.parts.append(self._chars[self._used :])
+                    partial.parts.append(self._chars[self._used :])
                     self._forget_chars()
                     break
                 if limit >= 0 and (unread >= limit or end):
                     end = min(end or self._used + limit, self._used + limit)
                 if end or not limit:
-                    aside.parts.append(self._take(end))
+                    partial.parts.append(self._take(end))
                     break
                 if unread >= LONG:
                     # The last character may be the first half of a line end.
-                    aside.put(len(self._chars) - 1)
+                    partial.put(len(self._chars) - 1)
                     limit -= unread - 1 if limit > 0 else 0
                     unread = 1
                 more = await self._fetch()
                 searched = max(unread - 1, 0)
-            return await joined(self._lock, aside.parts)
+            return await joined(self._lock, partial.parts)
         except UnicodeError:
             # Built-in files drop the line, and go back to where they last began to decode.
             last = self._chunks[-1:]
@@ -327,14 +327,14 @@ class TextFile(LineText, AsyncFile[str]):
             self._chunks += [Chunk(one.flags, one.data, one.bytes_read, 0) for one in last]
             raise
         except BaseException:
-            await aside.put_back()
+            await partial.put_back()
             raise
 
     def _mark(self) -> Mark:
         self._check_readable()
         return Mark(self)
 
-    async def _return(self, lines: list[str], mark: Any) -> None:
+    async def _unread_lines(self, lines: list[str], mark: Any) -> None:
         await mark.go_back(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
@@ -363,7 +363,7 @@ class TextFile(LineText, AsyncFile[str]):
         newline = self._written_newline
         if len(data) <= PIECE:
             raw = encoder.encode(data if newline is None else data.replace("\n", newline))
-            if not self.buffer._keep(raw):
+            if not self.buffer._try_to_buffer(raw):
                 await self.buffer._write(raw)
         else:
             held = [await encoded(self._lock, self.encoding, encoder, data, newline)]
@@ -418,7 +418,7 @@ class TextFile(LineText, AsyncFile[str]):
         if not used:
             return Place(position, chunk.flags).cookie()
         guess = int(self._bytes_per_char * used)
-        place = await found(self._lock, self._decoder, chunk, used, guess)
+        place = await place_after(self._lock, self._decoder, chunk, used, guess)
         place.position += position
         return place.cookie()
 
