@@ -33,12 +33,12 @@ cdef class Listener(ListeningSocket):
     cdef bint accepts(self) noexcept
     cdef bint accept_failed(self, int res) except -1
     cdef int stop(self, int res) except -1
-    cdef int leave(self) except -1
-    cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
-    cdef StreamTransport connection(
+    cdef int stop_waiting(self) except -1
+    cdef int begin_connection(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
+    cdef StreamTransport new_transport(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
     cdef LocalEnd local_end(self, int fd)
-    cdef int drop(self, int fd, StreamTransport transport) except -1
-    cdef int out_of_resources(self, int res) except -1
+    cdef int close_connection(self, int fd, StreamTransport transport) except -1
+    cdef int pause_accepting(self, int res) except -1
     cdef int cancel_retry(self) except -1
     cdef int report(self, object exc, str message) except -1

@@ -6,14 +6,14 @@ connections from other processes that share the socket: it stays at the head of 
 queue. A poll takes nothing. It holds the listening file open, so `close` ends it out of turn before
 it closes the socket, and the port can be bound again at once.
 
-    ACCEPTING ──out_of_resources()──> PAUSED ──_retry_accept()──> ACCEPTING
+    ACCEPTING ──pause_accepting()──> PAUSED ──_retry_accept()──> ACCEPTING
         └───────────stop()──────────────┴──────> STOPPED      any ──close()──> CLOSED
 
 The socket may also be `shared`: then SharedListeners wait for its connections, and its poll is in
 flight only while this process sleeps in its ring.
 """
 
-import errno as errors
+import errno as error_numbers
 import os
 import socket
 from asyncio import constants, trsock
@@ -58,7 +58,7 @@ from uringloop._turn.turn cimport LoopCore
 
 
 # Errors of accept4(2) that concern the connection, which is dropped, not the listening socket.
-cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(errors, name) for name in (
+cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(error_numbers, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
     "EHOSTUNREACH", "ENETUNREACH"))
 # Addresses of a socket that accepts connections to every address of the machine.
@@ -182,7 +182,7 @@ cdef class Listener(ListeningSocket):
                 res = uring_accept(u, self.fd, &peer, &size)
                 if res >= 0:
                     most -= 1
-                    self.accepted(res, &peer, size)
+                    self.begin_connection(res, &peer, size)
                     if most == before - 1 and most > 0:
                         # Usually one connection waits: a poll saves an accept4(2) that fails.
                         more = uring_may_accept(self.fd)
@@ -195,7 +195,7 @@ cdef class Listener(ListeningSocket):
                 res = uring_reserve(u)
                 if res < 0:
                     # Stop before a connection wakes this process, which could not accept it.
-                    self.out_of_resources(res)
+                    self.pause_accepting(res)
             elif self.accepts() and more:
                 # The poll does not report these connections again.
                 self.loop.add_flush(self)
@@ -216,7 +216,7 @@ cdef class Listener(ListeningSocket):
                 and uring_use_reserve(&self.loop.ring.u)):
             return True
         if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
-            self.out_of_resources(res)
+            self.pause_accepting(res)
         else:
             self.stop(res)
         return False
@@ -227,9 +227,9 @@ cdef class Listener(ListeningSocket):
         self.cancel_retry()
         if self.state != CLOSED:
             self.state = STOPPED
-        return self.leave()
+        return self.stop_waiting()
 
-    cdef int leave(self) except -1:
+    cdef int stop_waiting(self) except -1:
         """Stop waiting for connections."""
         if self.shared:
             (<SharedListeners>self.loop.shared_listeners).remove(self)
@@ -237,16 +237,16 @@ cdef class Listener(ListeningSocket):
             self.loop.ring.cancel(&self.poll_op)
         return 0
 
-    cdef int accepted(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1:
+    cdef int begin_connection(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1:
         """Create the transport of a new connection, which owns *fd* from then on."""
         cdef StreamTransport transport = None
         PyContext_Enter(self.context)
         try:
-            transport = self.connection(fd, peer, size, self.factory())
+            transport = self.new_transport(fd, peer, size, self.factory())
             self.connections.attach(transport)
             transport.begin(None)
         except BaseException as exc:
-            self.drop(fd, transport)
+            self.close_connection(fd, transport)
             if isinstance(exc, (KeyboardInterrupt, SystemExit)):
                 raise
             if self.loop.debug:
@@ -260,7 +260,7 @@ cdef class Listener(ListeningSocket):
             PyContext_Exit(self.context)
         return 0
 
-    cdef StreamTransport connection(
+    cdef StreamTransport new_transport(
             self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol):
         cdef int on = 1
         cdef object sock
@@ -273,7 +273,7 @@ cdef class Listener(ListeningSocket):
         try:
             return new_stream(self.loop, sock, protocol, None)
         except BaseException:
-            # `drop` closes the descriptor.
+            # `close_connection` closes the descriptor.
             sock.detach()
             raise
 
@@ -289,17 +289,17 @@ cdef class Listener(ListeningSocket):
             self.newest_end = self.newest_end.with_name(&name, size)
         return self.newest_end
 
-    cdef int drop(self, int fd, StreamTransport transport) except -1:
+    cdef int close_connection(self, int fd, StreamTransport transport) except -1:
         """Close a connection whose protocol could not be created."""
         if transport is None:
             close(fd)
             return 0
         return transport.release()
 
-    cdef int out_of_resources(self, int res) except -1:
+    cdef int pause_accepting(self, int res) except -1:
         """Stop accepting for ACCEPT_RETRY_DELAY seconds; connections wait in the backlog."""
         if self.shared:
-            self.leave()
+            self.stop_waiting()
         self.report(os_error(res, ""), "socket.accept() out of system resource")
         if self.state == CLOSED:
             return 0
@@ -320,7 +320,7 @@ cdef class Listener(ListeningSocket):
         assert self.state == PAUSED
         self.state = ACCEPTING
         if res < 0:
-            self.out_of_resources(res)
+            self.pause_accepting(res)
         else:
             self.start()
             self.accept_waiting(ACCEPTS)

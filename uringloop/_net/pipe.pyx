@@ -15,7 +15,7 @@ loop's thread may call anything here.
 """
 
 import asyncio
-import errno as errno_module
+import errno as error_numbers
 from asyncio.log import logger
 
 cimport cython
@@ -53,7 +53,7 @@ cdef char[SCRATCH_SIZE] scratch
 
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef str READ_FAILED = "Fatal read error on pipe transport"
-cdef int EIO = errno_module.EIO
+cdef int EIO = error_numbers.EIO
 
 
 @cython.final
