@@ -26,7 +26,7 @@ cdef class ListeningSocket(Flushable):
 cdef class SharedListeners(Flushable):
     cdef LoopCore loop
     cdef dict listeners         # ListeningSocket by descriptor
-    cdef int full               # counts turns that accepted their maximum, up to FULL
+    cdef int full_turns         # counts turns that accepted their maximum, up to FULL_TURNS_MAX
     cdef bint seen_others       # at `checked_ns` others accepted from one of the sockets
     cdef int64_t checked_ns     # when others_accept() last looked for other processes
     cdef int64_t yielded_ns     # when this process last gave up the processor

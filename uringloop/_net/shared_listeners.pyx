@@ -74,8 +74,8 @@ cdef int64_t OTHERS_EVERY = OTHERS_EVERY_NS
 cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
 cdef unsigned int SHORT_SLEEPS = SHORT_SLEEPS_MAX
 cdef int SINGLES = SINGLES_MAX
-# The value of SharedListeners.full at which a turn accepts up to ACCEPTS_MAX connections.
-cdef int FULL = SINGLES_MAX + 5
+# The value of SharedListeners.full_turns at which a turn accepts up to ACCEPTS_MAX connections.
+cdef int FULL_TURNS_MAX = SINGLES_MAX + 5
 # The number of this process's loops that accept from a shared socket, by its inode. Under the GIL.
 cdef dict LOOPS = {}
 os.register_at_fork(after_in_child=LOOPS.clear)
@@ -205,19 +205,20 @@ cdef class SharedListeners(Flushable):
             return self.sleep_in_ring()
         if u.slept:
             u.slept = False
-            self.full = 0
+            self.full_turns = 0
         now = uring_clock_ns()
-        if self.full and uring_is_crowded(listener.fd):
-            self.full = FULL
-        elif self.full and (self.full < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
+        if self.full_turns and uring_is_crowded(listener.fd):
+            self.full_turns = FULL_TURNS_MAX
+        elif self.full_turns and (
+                self.full_turns < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
             self.yielded_ns = now
             with nogil:
                 sched_yield()
-        most = min(1 << max(0, self.full - SINGLES), ACCEPTS)
+        most = min(1 << max(0, self.full_turns - SINGLES), ACCEPTS)
         if listener.accept_waiting(most) == most:
-            self.full = min(self.full + 1, FULL)
+            self.full_turns = min(self.full_turns + 1, FULL_TURNS_MAX)
         else:
-            self.full = min(self.full, SINGLES)
+            self.full_turns = min(self.full_turns, SINGLES)
         return 0
 
     cdef bint others_accept(self) except -1:
@@ -247,7 +248,7 @@ cdef class SharedListeners(Flushable):
         """Sleep at the accept epoll again."""
         cdef ListeningSocket listener
         if self.loop.ring.u.sleeps_in_ring:
-            self.full = 0
+            self.full_turns = 0
             uring_sleep_in_ring(&self.loop.ring.u, False)
             for listener in list(self.listeners.values()):
                 if listener.poll_op.in_flight:
