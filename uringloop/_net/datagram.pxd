@@ -24,11 +24,11 @@ cdef class DatagramTransport(FlowControl):
 
     cdef bint is_replaced(self) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
-    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1
-    cdef int recvfrom_all(self) except -1
+    cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1
+    cdef int recvfrom_some(self) except -1
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
-    cdef int tell_caller(self, object exc) except -1
+    cdef int deliver_send_error(self, object exc) except -1
     cdef bint send_one(self, object data, object address) except -1
     cdef bint send_memory(
         self, object data, const char *start, Py_ssize_t size, object address) except -1
@@ -37,4 +37,4 @@ cdef class DatagramTransport(FlowControl):
     cdef int on_room(self, int res, unsigned int flags) except -1
     cdef bint send_queued(self) except -1
     cdef int drop_first(self) except -1
-    cdef int queue_sent(self) except -1
+    cdef int end_if_closing(self) except -1

@@ -123,7 +123,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int on_received(self, int res, unsigned int flags) except -1:
         if self.polled:
             if (res >= 0 and self.life < CLOSING and not self.paused and self.receiving == IDLE
-                    and not self.recvfrom_all()):
+                    and not self.recvfrom_some()):
                 # The poll has reported a socket that is not ready: it may be half closed.
                 return self.delay_recv(RETRY_DELAY)
         elif res > 0:
@@ -177,7 +177,7 @@ cdef class DatagramTransport(FlowControl):
         finally:
             self.loop.datagram_pool.give_back(flags)
         if 0 < merged_size < data_size:
-            return self.take_merged(data, merged_size, address)
+            return self.deliver_merged(data, merged_size, address)
         if address is None and not data_size:
             # It may be the EOF of a stream socket: a datagram has a sender's address.
             if self.is_replaced():
@@ -186,7 +186,7 @@ cdef class DatagramTransport(FlowControl):
             return self.keep((data, address))
         return self.deliver(data, address)
 
-    cdef int take_merged(self, bytes data, Py_ssize_t size, object address) except -1:
+    cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1:
         """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
@@ -205,7 +205,7 @@ cdef class DatagramTransport(FlowControl):
                 self.schedule_stash()
         return 0
 
-    cdef int recvfrom_all(self) except -1:
+    cdef int recvfrom_some(self) except -1:
         """Receive up to RECEIVED_MAX datagrams and errors; return how many."""
         cdef Py_ssize_t size
         cdef int count = 0
@@ -257,7 +257,7 @@ cdef class DatagramTransport(FlowControl):
         Py_DECREF_owned(result)
         return 0
 
-    cdef int tell_caller(self, object exc) except -1:
+    cdef int deliver_send_error(self, object exc) except -1:
         """Call error_received() within sendto(), which raises its exception, as in asyncio."""
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
@@ -287,7 +287,7 @@ cdef class DatagramTransport(FlowControl):
                 if self.send_one(data, addr):
                     return
             except OSError as exc:
-                self.tell_caller(exc)
+                self.deliver_send_error(exc)
                 return
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
@@ -362,7 +362,7 @@ cdef class DatagramTransport(FlowControl):
                 progress = self.send_queued()
         finally:
             if not self.queue and not self.writing_paused:
-                self.queue_sent()
+                self.end_if_closing()
             elif progress:
                 # With an empty queue if error_received() has raised KeyboardInterrupt: then the
                 # next on_room() calls resume_writing().
@@ -400,7 +400,7 @@ cdef class DatagramTransport(FlowControl):
         self.queue_size -= PyBytes_GET_SIZE(data) + HEADER
         return 0
 
-    cdef int queue_sent(self) except -1:
+    cdef int end_if_closing(self) except -1:
         """Everything is sent: end the transport if it is closing."""
         if self.life == CLOSING:
             self.schedule_end(None)
