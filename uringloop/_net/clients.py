@@ -42,7 +42,7 @@ async def create_connection(
     all_errors: bool,
     tls_options: upgrade.Options | None,
 ) -> tuple[asyncio.Transport, P]:
-    make_ends = functools.partial(ends_of, loop, protocol_factory, tls_options)
+    make = functools.partial(make_protocols, loop, protocol_factory, tls_options)
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
@@ -62,18 +62,18 @@ async def create_connection(
         if interleave:
             infos = interleaved(infos, interleave)
         sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
-        ends = made_or_closed(make_ends, sock)
+        protocols = make_or_close(make, sock)
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
         # A UNIX socket is allowed, as in asyncio: only the type is checked.
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
-        ends = make_ends()
-    transport = await attach(loop, sock, ends)
+        protocols = make()
+    transport = await open_transport(loop, sock, protocols)
     if loop.get_debug():
-        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, ends.protocol)
-    return transport, ends.protocol
+        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocols.app)
+    return transport, protocols.app
 
 
 async def create_unix_connection(
@@ -84,7 +84,7 @@ async def create_unix_connection(
     sock: socket.socket | None,
     tls_options: upgrade.Options | None,
 ) -> tuple[asyncio.Transport, P]:
-    make_ends = functools.partial(ends_of, loop, protocol_factory, tls_options)
+    make = functools.partial(make_protocols, loop, protocol_factory, tls_options)
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
@@ -95,14 +95,14 @@ async def create_unix_connection(
         except BaseException:
             sock.close()
             raise
-        ends = made_or_closed(make_ends, sock)
+        protocols = make_or_close(make, sock)
     else:
         if sock is None:
             raise ValueError("no path and sock were specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-        ends = make_ends()
-    return await attach(loop, sock, ends), ends.protocol
+        protocols = make()
+    return await open_transport(loop, sock, protocols), protocols.app
 
 
 async def connect_accepted_socket(
@@ -114,60 +114,60 @@ async def connect_accepted_socket(
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"A Stream Socket was expected, got {sock!r}")
     check_socket(sock)
-    ends = ends_of(loop, protocol_factory, tls_options)
-    transport = await attach(loop, sock, ends)
+    protocols = make_protocols(loop, protocol_factory, tls_options)
+    transport = await open_transport(loop, sock, protocols)
     if loop.get_debug():
-        logger.debug("%r handled: (%r, %r)", sock, transport, ends.protocol)
-    return transport, ends.protocol
+        logger.debug("%r handled: (%r, %r)", sock, transport, protocols.app)
+    return transport, protocols.app
 
 
 # ── from a socket to a transport ─────────────────────────────────────────────────────────────
 
 
-class Ends(Generic[P]):
+class Protocols(Generic[P]):
     """The protocols of a connection: the program's, and asyncio's SSLProtocol below it or None."""
 
-    def __init__(
-        self, protocol: P, secure: SSLProtocol | None, waiter: asyncio.Future[None]
-    ) -> None:
-        self.protocol = protocol
-        self.secure = secure
+    def __init__(self, app: P, tls: SSLProtocol | None, waiter: asyncio.Future[None]) -> None:
+        self.app = app
+        self.tls = tls
         # Resolved after connection_made(), or at the end of the TLS handshake.
         self.waiter = waiter
 
 
-def ends_of(
+def make_protocols(
     loop: Loop, protocol_factory: Callable[[], P], tls_options: upgrade.Options | None
-) -> Ends[P]:
+) -> Protocols[P]:
     """Create the protocols. Raises the exceptions for invalid TLS arguments."""
     protocol = protocol_factory()
     waiter = loop.create_future()
-    secure = None if tls_options is None else upgrade.wrap(loop, protocol, tls_options, waiter)
-    return Ends(protocol, secure, waiter)
+    tls = None if tls_options is None else upgrade.wrap(loop, protocol, tls_options, waiter)
+    return Protocols(protocol, tls, waiter)
 
 
-async def attach(loop: Loop, sock: socket.socket, ends: Ends[P]) -> asyncio.Transport:
+async def open_transport(
+    loop: Loop, sock: socket.socket, protocols: Protocols[P]
+) -> asyncio.Transport:
     """Create the transport of a connected socket, which it owns, and wait until it is open."""
     try:
         sock.setblocking(False)
-        if ends.secure is None:
-            transport = make_stream(loop, sock, ends.protocol, ends.waiter)
+        if protocols.tls is None:
+            transport = make_stream(loop, sock, protocols.app, protocols.waiter)
         else:
-            make_stream(loop, sock, ends.secure)
-            transport = upgrade.app_transport(ends.secure)
+            make_stream(loop, sock, protocols.tls)
+            transport = upgrade.app_transport(protocols.tls)
     except BaseException:
         # No transport owns the socket.
         sock.close()
         raise
     try:
-        await ends.waiter
+        await protocols.waiter
     except BaseException:
         transport.close()
         raise
     return transport
 
 
-def made_or_closed(make: Callable[[], T], sock: socket.socket) -> T:
+def make_or_close(make: Callable[[], T], sock: socket.socket) -> T:
     """Return the result of *make*; close *sock* if it raises."""
     try:
         return make()

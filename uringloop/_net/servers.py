@@ -75,8 +75,8 @@ class Server(asyncio.Server):
         # The connections of our transports; __del__ of an abandoned transport detaches it.
         self._connections = Connections(loop, self._wake_if_done)
         # Transports of other classes, which call _attach() and _detach() as asyncio's do.
-        self._foreign: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self._nameless = 0
+        self._foreign_transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._anonymous_count = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
         self._serving_forever_fut: asyncio.Future[None] | None = None
@@ -92,15 +92,15 @@ class Server(asyncio.Server):
 
     def _attach(self, transport: asyncio.Transport | None = None) -> None:
         if transport is None:
-            self._nameless += 1
+            self._anonymous_count += 1
         else:
-            self._foreign.add(transport)
+            self._foreign_transports.add(transport)
 
     def _detach(self, transport: asyncio.Transport | None = None) -> None:
         if transport is None:
-            self._nameless -= 1
+            self._anonymous_count -= 1
         else:
-            self._foreign.discard(transport)
+            self._foreign_transports.discard(transport)
         self._wake_if_done()
 
     def _wake_if_done(self) -> None:
@@ -116,10 +116,10 @@ class Server(asyncio.Server):
 
     @property
     def _active_count(self) -> int:
-        return self._connections.count + len(self._foreign) + self._nameless
+        return self._connections.count + len(self._foreign_transports) + self._anonymous_count
 
     def _transports(self) -> list[asyncio.Transport]:
-        return [*self._connections.transports(), *self._foreign]
+        return [*self._connections.transports(), *self._foreign_transports]
 
     def close_clients(self) -> None:
         """Close all connections, after what was written to them has been sent."""
