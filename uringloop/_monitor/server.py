@@ -60,7 +60,7 @@ MAIN_THREAD = "MainThread"
 # struct ucred of SO_PEERCRED: process, user, group.
 PEER = struct.Struct("3i")
 # The file of run_forever(): a thread whose innermost frame is there runs no code of the program.
-RUNNING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "base.py")
+RUN_FOREVER_FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "base.py")
 
 logger = logging.getLogger("uringloop")
 
@@ -192,21 +192,21 @@ def listen(path: str) -> socket.socket:
             raise FileExistsError(f"{path} exists and is not a socket")
         if has_listener(path):
             raise FileExistsError(f"another process listens at {path}")
-    made = f"{path}.{os.getpid()}"
+    temporary = f"{path}.{os.getpid()}"
     sock = socket.socket(socket.AF_UNIX)
     try:
         # bind() gives the file the mode of the socket, so it never has another mode.
         os.fchmod(sock.fileno(), 0o600)
-        sock.bind(made)
+        sock.bind(temporary)
         try:
-            os.chmod(made, 0o600)
+            os.chmod(temporary, 0o600)
             sock.listen(CLIENTS_MAX)
             sock.setblocking(False)
             # Rename when the socket listens: a client that finds *path* can connect. This also
             # replaces a stale file atomically.
-            os.rename(made, path)
+            os.rename(temporary, path)
         except OSError:
-            os.unlink(made)
+            os.unlink(temporary)
             raise
     except OSError:
         sock.close()
@@ -232,7 +232,7 @@ def _place(frame: FrameType | None) -> Place | None:
     if frame is None:
         return None
     code = frame.f_code
-    if code.co_name == "run_forever" and code.co_filename == RUNNING:
+    if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
         return None
     return {
         "function": code.co_qualname,
@@ -261,7 +261,7 @@ def name_of(loop: RunningLoop, thread: str | None) -> str:
     return thread or "no thread"
 
 
-def _loop(
+def _loop_snapshot(
     loop: RunningLoop, frames: dict[int, FrameType], names: dict[int | None, str]
 ) -> LoopSnapshot:
     thread, cpu, sleeping, blocked = thread_state_of(loop)
@@ -290,7 +290,7 @@ def snapshot() -> Snapshot:
     # Taken first and cleared below: frames that are kept would keep their variables alive.
     frames = sys._current_frames()
     names: dict[int | None, str] = {thread.ident: thread.name for thread in threading.enumerate()}
-    loops = [_loop(loop, frames, names) for loop in open_loops()]
+    loops = [_loop_snapshot(loop, frames, names) for loop in open_loops()]
     frames.clear()
     return {
         "protocol": PROTOCOL,
@@ -305,8 +305,8 @@ def snapshot() -> Snapshot:
     }
 
 
-def line_of(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def line_of(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
 
 
 def answer(request: bytes) -> bytes:
@@ -328,20 +328,20 @@ class Client:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.asked = b""
-        self.unread = b""
+        self.received = b""
+        self.unsent = b""
         self.deadline = time.monotonic() + CLIENT_TIMEOUT_S
 
     def serve(self) -> bool:
         """Read or write without blocking. Return whether the connection stays open."""
         try:
-            if self.unread:
-                self.unread = self.unread[self.sock.send(self.unread) :]
+            if self.unsent:
+                self.unsent = self.unsent[self.sock.send(self.unsent) :]
                 return True
             # A client that does not wait for answers may have sent the next request already.
-            if b"\n" not in self.asked:
-                data = self.sock.recv(REQUEST_BYTES_MAX - len(self.asked))
-                self.asked += data
+            if b"\n" not in self.received:
+                data = self.sock.recv(REQUEST_BYTES_MAX - len(self.received))
+                self.received += data
                 if not data:
                     return False
             return self.reply()
@@ -352,13 +352,13 @@ class Client:
 
     def reply(self) -> bool:
         """Answer the first pending request. Return whether the connection stays open."""
-        request, end, rest = self.asked.partition(b"\n")
+        request, end, rest = self.received.partition(b"\n")
         if not end:
             return len(request) < REQUEST_BYTES_MAX
-        self.asked = rest
-        self.unread = answer(request)
+        self.received = rest
+        self.unsent = answer(request)
         self.deadline = time.monotonic() + CLIENT_TIMEOUT_S
-        self.unread = self.unread[self.sock.send(self.unread) :]
+        self.unsent = self.unsent[self.sock.send(self.unsent) :]
         return not request.strip()
 
 
@@ -386,13 +386,13 @@ class Monitor:
         self.sock.shutdown(socket.SHUT_RDWR)
         if self.thread.ident is not None:
             self.thread.join(END_S)
-        self.forget()
+        self.close_descriptors()
         # The file, its directory or the permission to remove it may be gone.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(self.path), self.file):
                 os.unlink(self.path)
 
-    def forget(self) -> None:
+    def close_descriptors(self) -> None:
         """Close the descriptors. A forked child does only this, for the rest is its parent's."""
         self.sock.close()
         for client in list(self.clients.values()):
@@ -411,7 +411,7 @@ class Monitor:
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         for fd, client in self.clients.items():
-            waits = client.unread or b"\n" in client.asked
+            waits = client.unsent or b"\n" in client.received
             poll.register(fd, select.POLLOUT if waits else select.POLLIN)
         now = time.monotonic()
         first = min((client.deadline for client in self.clients.values()), default=None)
@@ -528,7 +528,7 @@ def _stop() -> None:
             monitor.close()
         else:
             # This is a child of a fork that Python did not make.
-            monitor.forget()
+            monitor.close_descriptors()
 
 
 def _after_fork() -> None:
@@ -538,7 +538,7 @@ def _after_fork() -> None:
     _State.variable_handled = _State.stopped
     time_turns(False)
     if monitor is not None:
-        monitor.forget()
+        monitor.close_descriptors()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,7 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from uringloop._monitor.server import RUNNING, task_of
+from uringloop._monitor.server import RUN_FOREVER_FILE, task_of
 from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
 
@@ -43,19 +43,19 @@ GIL_KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GI
 logger = logging.getLogger("uringloop")
 
 
-class Watched:
+class WatchedLoop:
     """One loop: how long its turns may last, and which stalls were logged."""
 
     def __init__(self, loop: RunningLoop, milliseconds: int) -> None:
         self.loop = weakref.ref(loop)
         self.limit_s = milliseconds / 1000
         # The start of the turn whose stall was logged, until its end is logged as well.
-        self.told: float | None = None
+        self.logged_turn: float | None = None
         self.name = "no thread"
         # How many stalls had ended at the last check.
         self.stalls = turn_of(loop)[3]
 
-    def look(self, late_s: float) -> float | None:
+    def check(self, late_s: float) -> float | None:
         """Log a stall that has begun or ended; return the delay until the next check.
 
         Returns None if the loop is closed. *late_s* is how late this check is: for that time no
@@ -65,16 +65,16 @@ class Watched:
         if loop is None or loop.is_closed():
             return None
         thread, began, lasts, stalls, ended, took = turn_of(loop)
-        if self.told is not None and (began != self.told or not lasts):
-            self._log_end(took if ended == self.told else None)
+        if self.logged_turn is not None and (began != self.logged_turn or not lasts):
+            self._log_end(took if ended == self.logged_turn else None)
         elif stalls != self.stalls:
             self._log_missed(took, late_s)
         self.stalls = stalls
-        if not lasts or self.told is not None:
+        if not lasts or self.logged_turn is not None:
             return self.limit_s
         if lasts < self.limit_s:
             return self.limit_s - lasts
-        self.told = began
+        self.logged_turn = began
         self._log_begin(loop, thread, lasts, late_s)
         return self.limit_s
 
@@ -98,7 +98,7 @@ class Watched:
         )
 
     def _log_end(self, took_s: float | None) -> None:
-        self.told = None
+        self.logged_turn = None
         if took_s is None:
             logger.warning("the loop of %s is no longer blocked", self.name)
         else:
@@ -121,7 +121,7 @@ def stack_of(thread: int) -> list[traceback.FrameSummary]:
     places: list[traceback.FrameSummary] = []
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code
-        if code.co_name == "run_forever" and code.co_filename == RUNNING:
+        if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
             break
         # Read source lines later: a frame kept alive until then would keep its variables alive.
         place = traceback.FrameSummary(
@@ -133,11 +133,11 @@ def stack_of(thread: int) -> list[traceback.FrameSummary]:
     return places
 
 
-class Watch:
+class Checker:
     """The thread, and the loops that it checks."""
 
     def __init__(self) -> None:
-        self.watched: list[Watched] = []
+        self.loops: list[WatchedLoop] = []
         self.changed = threading.Event()
         self.ending = False
         self.thread = threading.Thread(target=self._serve, name="uringloop-stalls", daemon=True)
@@ -147,9 +147,9 @@ class Watch:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.monotonic()
         while not self.ending:
-            # Before the look: a change during the look must end the wait after it.
+            # Before the check: a change during the check must end the wait after it.
             self.changed.clear()
-            delay = self._look(max(0.0, time.monotonic() - due))
+            delay = self._check(max(0.0, time.monotonic() - due))
             if delay is None:
                 return
             due = time.monotonic() + delay
@@ -157,12 +157,12 @@ class Watch:
                 # A loop was added.
                 due = time.monotonic()
 
-    def _look(self, late_s: float) -> float | None:
+    def _check(self, late_s: float) -> float | None:
         """Check all loops; return the delay until the next check, None if no loop is left."""
         delays = []
-        for one in list(self.watched):
+        for one in list(self.loops):
             try:
-                delay = one.look(late_s)
+                delay = one.check(late_s)
             except Exception:
                 # The program's own classes of loops and tasks can raise anything.
                 logger.exception("stalls of a loop are no longer logged, because a check failed")
@@ -171,12 +171,12 @@ class Watch:
                 delays.append(delay)
                 continue
             with _State.lock:
-                self.watched.remove(one)
+                self.loops.remove(one)
         with _State.lock:
-            if not self.watched:
+            if not self.loops:
                 # A loop that is created from now on starts another thread.
-                if _State.watch is self:
-                    _State.watch = None
+                if _State.checker is self:
+                    _State.checker = None
                 return None
         return min(delays, default=0.0)
 
@@ -184,7 +184,7 @@ class Watch:
 class _State:
     """The state of this process."""
 
-    watch: Watch | None = None
+    checker: Checker | None = None
     lock = threading.Lock()
 
 
@@ -205,33 +205,33 @@ def watch(loop: RunningLoop, wanted: int | str) -> None:
         return
     watch_stalls(loop, milliseconds)
     with _State.lock:
-        if _State.watch is not None:
-            _State.watch.watched.append(Watched(loop, milliseconds))
-            _State.watch.changed.set()
+        if _State.checker is not None:
+            _State.checker.loops.append(WatchedLoop(loop, milliseconds))
+            _State.checker.changed.set()
             return
-        started = Watch()
-        started.watched.append(Watched(loop, milliseconds))
+        started = Checker()
+        started.loops.append(WatchedLoop(loop, milliseconds))
         try:
             started.thread.start()
         except RuntimeError as exc:
             logger.warning("stalls are not logged: %s", exc)
         else:
-            _State.watch = started
+            _State.checker = started
 
 
 def _stop() -> None:
     """End the thread at exit: the interpreter could end it in the middle of a log line."""
     with _State.lock:
-        watch, _State.watch = _State.watch, None
-    if watch is not None:
-        watch.ending = True
-        watch.changed.set()
-        watch.thread.join(END_S)
+        checker, _State.checker = _State.checker, None
+    if checker is not None:
+        checker.ending = True
+        checker.changed.set()
+        checker.thread.join(END_S)
 
 
 def _after_fork() -> None:
     """Reset the state: a child has neither the thread nor loops that could run."""
-    _State.watch = None
+    _State.checker = None
     _State.lock = threading.Lock()
 
 
