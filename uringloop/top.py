@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from uringloop._monitor import client, command_line
-from uringloop._monitor.client import CannotWatch, Connection, Ended, Look
+from uringloop._monitor.client import CannotWatch, Connection, Ended, Sample
 from uringloop._monitor.fleet import Fleet, Member
 from uringloop._monitor.render import (
     View,
@@ -96,23 +96,23 @@ def watch(connection: Connection, options: argparse.Namespace, show: Callable[..
 
     Raises Ended when the program ends, and CannotWatch if it does not answer at first.
     """
-    told = connection.ask(FIRST_ANSWER_S)
-    if told is None:
+    snapshot = connection.ask(FIRST_ANSWER_S)
+    if snapshot is None:
         raise CannotWatch(f"no answer in {FIRST_ANSWER_S:.0f} s: {NO_ANSWER_REASON}")
-    look = Look(told)
+    sample = Sample(snapshot)
     # The first answer has no rates: --once and --json skip it.
     follows = not (options.once or options.json)
     if follows:
-        show(look, [])
+        show(sample, [])
     while True:
-        connection.rest(options.interval)
+        connection.sleep(options.interval)
         silent_s = 0.0
-        while (told := connection.ask(options.interval)) is None:
+        while (snapshot := connection.ask(options.interval)) is None:
             silent_s += options.interval
             if follows:
-                show(look, [f"no answer for {duration(silent_s)}: {NO_ANSWER_REASON}"])
-        look = Look(told, look)
-        show(look, [])
+                show(sample, [f"no answer for {duration(silent_s)}: {NO_ANSWER_REASON}"])
+        sample = Sample(snapshot, sample)
+        show(sample, [])
         if options.once:
             return
 
@@ -124,7 +124,7 @@ def watch_fleet(
 
     Raises Ended when all have ended, and CannotWatch if there are none at first.
     """
-    members = fleet.look(options.interval)
+    members = fleet.poll(options.interval)
     follows = not (options.once or options.json)
     if not members:
         raise CannotWatch(f"no program with a monitor found: {client.HINT}")
@@ -132,7 +132,7 @@ def watch_fleet(
         show(members)
     while True:
         time.sleep(options.interval)
-        members = fleet.look(options.interval)
+        members = fleet.poll(options.interval)
         if not members:
             raise Ended("all watched programs have ended")
         show(members)
@@ -141,8 +141,8 @@ def watch_fleet(
 
 
 def _fleet_view(members: list[Member], heading: str) -> View:
-    looks = [(member.look, member.silent_s) for member in members if member.look is not None]
-    loops = [watched for look, _ in looks for watched in look.loops]
+    samples = [(member.sample, member.silent_s) for member in members if member.sample is not None]
+    loops = [loop for sample, _ in samples for loop in sample.loops]
     blocked = sum(map(is_blocked, loops))
     title = [
         f"{heading}: processes {len(members)}, loops {len(loops)}, blocked {blocked}",
@@ -153,13 +153,13 @@ def _fleet_view(members: list[Member], heading: str) -> View:
         if member.silent_s
     ]
     width = shutil.get_terminal_size((WIDTH, 24)).columns
-    return overview_of(title, looks, width, notes)
+    return overview_of(title, samples, width, notes)
 
 
 def _fleet_json(members: list[Member]) -> None:
     for member in members:
-        if member.is_new and member.look is not None:
-            _json(member.look, [])
+        if member.has_new_sample and member.sample is not None:
+            _json(member.sample, [])
 
 
 def run_fleet(find: Callable[[], list[str]], heading: str, options: argparse.Namespace) -> None:
@@ -171,17 +171,22 @@ def run_fleet(find: Callable[[], list[str]], heading: str, options: argparse.Nam
             watch_fleet(fleet, options, lambda members: show(_fleet_view(members, heading)))
 
 
-def _json(look: Look, notes: list[str]) -> None:
-    loops = [{**watched["told"], "rates": watched["rates"]} for watched in look.loops]
-    told = {**look.told, "loops": loops, "seconds": look.seconds, "cpu_share": look.cpu}
-    print(json.dumps(told), flush=True)
+def _json(sample: Sample, notes: list[str]) -> None:
+    loops = [{**loop["snapshot"], "rates": loop["rates"]} for loop in sample.loops]
+    snapshot = {
+        **sample.snapshot,
+        "loops": loops,
+        "seconds": sample.seconds,
+        "cpu_share": sample.cpu,
+    }
+    print(json.dumps(snapshot), flush=True)
 
 
 def print_list() -> int:
     """Print the programs that can be watched, and return the exit status."""
     rows = [
-        (str(told["pid"]), str(len(told["loops"])), printable(path), printable(told["command"]))
-        for path, told in client.listed()
+        (str(one["pid"]), str(len(one["loops"])), printable(path), printable(one["command"]))
+        for path, one in client.all_snapshots()
     ]
     if not rows:
         print(f"no program with a monitor found: {client.HINT}", file=sys.stderr)
@@ -250,7 +255,7 @@ def run(options: argparse.Namespace) -> int:
             watch(connection, options, _json)
             return 0
         with screen() as show:
-            watch(connection, options, lambda look, notes: show(view_of(look, notes)))
+            watch(connection, options, lambda sample, notes: show(view_of(sample, notes)))
     return 0
 
 

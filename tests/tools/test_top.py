@@ -32,7 +32,7 @@ from support.watched import (
 import uringloop
 from uringloop import top
 from uringloop._monitor import client, render, server
-from uringloop._monitor.client import Look
+from uringloop._monitor.client import Sample
 from uringloop._monitor.server import LoopSnapshot, Snapshot
 
 # The fixture is found by its name here.
@@ -92,7 +92,7 @@ def table_of(text: str) -> dict[str, list[str]]:
     }
 
 
-# ── one look ─────────────────────────────────────────────────────────────────────────────────
+# ── one sample ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_table_has_a_column_for_each_loop(place: Path) -> None:
@@ -126,13 +126,13 @@ def test_json_has_the_answer_and_the_rates(place: Path) -> None:
         watched.end()
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    look: dict[str, Any] = json.loads(line)
-    assert look["pid"] == watched.pid
-    assert 0.3 <= look["seconds"] < 60
-    blocked, working = look["loops"]
+    sample: dict[str, Any] = json.loads(line)
+    assert sample["pid"] == watched.pid
+    assert 0.3 <= sample["seconds"] < 60
+    blocked, working = sample["loops"]
     assert (blocked["rates"]["turns"], blocked["rates"]["cpu"]) == (0, 0)
     # The kernel's coarse clock may be 10 ms old.
-    assert look["seconds"] - 0.1 <= blocked["blocked"] < 60
+    assert sample["seconds"] - 0.1 <= blocked["blocked"] < 60
     assert working["blocked"] < blocked["blocked"]
     # The loop receives what it sends to itself.
     rates = working["rates"]
@@ -174,8 +174,8 @@ def snapshot(seconds: float, **stats: int) -> Snapshot:
 
 
 def test_rates_are_differences_over_the_programs_clock() -> None:
-    first = Look(snapshot(10, turns=100, batched=50, sent_bytes=1))
-    second = Look(snapshot(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
+    first = Sample(snapshot(10, turns=100, batched=50, sent_bytes=1))
+    second = Sample(snapshot(12, turns=300, batched=850, sent_bytes=3_000_001, starved=5), first)
     assert first.loops[0]["rates"] is None
     rates = second.loops[0]["rates"]
     assert rates is not None
@@ -185,8 +185,8 @@ def test_rates_are_differences_over_the_programs_clock() -> None:
 
 
 def test_rates_of_a_new_loop_at_the_same_address_start_at_zero() -> None:
-    first = Look(snapshot(10, turns=1000))
-    rates = Look(snapshot(12, turns=10), first).loops[0]["rates"]
+    first = Sample(snapshot(10, turns=1000))
+    rates = Sample(snapshot(12, turns=10), first).loops[0]["rates"]
     assert rates is not None
     assert rates["turns"] == 5
 
@@ -199,7 +199,7 @@ def test_turn_of_more_than_100_ms_is_shown_as_blocked(blocked: float, state: str
     one = snapshot(10)
     one["loops"][0]["blocked"] = blocked
     one["loops"][0]["place"] = {"function": "f", "file": "x.py", "line": 3}
-    view = render.view_of(Look(one), [])
+    view = render.view_of(Sample(one), [])
     (row,) = [row for row in view.rows if row.label == "state"]
     assert row.cells[0].startswith(state)
     assert row.alarms == [blocked > 0.1]
@@ -208,8 +208,8 @@ def test_turn_of_more_than_100_ms_is_shown_as_blocked(blocked: float, state: str
 
 
 def test_problems_are_marked() -> None:
-    look = Look(snapshot(12, turns=9, starved=4), Look(snapshot(10)))
-    lines = render.plain_lines(render.view_of(look, []), 120)
+    sample = Sample(snapshot(12, turns=9, starved=4), Sample(snapshot(10)))
+    lines = render.plain_lines(render.view_of(sample, []), 120)
     (line,) = [line for line in lines if line.startswith("starved/s")]
     assert line.endswith("! 2.0")
     assert [line for line in lines if "!" in line] == [line]
@@ -237,7 +237,7 @@ def many(count: int) -> render.View:
     snapshot_now["loops"] = [
         {**loop, "id": number, "name": f"ThreadPoolExecutor-0_{number}"} for number in range(count)
     ]
-    return render.view_of(Look(snapshot_now, Look(snapshot(10))), ["a note of the end"])
+    return render.view_of(Sample(snapshot_now, Sample(snapshot(10))), ["a note of the end"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
@@ -337,10 +337,10 @@ def test_terminal_has_a_rich_table(place: Path) -> None:
 def test_control_characters_from_a_program_are_replaced() -> None:
     evil = snapshot(1)
     evil["command"] = evil["loops"][0]["name"] = "\x1b[2Jname\n"
-    lines = render.plain_lines(render.view_of(Look(evil), []), 120)
+    lines = render.plain_lines(render.view_of(Sample(evil), []), 120)
     assert lines[0] == "1  ?[2Jname "
     assert lines[3].endswith("  ?[2Jname")
-    lines = render.plain_lines(render.overview_of([], [(Look(evil), 0.0)], 120, []), 120)
+    lines = render.plain_lines(render.overview_of([], [(Sample(evil), 0.0)], 120, []), 120)
     assert lines[2].startswith("1       ?[2Jname ")
     assert lines[2].endswith("  ?[2Jname")
 
@@ -397,11 +397,11 @@ def test_later_looks_have_later_times(place: Path) -> None:
         program(place, BUSY) as watched,
         following(place, watched.pid, "--json", "--interval", "0.1") as shown,
     ):
-        looks = [json.loads(pipe_of(shown.stdout).readline()) for _ in range(4)]
+        samples = [json.loads(pipe_of(shown.stdout).readline()) for _ in range(4)]
         watched.end()
-    times = [look["time"] for look in looks]
+    times = [sample["time"] for sample in samples]
     assert times == sorted(set(times))
-    lasted = [look["loops"][0]["blocked"] for look in looks]
+    lasted = [sample["loops"][0]["blocked"] for sample in samples]
     assert lasted == sorted(set(lasted))
 
 

@@ -13,7 +13,7 @@ from support.roles import PATIENCE
 from support.watched import environment, following, pipe_of, place, program, run_top, snapshot_of
 
 from uringloop._monitor import client, render, server
-from uringloop._monitor.client import Look
+from uringloop._monitor.client import Sample
 from uringloop._monitor.fleet import Fleet
 
 # The fixture is found by its name here.
@@ -97,9 +97,9 @@ def test_json_has_a_line_for_each_process(place: Path) -> None:
     with program(place, MASTER) as watched:
         children = client.descendants_of(watched.pid)
         done = run_top(place, watched.pid, "--once", "--json", "--interval", "0.1")
-        looks = [json.loads(line) for line in done.stdout.splitlines()]
-        assert sorted(look["pid"] for look in looks) == sorted(children)
-        assert all(look["loops"][0]["rates"] for look in looks)
+        samples = [json.loads(line) for line in done.stdout.splitlines()]
+        assert sorted(sample["pid"] for sample in samples) == sorted(children)
+        assert all(sample["loops"][0]["rates"] for sample in samples)
         watched.end()
 
 
@@ -121,17 +121,17 @@ def test_fleet_adds_new_processes_and_drops_ended_ones(place: Path) -> None:
     with program(place, IDLE) as first:
         found = [str(first.socket)]
         with Fleet(lambda: found) as fleet:
-            assert [one.connection.pid for one in fleet.look(PATIENCE)] == [first.pid]
+            assert [one.connection.pid for one in fleet.poll(PATIENCE)] == [first.pid]
             with program(place, IDLE) as second:
                 found.append(str(second.socket))
-                pids = [one.connection.pid for one in fleet.look(PATIENCE)]
+                pids = [one.connection.pid for one in fleet.poll(PATIENCE)]
                 assert pids == sorted((first.pid, second.pid))
                 second.end()
-            (left,) = fleet.look(PATIENCE)
-            assert left.look is not None
-            assert left.look.told["pid"] == first.pid
-            # The look was compared with the previous one.
-            assert left.look.loops[0]["rates"] is not None
+            (left,) = fleet.poll(PATIENCE)
+            assert left.sample is not None
+            assert left.sample.snapshot["pid"] == first.pid
+            # The sample was compared with the previous one.
+            assert left.sample.loops[0]["rates"] is not None
         first.end()
 
 
@@ -144,24 +144,24 @@ def test_silent_process_does_not_delay_the_others(place: Path) -> None:
     ):
         silent.bind(path)
         silent.listen()
-        members = {member.connection.pid: member for member in fleet.look(0.05)}
+        members = {member.connection.pid: member for member in fleet.poll(0.05)}
         assert members[watched.pid].silent_s == 0
         assert members[os.getpid()].silent_s >= 0.05
-        # The next look sends no second request, and takes the late answer.
+        # The next poll sends no second request, and takes the late answer.
         peer, _ = silent.accept()
         with peer:
             assert peer.recv(10) == b"\n"
-            fleet.look(0.05)
+            fleet.poll(0.05)
             peer.sendall(server.line_of(snapshot_of(watched.socket)))
-            members = {member.connection.pid: member for member in fleet.look(PATIENCE)}
+            members = {member.connection.pid: member for member in fleet.poll(PATIENCE)}
             assert members[os.getpid()].silent_s == 0
-            assert members[os.getpid()].look is not None
+            assert members[os.getpid()].sample is not None
         watched.end()
 
 
 def test_silent_process_is_shown_as_no_answer(loop: object) -> None:
-    look = Look(server.snapshot())
-    view = render.overview_of(["title"], [(look, 3.0)], 120, [])
+    sample = Sample(server.snapshot())
+    view = render.overview_of(["title"], [(sample, 3.0)], 120, [])
     assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
     assert view.rows[0].alarms[0]
 
@@ -180,7 +180,7 @@ def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
 def test_commands_are_cut_to_the_width(loop: object) -> None:
     snapshot = server.snapshot()
     snapshot["command"] = "python " + "x" * 300
-    view = render.overview_of([], [(Look(snapshot), 0.0)], 150, [])
+    view = render.overview_of([], [(Sample(snapshot), 0.0)], 150, [])
     lines = render.plain_lines(view, 150)
     assert max(map(len, lines)) == 150
     assert lines[-1].endswith("…")

@@ -166,7 +166,7 @@ def _default_paths() -> Iterator[str]:
         yield from sorted(glob.glob(os.path.join(glob.escape(folder), "uringloop-*.sock")))
 
 
-def listed() -> Iterator[tuple[str, Snapshot]]:
+def all_snapshots() -> Iterator[tuple[str, Snapshot]]:
     """Yield path and answer of each program that this user may watch and that answers."""
     for path in all_paths():
         yield from _try_ask(path)
@@ -176,11 +176,11 @@ def _try_ask(path: str) -> Iterator[tuple[str, Snapshot]]:
     """Yield *path* and the answer from there; yield nothing if there is no answer."""
     try:
         with Connection(path) as connection:
-            told = connection.ask(END_S)
+            snapshot = connection.ask(END_S)
     except (CannotWatch, Ended):
         return
-    if told is not None:
-        yield path, told
+    if snapshot is not None:
+        yield path, snapshot
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +188,7 @@ def _try_ask(path: str) -> Iterator[tuple[str, Snapshot]]:
 
 # The keys of an answer, and of each loop in it, that the display needs, with their types.
 NUMBER = int | float
-SNAPSHOT_KEYS: Kinds = {
+SNAPSHOT_KINDS: Kinds = {
     "protocol": int,
     "pid": int,
     "command": str,
@@ -227,7 +227,7 @@ def _has(value: object, kinds: Kinds) -> bool:
 def _is_snapshot(answer: object) -> TypeGuard[Snapshot]:
     if not isinstance(answer, dict) or answer.get("protocol") != server.PROTOCOL:
         return False
-    return _has(answer, SNAPSHOT_KEYS) and all(
+    return _has(answer, SNAPSHOT_KINDS) and all(
         _has(loop, LOOP_KINDS)
         and _has(loop["stats"], STATS_KINDS)
         and (loop["place"] is None or _has(loop["place"], PLACE_KINDS))
@@ -284,13 +284,13 @@ class Connection:
         if self.process >= 0:
             os.close(self.process)
 
-    def ask(self, patience: float) -> Snapshot | None:
-        """Return the program's answer, or None if it does not arrive within *patience* seconds.
+    def ask(self, timeout_s: float) -> Snapshot | None:
+        """Return the program's answer, or None if it does not arrive within *timeout_s* seconds.
 
         After None, the next call waits for the same answer. Raises Ended if the connection was
         closed, and CannotWatch for an error or an answer of another form.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         try:
             if not self.waiting:
                 self.sock.sendall(b"\n")
@@ -299,26 +299,26 @@ class Connection:
                 self.sock.settimeout(max(0.001, deadline - time.monotonic()))
                 data = self.sock.recv(65536)
                 if not data or len(self.received) > ANSWER_BYTES_MAX:
-                    raise Ended(self._end())
+                    raise Ended(self._end_message())
                 self.received += data
         except TimeoutError:
             return None
         except (BrokenPipeError, ConnectionResetError):
-            if b"\n" not in self._rest():
-                raise Ended(self._end()) from None
+            if b"\n" not in self._receive_last():
+                raise Ended(self._end_message()) from None
         line, _, self.received = self.received.partition(b"\n")
         self.waiting = False
         return self._parse(line)
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Wait for so many *seconds*. Raises Ended as soon as the program ends."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         # No request is pending, so the socket becomes readable only at EOF.
         if poll.poll(seconds * 1000):
-            raise Ended(self._end())
+            raise Ended(self._end_message())
 
-    def _rest(self) -> bytes:
+    def _receive_last(self) -> bytes:
         """Return what the program sent before it closed the connection, perhaps an error."""
         self.sock.settimeout(0)
         try:
@@ -340,7 +340,7 @@ class Connection:
             "the process at that socket is not a uringloop monitor, or one of another version"
         )
 
-    def _end(self) -> str:
+    def _end_message(self) -> str:
         """Return a message that says whether the program has ended."""
         name = f"process {self.pid}" if self.pid else "the program"
         if self.process >= 0:
@@ -369,32 +369,34 @@ class Rates(TypedDict):
     overflows: float
 
 
-class Watched(TypedDict):
+class LoopSample(TypedDict):
     """One loop in one answer, with its rates."""
 
-    told: LoopSnapshot
+    snapshot: LoopSnapshot
     rates: Rates | None
 
 
-class Look:
+class Sample:
     """One answer, with rates relative to the answer before."""
 
-    def __init__(self, told: Snapshot, before: Look | None = None) -> None:
-        self.told = told
-        self.seconds = told["time"] - before.told["time"] if before is not None else 0.0
+    def __init__(self, snapshot: Snapshot, before: Sample | None = None) -> None:
+        self.snapshot = snapshot
+        self.seconds = snapshot["time"] - before.snapshot["time"] if before is not None else 0.0
         self.cpu: float | None = None
         earlier: dict[int, LoopSnapshot] = {}
         if before is not None and self.seconds > 0:
-            self.cpu = (told["cpu"] - before.told["cpu"]) / self.seconds
-            earlier = {loop["id"]: loop for loop in before.told["loops"]}
-        self.loops = [self._watched(loop, earlier.get(loop["id"])) for loop in told["loops"]]
+            self.cpu = (snapshot["cpu"] - before.snapshot["cpu"]) / self.seconds
+            earlier = {loop["id"]: loop for loop in before.snapshot["loops"]}
+        self.loops = [
+            self._loop_sample(loop, earlier.get(loop["id"])) for loop in snapshot["loops"]
+        ]
 
-    def _watched(self, loop: LoopSnapshot, earlier: LoopSnapshot | None) -> Watched:
+    def _loop_sample(self, loop: LoopSnapshot, earlier: LoopSnapshot | None) -> LoopSample:
         if earlier is not None and earlier["stats"]["turns"] > loop["stats"]["turns"]:
             # A new loop, at the same address as a loop that was freed.
             earlier = None
         rates = self._rates(loop, earlier) if self.seconds > 0 else None
-        return {"told": loop, "rates": rates}
+        return {"snapshot": loop, "rates": rates}
 
     def _rates(self, loop: LoopSnapshot, earlier: LoopSnapshot | None) -> Rates:
         """Return the rates of *loop*; the counters of a new loop started at zero."""

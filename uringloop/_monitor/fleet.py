@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from uringloop._monitor.client import CannotWatch, Connection, Ended, Look
+from uringloop._monitor.client import CannotWatch, Connection, Ended, Sample
 
 
 class Member:
@@ -18,27 +18,27 @@ class Member:
 
     def __init__(self, path: str) -> None:
         self.connection = Connection(path)
-        self.look: Look | None = None
+        self.sample: Sample | None = None
         self.asked_at = 0.0
         self.silent_s = 0.0
-        self.is_new = False
+        self.has_new_sample = False
 
-    def ask(self, patience: float) -> bool:
+    def ask(self, timeout_s: float) -> bool:
         """Wait for an answer; send a request first unless one is pending. Return success."""
         if not self.connection.waiting:
             self.asked_at = time.monotonic()
-        told = self.connection.ask(patience)
-        self.is_new = told is not None
-        if told is None:
+        snapshot = self.connection.ask(timeout_s)
+        self.has_new_sample = snapshot is not None
+        if snapshot is None:
             self.silent_s = time.monotonic() - self.asked_at
             return False
-        self.look = Look(told, self.look)
+        self.sample = Sample(snapshot, self.sample)
         self.silent_s = 0.0
         return True
 
 
 class Fleet:
-    """The processes whose sockets *find* returns; every look() calls it again."""
+    """The processes whose sockets *find* returns; every poll() calls it again."""
 
     def __init__(self, find: Callable[[], list[str]]) -> None:
         self.find = find
@@ -51,14 +51,14 @@ class Fleet:
         for path in list(self.members):
             self._drop(path)
 
-    def look(self, patience: float) -> list[Member]:
-        """Request answers; wait *patience* seconds at most in all; return the connected members."""
+    def poll(self, timeout_s: float) -> list[Member]:
+        """Request answers; wait at most *timeout_s* in all; return the connected members."""
         for path in self.find():
             if path not in self.members:
                 # The socket of a killed process, or of another user's process.
                 with contextlib.suppress(CannotWatch):
                     self.members[path] = Member(path)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         # Send all requests before waiting for the first answer.
         silent = [path for path in list(self.members) if not self._ask(path, 0.0)]
         for path in silent:
@@ -66,10 +66,10 @@ class Fleet:
                 self._ask(path, max(0.0, deadline - time.monotonic()))
         return sorted(self.members.values(), key=lambda member: member.connection.pid)
 
-    def _ask(self, path: str, patience: float) -> bool:
+    def _ask(self, path: str, timeout_s: float) -> bool:
         """Return whether no answer is pending: the process has answered, or cannot be watched."""
         try:
-            return self.members[path].ask(patience)
+            return self.members[path].ask(timeout_s)
         except (CannotWatch, Ended):
             self._drop(path)
             return True

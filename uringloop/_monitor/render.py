@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from uringloop._monitor.client import Look, Watched
+from uringloop._monitor.client import LoopSample, Sample
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,24 +84,24 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def state_of(watched: Watched) -> str:
-    told = watched["told"]
-    if not told["running"]:
+def state_of(loop: LoopSample) -> str:
+    snapshot = loop["snapshot"]
+    if not snapshot["running"]:
         return "not running"
-    state = "asleep" if told["sleeping"] else "at work"
-    if is_blocked(watched):
-        state = f"BLOCKED {duration(told['blocked'])}"
-    return f"{state}, debug" if told["debug"] else state
+    state = "asleep" if snapshot["sleeping"] else "at work"
+    if is_blocked(loop):
+        state = f"BLOCKED {duration(snapshot['blocked'])}"
+    return f"{state}, debug" if snapshot["debug"] else state
 
 
-def is_blocked(watched: Watched) -> bool:
-    return watched["told"]["blocked"] > BLOCKED_S
+def is_blocked(loop: LoopSample) -> bool:
+    return loop["snapshot"]["blocked"] > BLOCKED_S
 
 
-def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
+def cells_of(loop: LoopSample) -> list[tuple[str, str, bool]]:
     """Return label, text and alarm of each figure of one loop."""
-    told, rates = watched["told"], watched["rates"]
-    stats = told["stats"]
+    snapshot, rates = loop["snapshot"], loop["rates"]
+    stats = snapshot["stats"]
 
     def rated(text: Callable[[float], str], name: str, unit: str = "") -> str:
         # A first answer has no rates.
@@ -112,8 +112,8 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
         return label, rated(number, name), happened
 
     return [
-        ("ring", printable(told["backend"]), False),
-        ("state", state_of(watched), is_blocked(watched)),
+        ("ring", printable(snapshot["backend"]), False),
+        ("state", state_of(loop), is_blocked(loop)),
         ("CPU of the thread", rated(percent, "cpu"), False),
         ("turns/s", rated(number, "turns"), False),
         ("kernel entries/s", rated(number, "kernel_entries"), False),
@@ -125,7 +125,7 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
         ("sent", rated(size, "sent_bytes", "/s"), False),
         ("callbacks ready", f"{stats['callbacks_ready']:,}", False),
         ("timers pending", f"{stats['timers_pending']:,}", False),
-        ("lag", duration(stats["lag"]), is_blocked(watched)),
+        ("lag", duration(stats["lag"]), is_blocked(loop)),
         ("lag at most", duration(stats["lag_max"]), False),
         trouble("starved/s", "starved"),
         trouble("rearms/s", "rearms"),
@@ -133,19 +133,19 @@ def cells_of(watched: Watched) -> list[tuple[str, str, bool]]:
     ]
 
 
-def heading_of(watched: Watched) -> str:
-    return cut(printable(watched["told"]["name"]), HEADING_LENGTH_MAX)
+def heading_of(loop: LoopSample) -> str:
+    return cut(printable(loop["snapshot"]["name"]), HEADING_LENGTH_MAX)
 
 
-def work_of(watched: Watched) -> str | None:
+def work_of(loop: LoopSample) -> str | None:
     """Return a line with the task and the place that a loop executes, or None for neither."""
-    told = watched["told"]
-    task, place = told["task"], told["place"]
+    snapshot = loop["snapshot"]
+    task, place = snapshot["task"], snapshot["place"]
     if task is None and place is None:
         return None
-    text = f"{told['name']}:"
-    if is_blocked(watched):
-        text += f" blocked for {duration(told['blocked'])}{',' if task is not None else ''}"
+    text = f"{snapshot['name']}:"
+    if is_blocked(loop):
+        text += f" blocked for {duration(snapshot['blocked'])}{',' if task is not None else ''}"
     if task is not None:
         text += f" {task['name']} ({task['coroutine']})"
     if place is not None:
@@ -153,64 +153,64 @@ def work_of(watched: Watched) -> str | None:
     return printable(text)
 
 
-def view_of(look: Look, notes: list[str]) -> View:
-    told = look.told
-    command = cut(printable(told["command"]), COMMAND_LENGTH_MAX)
-    cpu = percent(look.cpu) if look.cpu is not None else "-"
-    versions = printable(f"uringloop {told['uringloop']}, Python {told['python']}")
-    title = [f"{told['pid']}  {command}", f"{versions}, CPU {cpu}"]
-    columns = [cells_of(watched) for watched in look.loops]
+def view_of(sample: Sample, notes: list[str]) -> View:
+    snapshot = sample.snapshot
+    command = cut(printable(snapshot["command"]), COMMAND_LENGTH_MAX)
+    cpu = percent(sample.cpu) if sample.cpu is not None else "-"
+    versions = printable(f"uringloop {snapshot['uringloop']}, Python {snapshot['python']}")
+    title = [f"{snapshot['pid']}  {command}", f"{versions}, CPU {cpu}"]
+    columns = [cells_of(loop) for loop in sample.loops]
     rows = [
         Row(cells[0][0], [text for _, text, _ in cells], [alarm for _, _, alarm in cells])
         for cells in zip(*columns, strict=True)
     ]
-    works = [work for watched in look.loops if (work := work_of(watched)) is not None]
-    if not look.loops:
+    works = [work for loop in sample.loops if (work := work_of(loop)) is not None]
+    if not sample.loops:
         works = ["no loop is open"]
-    return View(title, [heading_of(watched) for watched in look.loops], rows, works + notes)
+    return View(title, [heading_of(loop) for loop in sample.loops], rows, works + notes)
 
 
 # ── several processes ────────────────────────────────────────────────────────────────────────
 
 
 def overview_of(
-    title: list[str], looks: Sequence[tuple[Look, float]], width: int, notes: list[str]
+    title: list[str], samples: Sequence[tuple[Sample, float]], width: int, notes: list[str]
 ) -> View:
     """Return a table with a line for each loop of several processes.
 
-    Each item of *looks* also has the seconds for which its process has not answered. Commands are
+    Each item of *samples* also has the seconds for which its process has not answered. Commands are
     cut so that no line is longer than *width*.
     """
-    rows = [row for look, silent_s in looks for row in _loop_rows(look, silent_s)]
+    rows = [row for sample, silent_s in samples for row in _loop_rows(sample, silent_s)]
     taken = max((len(row.label) for row in rows), default=0)
     for index, heading in enumerate(OVERVIEW[:-1]):
         taken += GAP + max([len(heading), *(len(row.cells[index]) for row in rows)])
     room = max(width - taken - GAP, len(OVERVIEW[-1]))
     rows = [row._replace(cells=[*row.cells[:-1], cut(row.cells[-1], room)]) for row in rows]
     works = [
-        f"{look.told['pid']} {work}"
-        for look, _ in looks
-        for watched in look.loops
-        if is_blocked(watched) and (work := work_of(watched)) is not None
+        f"{sample.snapshot['pid']} {work}"
+        for sample, _ in samples
+        for loop in sample.loops
+        if is_blocked(loop) and (work := work_of(loop)) is not None
     ]
     return View(title, list(OVERVIEW), rows, works + notes, "PID     loop")
 
 
-def _loop_rows(look: Look, silent_s: float) -> Iterator[Row]:
-    for watched in look.loops:
-        told, rates = watched["told"], watched["rates"]
+def _loop_rows(sample: Sample, silent_s: float) -> Iterator[Row]:
+    for loop in sample.loops:
+        snapshot, rates = loop["snapshot"], loop["rates"]
         cells = [
-            f"NO ANSWER {duration(silent_s)}" if silent_s else state_of(watched),
+            f"NO ANSWER {duration(silent_s)}" if silent_s else state_of(loop),
             percent(rates["cpu"]) if rates is not None else "-",
             number(rates["turns"]) if rates is not None else "-",
             size(rates["received_bytes"]) + "/s" if rates is not None else "-",
             size(rates["sent_bytes"]) + "/s" if rates is not None else "-",
-            f"{told['stats']['operations']:,}",
-            duration(told["stats"]["lag"]),
-            printable(look.told["command"]),
+            f"{snapshot['stats']['operations']:,}",
+            duration(snapshot["stats"]["lag"]),
+            printable(sample.snapshot["command"]),
         ]
-        alarms = [silent_s > 0 or is_blocked(watched), *[False] * (len(cells) - 1)]
-        yield Row(f"{look.told['pid']:<7} {heading_of(watched)}", cells, alarms)
+        alarms = [silent_s > 0 or is_blocked(loop), *[False] * (len(cells) - 1)]
+        yield Row(f"{sample.snapshot['pid']:<7} {heading_of(loop)}", cells, alarms)
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────
