@@ -41,11 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"uringloop {__version__}")
     parser.parse_args(arguments)
 
-    def tell() -> int:
+    def show() -> int:
         print(text())
         return 0
 
-    return command_line.run(PROGRAM, tell)
+    return command_line.run(PROGRAM, show)
 
 
 if __name__ == "__main__":

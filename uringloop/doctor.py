@@ -139,12 +139,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="write the report as JSON")
     options = parser.parse_args(arguments)
 
-    def tell() -> int:
+    def show() -> int:
         report = examine()
         print(json.dumps(report, indent=2) if options.json else text_of(report))
         return 0 if report["backend"] == backends.IO_URING else 1
 
-    return command_line.run(PROGRAM, tell)
+    return command_line.run(PROGRAM, show)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def run(
     Raises the exception of *main*. Raises RuntimeError if a loop already runs in this thread,
     unless that loop is nestable: then *main* runs on that loop.
     """
-    running = nesting.running()
+    running = nesting.loop_for_nested_run()
     if running is not None:
         return nesting.run(running, main, debug)
     if asyncio._get_running_loop() is not None:

@@ -115,13 +115,13 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
-        told = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
+        trace_fd = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
         self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
         set_fallback_callback(
             self,
             backends.warn_fallback_while_running if warn_fallback else backends.ignore_fallback,
         )
-        tracing.trace(self, told)
+        tracing.trace(self, trace_fd)
         self._del_closes = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()

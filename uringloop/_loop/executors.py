@@ -69,20 +69,20 @@ def _join(
     try:
         pool.shutdown(wait=True)
     except Exception as exc:
-        _tell(loop, joined, exc)
+        _resolve_in_loop(loop, joined, exc)
     else:
-        _tell(loop, joined, None)
+        _resolve_in_loop(loop, joined, None)
 
 
-def _tell(
+def _resolve_in_loop(
     loop: asyncio.AbstractEventLoop, joined: asyncio.Future[None], exc: Exception | None
 ) -> None:
     if loop.is_closed():
         return
-    loop.call_soon_threadsafe(_settle, joined, exc)
+    loop.call_soon_threadsafe(_resolve, joined, exc)
 
 
-def _settle(joined: asyncio.Future[None], exc: Exception | None) -> None:
+def _resolve(joined: asyncio.Future[None], exc: Exception | None) -> None:
     if joined.done():
         return
     if exc is None:

@@ -170,7 +170,7 @@ def _table_of_tasks() -> dict[Any, Any]:
 # ── asyncio.run() and asyncio.Runner ─────────────────────────────────────────────────────────────
 
 
-def running() -> asyncio.AbstractEventLoop | None:
+def loop_for_nested_run() -> asyncio.AbstractEventLoop | None:
     """Return the running loop of this thread if a nested asyncio.run() can use it, or None."""
     loop = events._get_running_loop()
     # A nestable loop, or an asyncio loop that nest_asyncio has patched.
@@ -256,7 +256,7 @@ class _Interrupts:
 def _nestable_run(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def run_anywhere(main: Any, *, debug: bool | None = None, **options: Any) -> Any:
-        loop = running()
+        loop = loop_for_nested_run()
         if loop is None:
             return stock(main, debug=debug, **options)
         return run(loop, main, debug)

@@ -95,12 +95,12 @@ class Child:
             try:
                 # Popen.poll() may have reaped it.
                 if self.process.returncode is None:
-                    self.process.returncode = self._take_exit_code()
+                    self.process.returncode = self._wait_for_exit_code()
             finally:
                 self._close_pidfd()
         return self.process.returncode
 
-    def _take_exit_code(self) -> int:
+    def _wait_for_exit_code(self) -> int:
         pid = self.process.pid
         # Unlike the PID, the pidfd cannot refer to another process by now.
         kind, number = (os.P_PID, pid) if self.pidfd < 0 else (os.P_PIDFD, self.pidfd)
@@ -121,19 +121,19 @@ class Child:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def leave(self, deadline: float) -> None:
+    def reap_or_leave(self, deadline: float) -> None:
         """Reap the child of a loop that is closed; a thread does it if the child still runs."""
         assert self.transport is not None
-        patience = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
+        timeout_s = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None
         if self.pidfd < 0:
             # A thread waits for the exit already, or has just scheduled _ended().
             if self._has_ended():
                 self.reap()
             return
-        question = select.poll()
-        question.register(self.pidfd, select.POLLIN)
-        if question.poll(patience * 1000):
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if poll.poll(timeout_s * 1000):
             self.reap()
             return
         self._close_pidfd()
@@ -162,7 +162,7 @@ def close(loop: Loop) -> None:
     """Reap the children of a loop that is closed, or leave them to threads."""
     deadline = time.monotonic() + KILLED_TIMEOUT
     while loop._children:
-        loop._children.pop().leave(deadline)
+        loop._children.pop().reap_or_leave(deadline)
 
 
 # ── the transport ────────────────────────────────────────────────────────────────────────────
