@@ -88,6 +88,16 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
         if not self._writable:
             raise io.UnsupportedOperation(self._NOT_WRITABLE)
 
+    async def close(self) -> None:
+        if self._detached:
+            raise ValueError(self._DETACHED)
+        if not self.closed:
+            await self._close()
+
+    @one_at_a_time_now
+    async def _close(self) -> None:
+        await self._close_descriptor()
+
     async def _read_to_end(self, parts: list[bytes]) -> bytes:
         """Return *parts* and the rest of the file. If cancelled, *parts* has all that was read."""
         size = io.DEFAULT_BUFFER_SIZE
@@ -185,16 +195,6 @@ class RawFile(BinaryFile):
 
     async def flush(self) -> None:
         self._check_open()
-
-    async def close(self) -> None:
-        if self._detached:
-            raise ValueError(self._DETACHED)
-        if not self.closed:
-            await self._close()
-
-    @one_at_a_time_now
-    async def _close(self) -> None:
-        await self._close_descriptor()
 
 
 class BufferedFile(LineFile, BinaryFile):
@@ -487,12 +487,6 @@ class BufferedFile(LineFile, BinaryFile):
             plain.write(pending)
         self._detached = True
         return plain
-
-    async def close(self) -> None:
-        if self._detached:
-            raise ValueError(self._DETACHED)
-        if not self.closed:
-            await self._close()
 
     @one_at_a_time_now
     async def _close(self) -> None:

@@ -107,10 +107,6 @@ cdef class OpenFile(FileRequests):
             raise UnsupportedOperation(message)
         return 0
 
-    async def flush(self):
-        """Write buffered data; this class has no buffer."""
-        self.check_open()
-
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
 
     async def pread(self, Py_ssize_t n, offset):
