@@ -241,9 +241,7 @@ cdef class OpenFile(FileRequests):
             count = len(data)
         else:
             data = count = self.count_of(operation)
-        if self.reads_at_offset and operation.res > 0:
-            # Bytes from the page cache have moved the position already.
-            self.move_to(operation.request.off + operation.res)
+        self.move_past(operation)
         return data
 
     async def _read_after(self, bytes ahead, Py_ssize_t n):
@@ -264,9 +262,7 @@ cdef class OpenFile(FileRequests):
                 if operation.stage != ENDED:
                     await self._complete_read(operation)
                 count = self.count_of(operation)
-                if self.reads_at_offset and operation.res > 0:
-                    # Bytes from the page cache have moved the position already.
-                    self.move_to(operation.request.off + operation.res)
+                self.move_past(operation)
                 operation.held = operation = None
                 if count == 0:
                     break

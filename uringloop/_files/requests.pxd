@@ -27,6 +27,7 @@ cdef class FileRequests(Descriptor):
     cdef FileOperation prepare_write(self, object data, Py_ssize_t skip, int64_t offset)
     cdef int64_t position(self) except? -1
     cdef int move_to(self, int64_t position) except -1
+    cdef int move_past(self, FileOperation operation) except -1
     cdef object failure(self, int res)
     cdef object result_of(self, FileOperation operation)
     cdef Py_ssize_t count_of(self, FileOperation operation) except -1

@@ -179,6 +179,15 @@ cdef class FileRequests(Descriptor):
             raise self.failure(-errno)
         return 0
 
+    cdef int move_past(self, FileOperation operation) except -1:
+        """Move the position past the bytes that the operation of a read has returned.
+
+        Bytes from the page cache have moved it already.
+        """
+        if self.reads_at_offset and operation.res > 0:
+            self.move_to(operation.request.off + operation.res)
+        return 0
+
     # ── results ───────────────────────────────────────────────────────────────────────────────────
 
     cdef object failure(self, int res):
