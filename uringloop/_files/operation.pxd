@@ -21,10 +21,12 @@ cdef enum:
 
 
 cdef class Descriptor:
-    # Counts the operations that use a descriptor: it is not closed before they have ended.
+    # The descriptor of a file. It is not closed before the operations that use it have ended.
+    cdef int fd                     # -1 once it is closed
     cdef readonly int operations_in_flight
     cdef object idle                # the future of `_become_idle`, or None
 
+    cdef int check_open(self) except -1
     cdef int ended(self) except -1
 
 

@@ -51,6 +51,14 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef class Descriptor:
 
+    def __cinit__(self, *args, **options):
+        self.fd = -1
+
+    cdef int check_open(self) except -1:
+        if self.fd < 0:
+            raise ValueError("I/O operation on closed file.")
+        return 0
+
     cdef int ended(self) except -1:
         self.operations_in_flight -= 1
         if self.idle is not None and not self.operations_in_flight:

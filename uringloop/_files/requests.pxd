@@ -6,7 +6,6 @@ from uringloop._files.operation cimport Descriptor, FileOperation
 
 
 cdef class FileRequests(Descriptor):
-    cdef int fd                     # -1 once it is closed
     cdef public object name         # what was opened: a path or a descriptor
     cdef readonly bint _appending
     cdef readonly bint _seekable
@@ -18,7 +17,6 @@ cdef class FileRequests(Descriptor):
     cdef bint in_memory             # there is no disk to wait for
     cdef unsigned int writes        # the number of writes that were started
 
-    cdef int check_open(self) except -1
     cdef FileOperation start_read(
         self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset)
     cdef int take_cached(self, FileOperation operation) except -1

@@ -45,14 +45,6 @@ cdef Py_ssize_t WORKER = WORKER_BYTES
 
 cdef class FileRequests(Descriptor):
 
-    def __cinit__(self, *args, **options):
-        self.fd = -1
-
-    cdef int check_open(self) except -1:
-        if self.fd < 0:
-            raise ValueError("I/O operation on closed file.")
-        return 0
-
     # ── reading and writing ───────────────────────────────────────────────────────────────────────
 
     cdef FileOperation start_read(
