@@ -413,8 +413,6 @@ class Loop(RunningLoop):
     async def _sendfile_native(
         self, transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
     ) -> int:
-        sock = transport.get_extra_info("socket")
-        self._check_sendfile_params(sock, file, offset, count)
         return await sendfile.to_transport(self, transport, file, offset, count)
 
     async def _sock_sendfile_native(
