@@ -50,8 +50,7 @@ from uringloop._ring.shared_sockets cimport (
     uring_requeue,
     uring_use_reserve,
 )
-from uringloop._ring.uring cimport uring_accept
-from uringloop._ring.uring cimport uring
+from uringloop._ring.uring cimport uring, uring_accept
 from uringloop._transport.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 from uringloop._turn.turn cimport LoopCore
@@ -267,8 +266,7 @@ cdef class Listener(ListeningSocket):
         if self.nodelay:
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
         if self.newest_end is not None:
-            return new_accepted(
-                self.loop, fd, self.local_end(fd), peer, size, protocol)
+            return new_accepted(self.loop, fd, self.local_end(fd), peer, size, protocol)
         sock = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fd)
         try:
             return new_stream(self.loop, sock, protocol, None)

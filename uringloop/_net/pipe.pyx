@@ -41,11 +41,11 @@ from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 
-# asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
-READ_MAX = 256 * 1024
-
 cdef enum:
+    # asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
     SCRATCH_SIZE = 256 * 1024
+
+READ_MAX = SCRATCH_SIZE
 
 # Every read(2) writes here, under the GIL, and the bytes are copied out. The kernel allocates only
 # the pages that a read has reached.
