@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import enum
 import errno
 import json
 import logging
@@ -451,14 +452,25 @@ class Monitor:
 # ── start and stop ───────────────────────────────────────────────────────────────────────────
 
 
+class Variable(enum.Enum):
+    """What this process does with the environment variable.
+
+    PENDING ──the first loop, or start()──> HANDLED ──stop()──> STOPPED ──start()──> HANDLED
+
+    stop() leads from PENDING to STOPPED, too. A fork leads from HANDLED to PENDING in the child,
+    whose first loop may start a monitor of its own.
+    """
+
+    PENDING = 1  # the next loop obeys it
+    HANDLED = 2  # it was obeyed or start() was called: it is ignored from now on
+    STOPPED = 3  # stop() was called: it is ignored, in forked children too
+
+
 class _State:
     """The monitor of this process."""
 
     monitor: Monitor | None = None
-    # The variable was obeyed, or start() or stop() was called: ignore the variable from now on.
-    variable_handled = False
-    # stop() was called; children do not start a monitor either.
-    stopped = False
+    variable = Variable.PENDING
     lock = threading.Lock()
 
 
@@ -472,8 +484,7 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
     Returns None if the monitor cannot start; the logger `uringloop` has a warning with the reason.
     """
     with _State.lock:
-        _State.variable_handled = True
-        _State.stopped = False
+        _State.variable = Variable.HANDLED
         return _start(path)
 
 
@@ -483,18 +494,18 @@ def stop() -> None:
     Closes the socket and removes its file. Later loops and forked children do not start it again.
     """
     with _State.lock:
-        _State.variable_handled = _State.stopped = True
+        _State.variable = Variable.STOPPED
         _stop()
 
 
 def start_from_variable(wanted: str) -> None:
     """Start the monitor as *wanted*, the value of the variable, says; once in a process."""
     # Checked without the lock first, for all loops but the first.
-    if _State.variable_handled:
+    if _State.variable is not Variable.PENDING:
         return
     with _State.lock:
-        if not _State.variable_handled:
-            _State.variable_handled = True
+        if _State.variable is Variable.PENDING:
+            _State.variable = Variable.HANDLED
             if wanted != OFF:
                 _start(None if wanted == DEFAULT else wanted)
 
@@ -535,7 +546,8 @@ def _after_fork() -> None:
     """Drop the parent's monitor in a child; a loop that the child creates may start its own."""
     monitor, _State.monitor = _State.monitor, None
     _State.lock = threading.Lock()
-    _State.variable_handled = _State.stopped
+    if _State.variable is Variable.HANDLED:
+        _State.variable = Variable.PENDING
     time_turns(False)
     if monitor is not None:
         monitor.close_descriptors()
