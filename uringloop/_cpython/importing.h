@@ -1,9 +1,10 @@
 /* Imports of compiled modules by compiled modules; the compiler reads this before every module.
  *
- * Cython imports each module whose types another one uses, 160 times in all. CPython's own function
- * also waits, by a function in Python, until the package's import has ended: 2 to 4 us each, to no
- * purpose, because the thread that waits is the one that imports the package. The module has been
- * loaded by then, and no other thread can be loading it: this thread holds the package's lock.
+ * Cython imports each module whose types another one uses, some 400 times in all. CPython's own
+ * function also waits, by a function in Python, until the package's import has ended: 2 to 4 us
+ * each, to no purpose, because the thread that waits is the one that imports the package. The module
+ * has been loaded by then, and no other thread can be loading it: this thread holds the package's
+ * lock.
  */
 #ifndef URINGLOOP_IMPORTING_H
 #define URINGLOOP_IMPORTING_H
