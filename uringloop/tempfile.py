@@ -499,7 +499,10 @@ class SpooledFile(Lines[Any]):
     async def _changed(
         self, size: int, change: Callable[..., Coroutine[Any, Any, Any]], *args: Any
     ) -> Any:
-        """Await *change* of *args*, and roll over if the file is, or with *size* is, too large."""
+        """Await *change* of *args*. Roll over before it if *size* is too large, or after it.
+
+        *size* is that of the changed file as far as it is known, or -1.
+        """
         if size > self._max_size:
             await self._roll_over()
         result = await change(*args)

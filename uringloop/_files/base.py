@@ -52,7 +52,7 @@ def one_at_a_time(method: M) -> M:
 
 
 def one_at_a_time_now(method: M) -> M:
-    """Like `one_at_a_time`, without the wait for a turn, where a cancel would prevent a close."""
+    """Like `one_at_a_time`, but in any turn: a cancel while it waited would prevent a close."""
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:

@@ -104,6 +104,7 @@ static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
             return kinds[i];
     if (!uring_ask_mount(facts, &mount))
         mount.magic = 0;
+    /* A full table is overwritten from its beginning. */
     place = count % URING_MOUNTS_MAX;
     numbers[place] = number;
     kinds[place] = uring_kind_of_magic(mount.magic);

@@ -182,7 +182,7 @@ class Checker:
 
 
 class _State:
-    """The state of this process."""
+    """The checker of this process; None while no loop is checked."""
 
     checker: Checker | None = None
     lock = threading.Lock()

@@ -265,6 +265,7 @@ async def _connect_one(
             sock.close()
         raise
     finally:
+        # The exceptions and this frame refer to each other.
         del failures, mine
 
 

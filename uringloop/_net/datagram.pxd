@@ -18,7 +18,7 @@ cdef class DatagramTransport(FlowControl):
     cdef bint connected         # the socket has a peer: send(2), not sendto(2)
     cdef int family             # of the socket
     cdef int type               # of the socket
-    cdef object address         # of remote_addr, the only one that sendto() may be given; or None
+    cdef object address         # the only one that sendto() accepts, from remote_addr; or None
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 

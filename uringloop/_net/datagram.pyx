@@ -258,7 +258,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int deliver_send_error(self, object exc) except -1:
-        """Call error_received() within sendto(), which raises its exception, as in asyncio."""
+        """Call error_received() within sendto(); its exception leaves sendto(), as in asyncio."""
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
             raise_pending()
@@ -401,7 +401,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int end_if_closing(self) except -1:
-        """Everything is sent: end the transport if it is closing."""
+        """End the transport if it is closing: the queue has been sent."""
         if self.life == CLOSING:
             self.schedule_end(None)
         return 0

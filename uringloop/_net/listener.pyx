@@ -2,9 +2,9 @@
 
 A Listener waits with a multishot poll, and accepts with accept4(2) when the loop has time to serve
 the connection. A multishot accept would accept while the process computes, and would take
-connections from other processes that share the socket: it stays at the head of the socket's wait
-queue. A poll takes nothing. It holds the listening file open, so `close` ends it out of turn before
-it closes the socket, and the port can be bound again at once.
+connections from other processes that share the socket: an armed accept stays at the head of the
+socket's wait queue. A poll takes nothing. It holds the listening file open, so `close` reaps it
+before it closes the socket, and the port can be bound again at once.
 
     ACCEPTING ──pause_accepting()──> PAUSED ──_retry_accept()──> ACCEPTING
         └───────────stop()──────────────┴──────> STOPPED      any ──close()──> CLOSED
@@ -120,7 +120,7 @@ cdef class Listener(ListeningSocket):
     # ── accepting ────────────────────────────────────────────────────────────────────────────
 
     cdef bint share(self) except -1:
-        """Wait beside other processes from now on; return False if the kernel refuses."""
+        """Let SharedListeners wait for connections from now on; return False if they cannot."""
         if self.loop.shared_listeners is None:
             self.loop.shared_listeners = SharedListeners(self.loop)
         self.shared = (<SharedListeners>self.loop.shared_listeners).add(self) >= 0
@@ -129,13 +129,14 @@ cdef class Listener(ListeningSocket):
     cdef int on_poll(self, int res, unsigned int flags) except -1:
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
+            # This poll wakes all processes for each connection, the accept epoll only one.
             (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
         elif not self.shared and self.state == ACCEPTING and self.is_shared_by_now():
             alone = not self.share()
             if not alone:
                 self.loop.ring.cancel(&self.poll_op)
         try:
-            # The poll has woken the other processes of a shared socket, too.
+            # The poll has also woken the other processes, which may accept meanwhile.
             if res > 0 and (alone or uring_may_accept(self.fd)):
                 self.accept_waiting(ACCEPTS if alone else 1)
         finally:
@@ -206,7 +207,7 @@ cdef class Listener(ListeningSocket):
     cdef bint accept_failed(self, int res) except -1:
         """Deal with an error of accept4(2); return whether to try again at once."""
         if res == -EAGAIN:
-            # All connections from before TCP_NODELAY was set have been accepted.
+            # The backlog is empty: later connections have inherited TCP_NODELAY.
             self.nodelay = False
             return False
         if res in CONNECTION_ERRORS:
@@ -237,7 +238,7 @@ cdef class Listener(ListeningSocket):
         return 0
 
     cdef int begin_connection(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1:
-        """Create the transport of a new connection, which owns *fd* from then on."""
+        """Create the transport of a new connection; from then on the transport owns *fd*."""
         cdef StreamTransport transport = None
         PyContext_Enter(self.context)
         try:
@@ -276,7 +277,7 @@ cdef class Listener(ListeningSocket):
             raise
 
     cdef LocalEnd local_end(self, int fd):
-        """Return the connection's local address, in the previous one's object if equal."""
+        """Return the local end of connection *fd*: `newest_end` if its address is the same."""
         cdef sockaddr_in6 name
         cdef unsigned int size = sizeof(name)
         if self.has_one_address:

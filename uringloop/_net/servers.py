@@ -72,10 +72,11 @@ class Server(asyncio.Server):
             self._accepted_factory = upgrade.server_factory(loop, protocol_factory, tls_options)
         # The socket was passed in: other processes may accept from it, too.
         self._shared = shared
-        # The connections of our transports; __del__ of an abandoned transport detaches it.
+        # The connections of uringloop's transports; an abandoned one detaches itself in __del__.
         self._connections = Connections(loop, self._wake_if_done)
         # Transports of other classes, which call _attach() and _detach() as asyncio's do.
         self._foreign_transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        # How often _attach() was called without a transport, less the calls of _detach().
         self._anonymous_count = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
@@ -108,7 +109,7 @@ class Server(asyncio.Server):
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
-        # They refer to a method of this server: without it, a closed server is in no cycle.
+        # Without its reference to this server, a closed server is in no cycle.
         self._connections.end()
         for waiter in waiters:
             if not waiter.done():
@@ -148,7 +149,7 @@ class Server(asyncio.Server):
             return
         self._serving = True
         for sock in self._sockets:
-            # Before listen(): connections inherit the options that Listener sets.
+            # Before listen(): connections inherit the options that the Listener sets.
             listener = Listener(
                 self._loop, sock, self._accepted_factory, self._connections, self._shared
             )

@@ -1,4 +1,4 @@
-"""The sock_* methods: socket calls on the user's own sockets."""
+"""The sock_* methods: socket calls on the program's own sockets."""
 
 import socket
 from collections.abc import Coroutine

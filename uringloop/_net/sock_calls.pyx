@@ -1,4 +1,4 @@
-"""The sock_* methods: socket calls on the user's own sockets.
+"""The sock_* methods: socket calls on the program's own sockets.
 
 Each method tries the system call first. If the socket is not ready, it waits for a one-shot poll
 and tries again. No operation refers to a buffer of the program, and cancelling a call cancels a
