@@ -106,7 +106,7 @@ class Loop(RunningLoop):
                 stall_ms=stall_ms,
             )
         except BaseException:
-            # Now, not at garbage collection: the failure may be a lack of descriptors.
+            # Not left to the garbage collector: the failure may be a lack of descriptors.
             self._watchers.close()
             raise
         self._children: set[subprocesses.Child] = set()

@@ -38,7 +38,7 @@ cdef enum Stage:
     ENDED           # `res` is set, or `filled` has everything
 
 
-# What is fixed before an operation begins.
+# The properties of an operation, fixed before it begins.
 cdef enum Trait:
     IDEMPOTENT = 1 << 0     # may be submitted again: doing it twice is doing it once
     DETACHABLE = 1 << 1     # a cancelled caller need not wait for the end

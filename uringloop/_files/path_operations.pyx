@@ -164,7 +164,7 @@ def read_cached(path):
         close(fd)
     if rest != 0 or count > facts.size:
         return None
-    # What open() raises; it follows only where nothing is cached, and raises its own then.
+    # The audit event of open(). Without cached contents the caller calls open(), which raises it.
     sys.audit("open", path, "rb", O_RDONLY | O_CLOEXEC)
     data = <PyObject*>held
     Py_INCREF(held)

@@ -71,7 +71,7 @@ class Chunk:
 async def place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     """Return the position after the first *chars* characters of *chunk*, over several turns.
 
-    It is relative to the chunk, and of all equivalent positions the one that built-in files choose.
+    The position is relative to the chunk; of all equivalent positions it is that of built-in files.
     *guess* is the estimated number of bytes. The decoder's state is restored.
     """
     before = decoder.getstate()

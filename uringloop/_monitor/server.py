@@ -424,7 +424,7 @@ class Monitor:
         for fd, client in list(self.clients.items()):
             if client.deadline <= now:
                 self.clients.pop(fd).sock.close()
-        # Last: a new client may get the descriptor number of one that was closed above.
+        # Last: a new client may get the descriptor number of a client that was closed above.
         if any(fd == self.sock.fileno() for fd, _ in ready) and not self.ending:
             self._accept()
 

@@ -31,8 +31,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # asyncio's exit code for a child that other code in the process has reaped.
 UNKNOWN_EXIT_CODE = 255
-# Seconds that closing a loop waits for the children that were killed: only one that is stuck in the
-# kernel takes longer, and is left to a thread.
+# Seconds for which closing a loop waits for killed children. A child that is stuck in the kernel
+# takes longer, and is left to a thread.
 KILLED_TIMEOUT = 1.0
 
 
