@@ -189,6 +189,21 @@ async def test_a_cancelled_recv_into_leaves_the_buffer_alone(each_loop: Loop, pa
 
 
 @on_loop
+async def test_a_receive_of_no_bytes_returns_at_once(each_loop: Loop, pair: Pair) -> None:
+    sender, receiver = pair
+    sender.send(b"ab")
+    assert await each_loop.sock_recv(receiver, 10) == b"ab"
+    async with asyncio.timeout(10):
+        assert await each_loop.sock_recv(receiver, 0) == b""
+        with pytest.raises(ValueError, match="negative buffersize"):
+            await each_loop.sock_recv(receiver, -1)
+    sender.send(b"cd")
+    assert await each_loop.sock_recv_into(receiver, bytearray(10)) == 2
+    async with asyncio.timeout(10):
+        assert await each_loop.sock_recv_into(receiver, bytearray()) == 0
+
+
+@on_loop
 async def test_one_socket_can_send_and_receive_at_once(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
     to_left, to_right = noise(4 << 20, 1), noise(4 << 20, 2)

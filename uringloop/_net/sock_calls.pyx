@@ -135,9 +135,9 @@ cdef object try_recv(LoopCore loop, object sock, object n):
     """Return the bytes that the socket holds, or None if it holds none yet."""
     cdef Py_ssize_t res, wanted
     cdef int fd = checked_fd(loop, sock)
-    if was_emptied(fd):
-        return None
     if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
+        if was_emptied(fd):
+            return None
         wanted = n
         while True:
             res = recv(fd, scratch, wanted, MSG_DONTWAIT)
@@ -167,10 +167,10 @@ cdef object try_recv_into(LoopCore loop, object sock, object buf):
     cdef Py_ssize_t res = -1
     cdef int error = EINTR
     cdef int fd = checked_fd(loop, sock)
-    if was_emptied(fd):
-        return None
     if type(sock) is PLAIN and is_plain_buffer(buf):
         PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+        if view.len and was_emptied(fd):
+            error = EAGAIN
         while error == EINTR and view.len:
             res = recv(fd, view.buf, view.len, MSG_DONTWAIT)
             error = errno if res < 0 else 0
