@@ -11,7 +11,7 @@ from support.loops import each_ring
 from support.roles import run_script
 
 PROGRAM = """
-import asyncio, os, os.path, sys, tempfile, threading
+import asyncio, os, os.path, socket, sys, tempfile, threading
 
 REFUSED = (
     "stat lstat access open read write link symlink unlink remove rename replace mkdir rmdir "
@@ -46,6 +46,12 @@ async def main(folder):
     await writer.wait_closed()
     server.close()
     await server.wait_closed()
+    for _ in range(2):
+        # The second endpoint removes the socket file of the first.
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            asyncio.DatagramProtocol, local_addr=path, family=socket.AF_UNIX
+        )
+        transport.close()
     for _ in range(2):
         await fs.write_atomic(name, b"one\\n")
     print(await fs.samefile(name, name), await fs.samefile(name, folder))

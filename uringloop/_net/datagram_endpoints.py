@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import stat
 import sys
 import warnings
 from asyncio.log import logger
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from uringloop._net.datagram import make_datagram
 from uringloop._net.resolver import ensure_resolved
+from uringloop._net.servers import remove_stale_socket
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop
@@ -139,7 +138,7 @@ async def _candidates(
             if path is not None and not isinstance(path, str):
                 raise TypeError("string is expected")
         if isinstance(local_addr, str) and local_addr:
-            _remove_stale(local_addr)
+            remove_stale_socket(local_addr)
         return [(family, proto, local_addr or None, remote_addr or None)]
     found: dict[tuple[int, int], list[object]] = {}
     for side, wanted in enumerate((local_addr, remote_addr)):
@@ -163,21 +162,6 @@ async def _candidates(
     if not candidates:
         raise ValueError("can not get address information")
     return candidates
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket file that an earlier process has left. Abstract names have none."""
-    if path[0] == "\x00":
-        return
-    try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.remove(path)
-    except FileNotFoundError:
-        # The usual case.
-        pass
-    except OSError as exc:
-        # bind() may succeed all the same, or raises an exception of its own.
-        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
 
 
 # ── sockets ──────────────────────────────────────────────────────────────────────────────────

@@ -425,8 +425,7 @@ def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
         raise ValueError("mode is not supported for abstract sockets")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path[0] not in (0, "\0"):
-            _remove_stale_socket(path)
+        remove_stale_socket(path)
         sock.bind(path)
         if mode is not None:
             # Before listen(): no client can connect yet.
@@ -442,8 +441,10 @@ def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
     return sock
 
 
-def _remove_stale_socket(path: str | bytes) -> None:
-    """Remove the socket file that an earlier server has left at *path*."""
+def remove_stale_socket(path: str | bytes) -> None:
+    """Remove the socket file that an earlier process has left. Abstract names have none."""
+    if path[0] in (0, "\0"):
+        return
     try:
         if stat.S_ISSOCK(_stat(path).st_mode):
             _unlink(path)
@@ -451,4 +452,5 @@ def _remove_stale_socket(path: str | bytes) -> None:
         # The usual case.
         return
     except OSError as exc:
+        # bind() may succeed all the same, or raises an exception of its own.
         logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
