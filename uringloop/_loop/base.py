@@ -442,7 +442,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             self._check_callback(func, "run_in_executor")
         if executor is None:
             executor = self._executor.get()
-        return executors.run(self, executor, func, args)
+        return asyncio.wrap_future(executor.submit(func, *args), loop=self)
 
     def set_default_executor(self, executor: Any) -> None:
         self._executor.set(executor)

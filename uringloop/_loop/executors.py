@@ -6,10 +6,6 @@ import asyncio
 import concurrent.futures
 import threading
 import warnings
-from collections.abc import Callable
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 class DefaultExecutor:
@@ -89,12 +85,3 @@ def _resolve(joined: asyncio.Future[None], exc: Exception | None) -> None:
         joined.set_result(None)
     else:
         joined.set_exception(exc)
-
-
-def run(
-    loop: asyncio.AbstractEventLoop,
-    executor: concurrent.futures.Executor,
-    func: Callable[..., T],
-    args: tuple[object, ...],
-) -> asyncio.Future[T]:
-    return asyncio.wrap_future(executor.submit(func, *args), loop=loop)
