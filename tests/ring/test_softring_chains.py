@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.software_ring import compile_with_ring
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("linked_without_memory.c")
 
 CANCELLED, EXISTS, NO_MEMORY = -errno.ECANCELED, -errno.EEXIST, -errno.ENOMEM
@@ -20,16 +19,8 @@ FIRST, FIRST_PATH, SECOND, SECOND_PATH, THIRD, THIRD_PATH, FOURTH, FOURTH_PATH, 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the program with the sources of the software ring."""
-    if shutil.which("cc") is None or not Path("/usr/include/liburing.h").exists():
-        pytest.skip("needs a C compiler and liburing")
-    path = tmp_path_factory.mktemp("program") / "linked_without_memory"
-    sources = [PROGRAM, *sorted((ROOT / "uringloop/_softring").glob("*.c"))]
-    options = ["-D_GNU_SOURCE", f"-I{ROOT / 'uringloop'}", "-Wl,--wrap=malloc", "-pthread"]
-    command = ["cc", *options, *map(str, sources), "-o", str(path), "-luring"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return path
+    made = tmp_path_factory.mktemp("program") / "linked_without_memory"
+    return compile_with_ring(PROGRAM, made, "malloc")
 
 
 def results(program: Path, folder: Path, refused: int) -> dict[int, int]:

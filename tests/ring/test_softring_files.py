@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
+import subprocess
 import time
 import tty
 from collections.abc import Coroutine
@@ -16,7 +18,7 @@ import pytest
 from support.leaks import open_fds
 from support.processes import thread_names
 from support.roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
-from support.software_ring import output, room_for
+from support.software_ring import compile_with_ring, output, room_for
 
 import uringloop
 from uringloop._ring.ring import BOUNDED_WORKERS_MAX
@@ -258,6 +260,18 @@ def test_an_open_continues_when_the_loop_changes_threads(tmp_path: Path) -> None
         assert loop.run_until_complete(use()) == b"through"
     wait_until(lambda: workers() == 0)
     assert open_fds() == fds
+
+
+def test_an_open_that_a_thread_begins_during_its_cancel_ends(tmp_path: Path) -> None:
+    source = Path(__file__).with_name("cancelled_while_it_starts.c")
+    wrapped = ("pthread_mutex_unlock", "pthread_cond_timedwait")
+    program = compile_with_ring(source, tmp_path / "program", *wrapped)
+    fifos = [tmp_path / "first", tmp_path / "second"]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    command = [str(program), *map(str, fifos)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout == f"{-errno.ECANCELED}\n"
 
 
 def test_a_process_exits_while_a_thread_is_blocked_in_open(tmp_path: Path) -> None:

@@ -5,10 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
+import subprocess
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from support import seccomp
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compile_with_ring(program: Path, made: Path, *wrapped: str) -> Path:
+    """Compile a C program with the software ring's sources into *made*.
+
+    The calls of the functions *wrapped* go to the program's own ones.
+    """
+    if shutil.which("cc") is None or not Path("/usr/include/liburing.h").exists():
+        pytest.skip("needs a C compiler and liburing")
+    sources = [program, *sorted((ROOT / "uringloop/_softring").glob("*.c"))]
+    options = ["-D_GNU_SOURCE", f"-I{ROOT / 'uringloop'}", "-pthread"]
+    options += [f"-Wl,--wrap={name}" for name in wrapped]
+    command = ["cc", *options, *map(str, sources), "-o", str(made), "-luring"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return made
 
 
 def output(script: str) -> str:

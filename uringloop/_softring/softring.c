@@ -160,16 +160,18 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         soft_end(s, request);
         return 0;
     }
-    if (request->state == SOFT_GIVEN && soft_cancel_open(s, request)) {
+    if (request->state != SOFT_GIVEN)
+        return -EALREADY;
+    /* First from the queue: a thread may begin the request at any time. */
+    if (soft_withdraw(s, request)) {
+        soft_cancel_chain(s, request);
+        return 0;
+    }
+    if (soft_cancel_open(s, request)) {
         soft_post(s, user_data, -ECANCELED, 0);
         return 0;
     }
-    if (request->state == SOFT_GIVEN && soft_interrupt_transfer(s, request))
-        return 0;
-    if (request->state != SOFT_GIVEN || !soft_withdraw(s, request))
-        return -EALREADY;
-    soft_cancel_chain(s, request);
-    return 0;
+    return soft_interrupt_transfer(s, request) ? 0 : -EALREADY;
 }
 
 /* ── entering ───────────────────────────────────────────────────────────────────────────────── */
