@@ -136,7 +136,9 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     options["extra_link_args"] += extra
     macros = [("CYTHON_TRACE", "1"), ("CYTHON_USE_SYS_MONITORING", "0")] if coverage else []
     if not debug:
-        macros.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
+        macros += [("CYTHON_WITHOUT_ASSERTIONS", "1"), ("NDEBUG", "1")]
+    # Python's own flags define NDEBUG: a debug build also has the asserts of C files.
+    undefined = ["NDEBUG"] if debug else []
     sources = load_order(sorted(Path("uringloop").glob("_*/*.pyx")))
     write_modules_header(sources)
     headers = sorted(Path("uringloop").glob("_*/*.h"))
@@ -147,6 +149,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
             include_dirs=["uringloop", str(MODULES_HEADER.parent)],
             depends=[str(header) for header in (*headers, MODULES_HEADER)],
             define_macros=macros,
+            undef_macros=undefined,
             **options,
         )
         for source in sources
@@ -158,6 +161,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
             include_dirs=["uringloop/bench"],
             depends=[str(header) for header in sorted(Path("uringloop/bench").glob("*.h"))],
             define_macros=macros,
+            undef_macros=undefined,
             **options,
         )
     )
