@@ -7,6 +7,23 @@
  * of paths, and of the data of operations that may block for ever.
  *
  * Pipes, terminals, sockets and the like are waited for by epoll, since they would block a thread.
+ *
+ * The states of a chain, `work` of its first request; all transitions happen under the pool's lock,
+ * except that to LINKED, which precedes them:
+ *
+ *     NONE ──soft_enqueue()──> QUEUED ──soft_begin_work()──> RUNNING ──soft_end_work()──> DONE
+ *     │ ^──────soft_withdraw()────┘                             │                          ^
+ *     │                                                  soft_interrupt()                  │
+ *     │                                                         v                          │
+ *     │                                                    INTERRUPTED ──soft_end_work()───┘
+ *     │                                                         │
+ *     └─soft_add_to_chain()─> LINKED                      soft_discard()
+ *                                                               v
+ *                                                           DISCARDED ──soft_end_work()──> freed
+ *
+ * A thread begins and ends the work; the ring's thread does the rest. soft_take_done() takes chains
+ * that are DONE and posts their completions. If the ring is closed, soft_close_pool() frees those
+ * that are DONE, and soft_end_work() all others.
  */
 #include "_softring/files.h"
 
@@ -86,8 +103,8 @@ static void soft_perform_chain(soft_request *request, bool here) {
     }
 }
 
-/* Frees a chain whose results are discarded, and closes descriptors that it has opened. */
-static void soft_discard_chain(soft_request *request) {
+/* Frees a chain whose results nobody wants, and closes descriptors that it has opened. */
+static void soft_free_chain(soft_request *request) {
     soft_request *linked;
 
     for (; request != NULL; request = linked) {
@@ -125,22 +142,86 @@ static void soft_hand_over(soft_pool *pool, soft_request *chain) {
         eventfd_write(pool->wake_fd, 1);
 }
 
-static soft_request *soft_take_work(soft_pool *pool) {
-    soft_request *request = pool->first;
+/* Ends the execution of a chain by a thread, with the lock held. */
+static void soft_end_work(soft_pool *pool, soft_request *chain) {
+    bool discarded = chain->work == SOFT_WORK_DISCARDED;
+    bool interrupted = chain->work == SOFT_WORK_INTERRUPTED || discarded;
 
-    if (request != NULL) {
-        pool->first = request->next;
-        if (pool->first != NULL)
-            pool->first->previous = NULL;
-        else
-            pool->last = NULL;
-        request->queued = false;
-        pool->queued--;
-        request->running = true;
-        request->worker = (pid_t)syscall(SYS_gettid);
+    assert(interrupted || chain->work == SOFT_WORK_RUNNING);
+    if (interrupted)
+        syscall(SYS_timer_delete, chain->alarm);
+    if (interrupted && chain->res == -EINTR)
+        chain->res = -ECANCELED;
+    if (pool->closed || discarded) {
+        soft_free_chain(chain);
+    } else {
+        chain->work = SOFT_WORK_DONE;
+        soft_hand_over(pool, chain);
     }
-    return request;
 }
+
+/* ── the queue, with the lock held ──────────────────────────────────────────────────────────── */
+
+/* Appends a chain. */
+static void soft_enqueue(soft_pool *pool, soft_request *chain) {
+    soft_request *request;
+
+    assert(chain->work == SOFT_WORK_NONE);
+    chain->work = SOFT_WORK_QUEUED;
+    for (request = chain; request != NULL; request = request->linked) {
+        assert(request->state == SOFT_NEW);
+        assert(request == chain || request->work == SOFT_WORK_LINKED);
+        request->state = SOFT_GIVEN;
+    }
+    chain->next = NULL;
+    chain->previous = pool->last;
+    if (pool->last != NULL)
+        pool->last->next = chain;
+    else
+        pool->first = chain;
+    pool->last = chain;
+    pool->queued++;
+}
+
+static void soft_unlink(soft_pool *pool, soft_request *chain) {
+    if (chain->previous != NULL)
+        chain->previous->next = chain->next;
+    else
+        pool->first = chain->next;
+    if (chain->next != NULL)
+        chain->next->previous = chain->previous;
+    else
+        pool->last = chain->previous;
+    pool->queued--;
+}
+
+/* Removes a chain that no thread has begun: it belongs to the ring's thread again. */
+static void soft_withdraw(soft_pool *pool, soft_request *chain) {
+    soft_request *request;
+
+    assert(chain->work == SOFT_WORK_QUEUED);
+    chain->work = SOFT_WORK_NONE;
+    soft_unlink(pool, chain);
+    for (request = chain; request != NULL; request = request->linked) {
+        assert(request->state == SOFT_GIVEN);
+        request->state = SOFT_NEW;
+    }
+}
+
+/* Removes the first chain; the calling thread will execute it. */
+static soft_request *soft_begin_work(soft_pool *pool) {
+    soft_request *chain = pool->first;
+
+    if (chain != NULL) {
+        assert(chain->work == SOFT_WORK_QUEUED);
+        chain->work = SOFT_WORK_RUNNING;
+        soft_unlink(pool, chain);
+        chain->worker = (pid_t)syscall(SYS_gettid);
+    }
+    return chain;
+}
+
+/* ── the life of a thread ───────────────────────────────────────────────────────────────────── */
 
 /* Waits for work, with the lock held. Returns NULL after SOFT_WORKER_IDLE_S, or if the ring is
  * closed. */
@@ -151,7 +232,7 @@ static soft_request *soft_wait_for_work(soft_pool *pool) {
 
     clock_gettime(CLOCK_MONOTONIC, &end);
     end.tv_sec += SOFT_WORKER_IDLE_S;
-    while ((request = soft_take_work(pool)) == NULL && !pool->closed && res == 0) {
+    while ((request = soft_begin_work(pool)) == NULL && !pool->closed && res == 0) {
         pool->idle++;
         res = pthread_cond_timedwait(&pool->work, &pool->lock, &end);
         pool->idle--;
@@ -182,20 +263,14 @@ static void *soft_work(void *argument) {
         pthread_mutex_unlock(&pool->lock);
         soft_perform_chain(chain, false);
         pthread_mutex_lock(&pool->lock);
-        chain->running = false;
-        if (chain->interrupted)
-            syscall(SYS_timer_delete, chain->alarm);
-        if (chain->interrupted && chain->res == -EINTR)
-            chain->res = -ECANCELED;
-        if (pool->closed || chain->discarded)
-            soft_discard_chain(chain);
-        else
-            soft_hand_over(pool, chain);
+        soft_end_work(pool, chain);
     }
     pool->threads--;
     soft_release_pool(pool);
     return NULL;
 }
+
+/* ── cancelling ─────────────────────────────────────────────────────────────────────────────── */
 
 /* The signal that ends a thread's wait for a peer, such as the other end of a FIFO: one that the
  * program does not use. Its handler is installed before it is sent for the first time. */
@@ -230,15 +305,16 @@ static bool soft_may_signal(void) {
     return action.sa_handler == soft_on_signal;
 }
 
-/* Interrupts the thread that executes a request, by a timer that repeats: a single signal may
- * arrive before the thread blocks. The thread deletes the timer. Without a timer it gets one
- * signal. */
+/* Interrupts the thread that executes a request, with the lock held: by a timer that repeats, since
+ * a single signal may arrive before the thread blocks. The thread deletes the timer. Without a
+ * timer it gets one signal. */
 static void soft_interrupt(soft_request *request) {
     struct itimerspec when = {.it_value.tv_nsec = 1, .it_interval.tv_nsec = SOFT_ALARM_NS};
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = soft_signal};
 
+    assert(request->work == SOFT_WORK_RUNNING);
+    request->work = SOFT_WORK_INTERRUPTED;
     event.sigev_notify_thread_id = request->worker;
-    request->interrupted = true;
     request->alarm = -1;
     if (!soft_may_signal())
         return;
@@ -248,41 +324,43 @@ static void soft_interrupt(soft_request *request) {
         syscall(SYS_tgkill, getpid(), request->worker, soft_signal);
 }
 
-/* Cancels an open that a thread is executing: its result is discarded, and its wait interrupted.
- * Returns false for other requests, and if no thread is executing it. */
-bool soft_cancel_open(softring *s, soft_request *request) {
-    soft_pool *pool = s->pool;
-    bool running;
+/* Leaves an interrupted request to its thread, which frees it, with the lock held. */
+static void soft_discard(softring *s, soft_request *request) {
+    assert(request->work == SOFT_WORK_INTERRUPTED);
+    request->work = SOFT_WORK_DISCARDED;
+    soft_forget(s, request);
+}
 
-    if (request->sqe.opcode != IORING_OP_OPENAT || request->linked != NULL)
-        return false;
+/* Ends the work of a GIVEN request, as far as that is possible, and returns the state of the work
+ * after that:
+ *
+ * NONE         no thread had begun the chain
+ * DISCARDED    a thread executes an open, and frees the request
+ * INTERRUPTED  a thread executes a transfer that may block on a peer, because another process has
+ *              taken the data or the room before it; the request completes with what it has
+ *              transferred by then
+ * otherwise    the request cannot be cancelled
+ */
+soft_work_states soft_stop_work(softring *s, soft_request *request) {
+    soft_pool *pool = s->pool;
+    soft_work_states work;
+
     pthread_mutex_lock(&pool->lock);
-    running = request->running;
-    if (running) {
-        request->discarded = true;
-        soft_forget(s, request);
+    if (request->work == SOFT_WORK_QUEUED) {
+        soft_withdraw(pool, request);
+    } else if (request->work == SOFT_WORK_RUNNING && request->blocks_on_peer) {
         soft_interrupt(request);
+    } else if (request->work == SOFT_WORK_RUNNING && request->sqe.opcode == IORING_OP_OPENAT &&
+               request->linked == NULL) {
+        soft_interrupt(request);
+        soft_discard(s, request);
     }
+    work = request->work;
     pthread_mutex_unlock(&pool->lock);
-    return running;
+    return work;
 }
 
-/* Interrupts a thread that may block on a peer, because another process has taken the data or the
- * room before it. The request completes with what it has transferred by then. Returns false if no
- * thread is executing the request, or if it cannot block. */
-bool soft_interrupt_transfer(softring *s, soft_request *request) {
-    soft_pool *pool = s->pool;
-    bool running;
-
-    if (!request->waits)
-        return false;
-    pthread_mutex_lock(&pool->lock);
-    running = request->running;
-    if (running && !request->interrupted)
-        soft_interrupt(request);
-    pthread_mutex_unlock(&pool->lock);
-    return running;
-}
+/* ── the pool ───────────────────────────────────────────────────────────────────────────────── */
 
 /* Starts a thread, with the lock held; returns false if that fails. */
 static bool soft_start_worker(soft_pool *pool) {
@@ -349,7 +427,8 @@ void soft_close_pool(softring *s) {
     pthread_mutex_lock(&pool->lock);
     for (chain = pool->done; chain != NULL; chain = next) {
         next = chain->next;
-        soft_discard_chain(chain);
+        assert(chain->work == SOFT_WORK_DONE);
+        soft_free_chain(chain);
     }
     pool->done = NULL;
     pool->closed = true;
@@ -422,15 +501,7 @@ static bool soft_give(soft_pool *pool, soft_request *chain) {
     served = pool->idle > pool->queued ||
              (pool->threads < pool->most && soft_start_worker(pool)) || pool->threads > 0;
     if (served) {
-        chain->queued = true;
-        pool->queued++;
-        chain->next = NULL;
-        chain->previous = pool->last;
-        if (pool->last != NULL)
-            pool->last->next = chain;
-        else
-            pool->first = chain;
-        pool->last = chain;
+        soft_enqueue(pool, chain);
         pthread_cond_signal(&pool->work);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -439,40 +510,10 @@ static bool soft_give(soft_pool *pool, soft_request *chain) {
 
 /* Makes a thread execute a chain; without any, executes it here. */
 static void soft_queue(softring *s, soft_request *chain) {
-    soft_request *request;
-
-    for (request = chain; request != NULL; request = request->linked)
-        request->state = SOFT_GIVEN;
     if ((s->pool != NULL || soft_open_pool(s) == 0) && soft_give(s->pool, chain))
         return;
     soft_perform_chain(chain, true);
     soft_finish_chain(s, chain);
-}
-
-/* Removes a chain from the queue; returns false if a thread has it, or *request* is not its
- * first. */
-bool soft_withdraw(softring *s, soft_request *request) {
-    soft_pool *pool = s->pool;
-    bool queued;
-
-    pthread_mutex_lock(&pool->lock);
-    queued = request->queued;
-    if (queued) {
-        if (request->previous != NULL)
-            request->previous->next = request->next;
-        else
-            pool->first = request->next;
-        if (request->next != NULL)
-            request->next->previous = request->previous;
-        else
-            pool->last = request->previous;
-        request->queued = false;
-        pool->queued--;
-    }
-    pthread_mutex_unlock(&pool->lock);
-    for (; queued && request != NULL; request = request->linked)
-        request->state = SOFT_NEW;
-    return queued;
 }
 
 /* Posts the completions of what the threads have finished. */
@@ -485,6 +526,8 @@ void soft_take_done(softring *s) {
     pthread_mutex_unlock(&s->pool->lock);
     for (; chain != NULL; chain = next) {
         next = chain->next;
+        assert(chain->work == SOFT_WORK_DONE);
+        assert(chain->state == SOFT_GIVEN);
         soft_finish_chain(s, chain);
     }
 }
@@ -528,7 +571,7 @@ static void soft_leave_to_thread(softring *s, soft_request *request, const struc
     sqe->addr = (uintptr_t)request->held;
     sqe->len = (unsigned)size;
     sqe->off = (uint64_t)-1;
-    request->waits = true;
+    request->blocks_on_peer = true;
     soft_leave_watch(s, request);
     soft_queue(s, request);
 }
@@ -581,6 +624,7 @@ void soft_cancel_chain(softring *s, soft_request *chain) {
 
     for (; chain != NULL; chain = linked) {
         linked = chain->linked;
+        assert(chain->state == SOFT_NEW);
         soft_finish(s, chain, -ECANCELED, 0);
     }
 }
@@ -595,10 +639,13 @@ void soft_end_chain(softring *s, soft_chain *chain) {
 }
 
 static void soft_add_to_chain(soft_chain *chain, soft_request *request) {
-    if (chain->first == NULL)
+    if (chain->first == NULL) {
         chain->first = request;
-    else
+    } else {
+        assert(request->work == SOFT_WORK_NONE);
+        request->work = SOFT_WORK_LINKED;
         chain->last->linked = request;
+    }
     chain->last = request;
 }
 

@@ -9,9 +9,7 @@ void soft_close_pool(softring *s);
 void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *chain);
 void soft_end_chain(softring *s, soft_chain *chain);
 void soft_cancel_chain(softring *s, soft_request *chain);
-bool soft_withdraw(softring *s, soft_request *request);
-bool soft_cancel_open(softring *s, soft_request *request);
-bool soft_interrupt_transfer(softring *s, soft_request *request);
+soft_work_states soft_stop_work(softring *s, soft_request *request);
 void soft_take_done(softring *s);
 bool soft_is_busy(soft_pool *pool);
 

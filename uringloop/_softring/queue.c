@@ -129,6 +129,8 @@ void soft_forget(softring *s, soft_request *request) {
 
     while (*place != NULL && *place != request)
         place = &(*place)->hashed;
+    /* A request is forgotten once. */
+    assert(*place == request);
     if (*place != NULL) {
         *place = request->hashed;
         s->request_count--;

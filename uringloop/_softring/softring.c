@@ -73,10 +73,8 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
 /* Withdraws a request that no thread has begun, except a close, whose descriptor would leak. Ends
  * the wait of a thread for a peer. */
 static void soft_abandon(softring *s, soft_request *request) {
-    if (request->state != SOFT_GIVEN || request->sqe.opcode == IORING_OP_CLOSE)
-        return;
-    if (!soft_withdraw(s, request) && !soft_cancel_open(s, request))
-        soft_interrupt_transfer(s, request);
+    if (request->state == SOFT_GIVEN && request->sqe.opcode != IORING_OP_CLOSE)
+        soft_stop_work(s, request);
 }
 
 /* Frees a request, unless the threads have it: then the pool frees it. */
@@ -162,16 +160,19 @@ static int soft_cancel(softring *s, uint64_t user_data) {
     }
     if (request->state != SOFT_GIVEN)
         return -EALREADY;
-    /* First from the queue: a thread may begin the request at any time. */
-    if (soft_withdraw(s, request)) {
+    switch (soft_stop_work(s, request)) {
+    case SOFT_WORK_NONE:
         soft_cancel_chain(s, request);
         return 0;
-    }
-    if (soft_cancel_open(s, request)) {
+    case SOFT_WORK_DISCARDED:
         soft_post(s, user_data, -ECANCELED, 0);
         return 0;
+    case SOFT_WORK_INTERRUPTED:
+        return 0;
+    default:
+        assert(request->state == SOFT_GIVEN);
+        return -EALREADY;
     }
-    return soft_interrupt_transfer(s, request) ? 0 : -EALREADY;
 }
 
 /* ── entering ───────────────────────────────────────────────────────────────────────────────── */

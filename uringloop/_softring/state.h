@@ -17,6 +17,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -43,16 +44,39 @@ typedef bool soft_try(softring *s, soft_request *request, uint32_t events);
 /* Buffer groups: the loop uses two. */
 #define SOFT_GROUPS_MAX 4
 
-/* The state of a request. */
+/* The state of a request, for the ring's thread only:
+ *
+ *     WAITING <──soft_await()─────── NEW ──soft_enqueue()──> GIVEN
+ *        └──────soft_leave_watch()───^ ^───soft_withdraw()─────┘
+ *
+ * soft_finish() frees a request in any state. The threads free those that they have (GIVEN) if the
+ * ring is closed, or if the request was cancelled while a thread executed it.
+ */
 typedef enum soft_states {
     SOFT_NEW,     /* in no list */
     SOFT_WAITING, /* waits for a descriptor, in the list of its watch */
     SOFT_GIVEN,   /* given to the threads; the ring has not taken the result yet */
 } soft_states;
 
+/* What the threads do with a chain of requests: `work` of its first request. The transitions are
+ * drawn in files.c. */
+typedef enum soft_work_states {
+    SOFT_WORK_NONE,        /* the threads do not have it */
+    SOFT_WORK_LINKED,      /* not the first request of its chain; always, once linked */
+    SOFT_WORK_QUEUED,      /* in the pool's queue */
+    SOFT_WORK_RUNNING,     /* a thread executes it */
+    SOFT_WORK_INTERRUPTED, /* a thread executes it, and must not wait any longer for a peer */
+    SOFT_WORK_DISCARDED,   /* the same; the ring has posted ECANCELED and forgotten the request */
+    SOFT_WORK_DONE,        /* the results are in the pool's list, or the ring has taken them */
+} soft_work_states;
+
 /* One operation that did not complete while it was submitted. Made during the submission and freed
- * after the last completion, both by the ring's thread; once the ring is closed, the threads for
- * files free the requests that they have. */
+ * after the last completion, both by the ring's thread; the exceptions are at soft_states.
+ *
+ * Only the ring's thread uses a member, with three exceptions. `work`, `worker` and `alarm` are
+ * under the pool's lock while the request is GIVEN, and so are `next` and `previous` while it is in
+ * a list of the pool. While the work is RUNNING, INTERRUPTED or DISCARDED, the thread that executes
+ * it reads `sqe` and `linked` and writes `res` without the lock. */
 struct soft_request {
     struct io_uring_sqe sqe;       /* a copy: the entry of the queue is reused */
     struct soft_request *next;     /* of the list that it is in */
@@ -64,20 +88,17 @@ struct soft_request {
     size_t sent;                   /* bytes that have been sent */
     char *held;                    /* memory that a thread uses in place of the caller's; owned */
     void *answer;                  /* the caller's memory that the thread's result is copied to */
-    soft_states state;             /* for the ring's thread only */
+    soft_states state;
     uint32_t events;               /* that it waits for */
     soft_try *attempt;             /* called when they have come */
+    soft_work_states work;
+    pid_t worker;                  /* the thread's id, once the work is RUNNING */
+    int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
+    int res;                       /* the thread's result */
     bool persistent;               /* multishot */
     bool by_edge;                  /* edge-triggered: a multishot poll */
-    bool queued;                   /* in the pool's list; this and the next three under its lock */
-    bool running;                  /* a thread is executing it */
-    bool discarded;                /* cancelled: the thread discards the result */
-    pid_t worker;                  /* the thread's id, while it is running */
-    bool waits;                    /* a thread may block on a peer: on a terminal or a pipe */
-    bool interrupted;              /* its thread must not wait any longer; also under the lock */
-    int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
+    bool blocks_on_peer;           /* a thread may block on a peer: on a terminal or a pipe */
     bool cancel_pending;           /* cancelled, but a simulated kernel ends it later */
-    int res;                       /* the thread's result */
 };
 
 /* The linked requests that are being submitted. The last one has no IOSQE_IO_LINK. */

@@ -110,6 +110,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
     int fd = request->sqe.fd, res;
     soft_watch *watch;
 
+    assert(request->state == SOFT_NEW);
     if (fd < 0)
         return -EBADF;
     if (fd >= s->watches_size && (res = soft_grow_watches(s, fd)) < 0)
@@ -143,6 +144,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
 void soft_leave_watch(softring *s, soft_request *request) {
     soft_watch *watch = &s->watches[request->sqe.fd];
 
+    assert(request->state == SOFT_WAITING);
     if (request->previous != NULL)
         request->previous->next = request->next;
     else if (watch->first == request)
