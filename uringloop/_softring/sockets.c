@@ -123,7 +123,7 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         return SOFT_ENDED;
     }
     flags = soft_take_buffer(group);
-    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED)) {
+    if (request->mode == SOFT_ONCE || soft_fault(SOFT_FAULT_ENDED)) {
         soft_finish(s, request, (int)res, flags);
         return SOFT_ENDED;
     }
@@ -138,14 +138,14 @@ static void soft_submit_receive(softring *s, soft_request *request) {
     const struct msghdr *message;
     int res;
 
-    request->persistent = request->sqe.ioprio & IORING_RECV_MULTISHOT;
+    request->mode = request->sqe.ioprio & IORING_RECV_MULTISHOT ? SOFT_BY_LEVEL : SOFT_ONCE;
     if (request->sqe.opcode == IORING_OP_RECVMSG) {
         message = (const struct msghdr *)(uintptr_t)request->sqe.addr;
         request->sqe.addr3 = message->msg_namelen;
         request->sqe.__pad2[0] = message->msg_controllen;
     }
     /* A multishot receive is registered anyway, and epoll reports what is there. */
-    if (!request->persistent && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
+    if (request->mode == SOFT_ONCE && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
         soft_receive(s, request) == SOFT_ENDED)
         return;
     res = soft_await(s, request, EPOLLIN | EPOLLRDHUP, soft_attempt);
@@ -296,7 +296,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
 static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     uint32_t told = events & (request->events | EPOLLERR | EPOLLHUP);
 
-    if (!request->persistent || soft_fault(SOFT_FAULT_ENDED))
+    if (request->mode == SOFT_ONCE || soft_fault(SOFT_FAULT_ENDED))
         soft_finish(s, request, (int)told, 0);
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
@@ -309,7 +309,7 @@ static void soft_submit_poll(softring *s, soft_request *request) {
     uint32_t events = request->sqe.poll32_events;
     int res;
 
-    request->persistent = request->by_edge = request->sqe.len & IORING_POLL_ADD_MULTI;
+    request->mode = request->sqe.len & IORING_POLL_ADD_MULTI ? SOFT_BY_EDGE : SOFT_ONCE;
     res = soft_await(s, request, events, soft_attempt);
     if (res == -EPERM)
         /* epoll accepts neither files nor directories; they are always ready. */

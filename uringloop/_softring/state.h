@@ -58,6 +58,14 @@ typedef enum soft_states {
     SOFT_GIVEN,   /* given to the threads; the ring has not taken the result yet */
 } soft_states;
 
+/* How epoll reports the events that a request waits for; a descriptor gets the last of these that
+ * one of its requests has. */
+typedef enum soft_modes {
+    SOFT_ONCE,     /* one event, EPOLLONESHOT: any request that is not multishot */
+    SOFT_BY_LEVEL, /* as long as there is something: a multishot receive */
+    SOFT_BY_EDGE,  /* at each arrival, EPOLLET: a multishot poll */
+} soft_modes;
+
 /* What the threads do with a chain of requests: `work` of its first request. The transitions are
  * drawn in files.c. */
 typedef enum soft_work_states {
@@ -90,13 +98,12 @@ struct soft_request {
     void *answer;                  /* the caller's memory that the thread's result is copied to */
     soft_states state;
     uint32_t events;               /* that it waits for */
+    soft_modes mode;
     soft_try *attempt;             /* called when they have come */
     soft_work_states work;
     pid_t worker;                  /* the thread's id, once the work is RUNNING */
     int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
     int res;                       /* the thread's result */
-    bool persistent;               /* multishot */
-    bool by_edge;                  /* edge-triggered: a multishot poll */
     bool blocks_on_peer;           /* a thread may block on a peer: on a terminal or a pipe */
     bool cancel_pending;           /* cancelled, but a simulated kernel ends it later */
 };

@@ -50,17 +50,18 @@ static int soft_grow_watches(softring *s, int fd) {
 
 /* Returns the events and the mode that the waiting requests need. */
 static uint32_t soft_wanted(const soft_watch *watch) {
-    uint32_t events = 0, mode = watch->has_lasting_error ? EPOLLET : EPOLLONESHOT;
+    static const uint32_t flags[] = {
+        [SOFT_ONCE] = EPOLLONESHOT, [SOFT_BY_LEVEL] = 0, [SOFT_BY_EDGE] = EPOLLET};
+    soft_modes mode = watch->has_lasting_error ? SOFT_BY_EDGE : SOFT_ONCE;
     const soft_request *request;
+    uint32_t events = 0;
 
     for (request = watch->first; request != NULL; request = request->next) {
         events |= request->events;
-        if (request->by_edge)
-            mode = EPOLLET;
-        else if (request->persistent && mode == EPOLLONESHOT)
-            mode = 0;
+        if (request->mode > mode)
+            mode = request->mode;
     }
-    return events | mode;
+    return events | flags[mode];
 }
 
 /* Registers *wanted* with epoll, which then also reports what is there already. Returns 1 if the
