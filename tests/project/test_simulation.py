@@ -110,6 +110,18 @@ class Programs(RuleBasedStateMachine):
     def file_read(self, offset: int, size: int) -> None:
         self.model.run(self.model.file_read(offset, size))
 
+    @rule(size=st.sampled_from(SIZES))
+    def write_atomic(self, size: int) -> None:
+        self.model.run(self.model.write_atomic(size))
+
+    @rule(count=TURNS, joined=st.booleans())
+    def fifo(self, count: int, joined: bool) -> None:
+        self.model.run(self.model.fifo(count, joined=joined))
+
+    @rule(count=TURNS)
+    def terminal(self, count: int) -> None:
+        self.model.run(self.model.terminal(count))
+
     def teardown(self) -> None:
         try:
             if self.model is not None:

@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import traceback
+import tty
 import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -455,6 +456,73 @@ class Model:
         wanted = self.content[offset : offset + size]
         if not (data == wanted or (data and wanted.startswith(data))):
             raise Difference(f"pread: {len(data)} of {len(wanted)} bytes, or wrong bytes")
+
+    async def write_atomic(self, size: int) -> None:
+        """Replace a file: the link of the new one and its renaming are linked requests."""
+        self.note("write_atomic", size)
+        path = self.folder / "replaced"
+        data = self.data(size)
+        await uringloop.fs.write_atomic(path, data)
+        if path.read_bytes() != data:
+            raise Difference("write_atomic: other content")
+
+    async def fifo(self, turns: int, *, joined: bool) -> None:
+        """Open a FIFO; then open its other end, if *joined*, or cancel the open."""
+        self.note("fifo", turns, joined)
+        path = self.folder / "fifo"
+        if not path.exists():
+            os.mkfifo(path)
+
+        async def open_it() -> Any:
+            return await uringloop.open(path, "rb", buffering=0)
+
+        opening = asyncio.ensure_future(open_it())
+        await self.turns(turns)
+        writers: list[int] = []
+
+        def join() -> bool:
+            if not writers:
+                # ENXIO: no thread is blocked in the open yet.
+                with contextlib.suppress(OSError):
+                    writers.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            return opening.done()
+
+        if joined:
+            await self.until("a FIFO is not opened", join)
+        else:
+            opening.cancel()
+        try:
+            file = await opening
+            await file.close()
+        except asyncio.CancelledError:
+            if joined:
+                raise
+        finally:
+            for fd in writers:
+                os.close(fd)
+
+    async def terminal(self, turns: int) -> None:
+        """Cancel a read of a terminal that has no data; the next read must get what is written."""
+        self.note("terminal", turns)
+        master, slave = os.openpty()
+        try:
+            tty.setraw(slave)
+            file = await uringloop.open(slave, "rb", buffering=0, closefd=False)
+            reading = asyncio.ensure_future(file.read(10))
+            await self.turns(turns)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+            os.write(master, b"written")
+            data = b""
+            while len(data) < len(b"written"):
+                data += await file.read(10)
+            await file.close()
+            if data != b"written":
+                raise Difference(f"a terminal: {data!r}")
+        finally:
+            os.close(slave)
+            os.close(master)
 
     # ── finishing ────────────────────────────────────────────────────────────────────────────
 

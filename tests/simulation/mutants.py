@@ -276,6 +276,73 @@ MUTANTS = (
         "        self.stage = ENDED\n",
         "",
     ),
+    # The states of a request on the software ring, and of what the threads do with it.
+    Mutant(
+        "on the software ring, a request does not become WAITING",
+        "_softring/waits.c",
+        "    request->state = SOFT_WAITING;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, a request that leaves its watch stays WAITING",
+        "_softring/waits.c",
+        "    request->state = SOFT_NEW;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, a request does not become GIVEN",
+        "_softring/files.c",
+        "        request->state = SOFT_GIVEN;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, a request that is withdrawn stays GIVEN",
+        "_softring/files.c",
+        "        request->state = SOFT_NEW;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, a second request does not become LINKED",
+        "_softring/files.c",
+        "        request->work = SOFT_WORK_LINKED;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work does not become QUEUED",
+        "_softring/files.c",
+        "    chain->work = SOFT_WORK_QUEUED;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work that is withdrawn stays QUEUED",
+        "_softring/files.c",
+        "    chain->work = SOFT_WORK_NONE;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work does not become RUNNING",
+        "_softring/files.c",
+        "        chain->work = SOFT_WORK_RUNNING;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work does not become INTERRUPTED",
+        "_softring/files.c",
+        "    request->work = SOFT_WORK_INTERRUPTED;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work does not become DISCARDED",
+        "_softring/files.c",
+        "    request->work = SOFT_WORK_DISCARDED;\n",
+        "",
+    ),
+    Mutant(
+        "on the software ring, work does not become DONE",
+        "_softring/files.c",
+        "        chain->work = SOFT_WORK_DONE;\n",
+        "",
+    ),
     Mutant(
         "the first read of TLS stays scheduled",
         "_tls/data_path.pyx",

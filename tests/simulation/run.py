@@ -72,9 +72,15 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.thread(rng.randrange(1, 5))
     elif what < 0.93:
         await model.sockets(rng.choice(SIZES), rng.randrange(4))
-    elif what < 0.95:
+    elif what < 0.94:
         await model.datagrams(rng.randrange(1, 10))
-    elif what < 0.98:
+    elif what < 0.95:
+        await model.fifo(rng.randrange(4), joined=rng.random() < 0.3)
+    elif what < 0.96:
+        await model.terminal(rng.randrange(4))
+    elif what < 0.965:
+        await model.write_atomic(rng.choice(SIZES))
+    elif what < 0.985:
         await model.file_write(rng.randrange(100_000), rng.choice(SIZES), sync=rng.random() < 0.3)
     else:
         await model.file_read(rng.randrange(100_000), rng.choice(SIZES))

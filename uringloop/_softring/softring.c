@@ -151,7 +151,8 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         request = soft_find(s, user_data);
         if (request == NULL)
             return -ENOENT;
-        if (request->cancel_pending)
+        /* Unless the attempt has given it to a thread, which is interrupted below. */
+        if (request->cancel_pending && request->state == SOFT_WAITING)
             return -EALREADY;
     }
     if (request->state == SOFT_WAITING) {

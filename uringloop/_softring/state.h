@@ -105,7 +105,7 @@ struct soft_request {
     int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
     int res;                       /* the thread's result */
     bool blocks_on_peer;           /* a thread may block on a peer: on a terminal or a pipe */
-    bool cancel_pending;           /* cancelled, but a simulated kernel ends it later */
+    bool cancel_pending;           /* it is WAITING: a simulated kernel ends it in the next enter */
 };
 
 /* The linked requests that are being submitted. The last one has no IOSQE_IO_LINK. */
