@@ -219,6 +219,27 @@ async def test_leak_checks_detect_an_open_connection(loop: uringloop.Loop) -> No
 
 
 @on_loop
+async def test_the_counter_of_buffers_rises_while_one_is_copied(loop: uringloop.Loop) -> None:
+    out: list[int] = []
+
+    class Counting(asyncio.BufferedProtocol):
+        """get_buffer() runs between the completion and the copy."""
+
+        def get_buffer(self, sizehint: int) -> bytearray:
+            out.append(loop._buffers_out)
+            return bytearray(100)
+
+        def buffer_updated(self, nbytes: int) -> None:
+            out.append(nbytes)
+
+    async with stream(loop, Counting()) as (_, peer):
+        peer.send(b"x")
+        await until(lambda: len(out) == 2)
+        assert out == [1, 1]
+        assert loop._buffers_out == 0
+
+
+@on_loop
 async def test_a_delivered_buffer_returns_to_the_pool_at_once(loop: uringloop.Loop) -> None:
     out: list[int] = []
 

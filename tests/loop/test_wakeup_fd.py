@@ -72,6 +72,8 @@ def test_signals_with_a_handler_of_the_loop_are_not_passed_on(
 
 
 def test_a_full_or_broken_descriptor_does_no_harm(loop: uringloop.Loop, ends: Ends) -> None:
+    handled: list[int] = []
+
     async def signals() -> None:
         os.kill(os.getpid(), OWN)
         await turns(3)
@@ -79,8 +81,13 @@ def test_a_full_or_broken_descriptor_does_no_harm(loop: uringloop.Loop, ends: En
         os.kill(os.getpid(), OWN)
         await turns(3)
 
-    fill(ends[1].send)
-    loop.run_until_complete(signals())
+    before = signal.signal(OWN, lambda number, _frame: handled.append(number))
+    try:
+        fill(ends[1].send)
+        loop.run_until_complete(signals())
+    finally:
+        signal.signal(OWN, before)
+    assert handled == [OWN, OWN]
 
 
 def test_a_descriptor_set_during_the_run_stays(each_loop: Loop, ends: Ends) -> None:

@@ -117,6 +117,18 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "a receive that was started does not become ARMED",
+        "_transport/pausing.pyx",
+        "        self.receiving = ARMED\n",
+        "",
+    ),
+    Mutant(
+        "a receive without a free buffer does not become STARVED",
+        "_transport/pausing.pyx",
+        "        self.receiving = STARVED\n",
+        "",
+    ),
+    Mutant(
         "a receive that has ended stays ARMED",
         "_transport/pausing.pyx",
         "        if self.receiving != ENDED:\n            self.receiving = IDLE\n",
@@ -144,6 +156,12 @@ MUTANTS = (
         "the output does not become EOF_WRITTEN",
         "_transport/writer.pyx",
         "        self.output = EOF_WRITTEN\n",
+        "",
+    ),
+    Mutant(
+        "the output does not become EOF_SENT",
+        "_transport/writer.pyx",
+        "        self.output = EOF_SENT\n",
         "",
     ),
     Mutant(
@@ -269,6 +287,12 @@ MUTANTS = (
         "                await operation.run()\n"
         "            self.written_of(operation, written)\n"
         "            written = size\n",
+    ),
+    Mutant(
+        "an operation of a file does not become BEGUN",
+        "_files/operation.pyx",
+        "        self.stage = BEGUN\n",
+        "",
     ),
     Mutant(
         "an operation of a file does not become ENDED",

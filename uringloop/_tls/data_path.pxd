@@ -6,10 +6,10 @@ from uringloop._transport.writer cimport WriteSource, WriteTransport
 
 # Whose methods deliver and write; the drawing is in data_path.pyx.
 cdef enum DataPath:
-    STANDARD        # SSLProtocol's
-    FIRST_READ      # WRAPPED: the first bytes will be delivered by a callback, _go_on()
-    FIRST_SCHEDULED # that callback is scheduled
-    COMPILED        # TLSCore's
+    STANDARD            # SSLProtocol's
+    FIRST_READ          # WRAPPED: the first bytes will be delivered by a callback, _go_on()
+    FIRST_SCHEDULED     # that callback is scheduled
+    COMPILED            # TLSCore's
 
 
 cdef class TLSCore(WriteSource):

@@ -93,7 +93,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int choose_path(self) except -1:
-        """Choose between SSLProtocol's methods and the compiled ones, unless the first read is due."""
+        """Choose SSLProtocol's methods or the compiled ones, unless the first read is due."""
         self.records.examine(self.sslobj)
         if not self.awaits_first_read():
             self.path = STANDARD

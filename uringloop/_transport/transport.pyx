@@ -11,8 +11,9 @@ would send no FIN and free no port: an operation in flight keeps the file open.
                  released <──release_when_done(): nothing is in flight──── LOST <─────┘
 
 close() enters CLOSING, and ENDING when all queued data has been sent. abort(), a fatal error and
-the EOF of a pipe go through CLOSING to ENDING at once. A send that fails ends the connection, too,
-but what the peer sent before is delivered first: BROKEN. Only the methods in the drawing set `life`.
+the EOF of a pipe go through CLOSING to ENDING at once. A send that fails ends the connection, too;
+while it is BROKEN, what the peer sent before is delivered. Only the methods in the drawing set
+`life`.
 A released transport has no descriptor (`fd` is -1). In any state, a failure to create the transport
 and its destructor release it, too.
 
