@@ -1,7 +1,7 @@
 """The kernel's side of a server: a listening socket, from which the loop accepts."""
 
 from uringloop._kernel.libc cimport sockaddr_in6
-from uringloop._net.shared_listeners cimport ListeningSocket
+from uringloop._net.shared_listeners cimport ListeningSocket, SharedListeners
 from uringloop._net.stream cimport StreamTransport
 from uringloop._transport.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
@@ -27,6 +27,7 @@ cdef class Listener(ListeningSocket):
     cdef object retry           # the timer of PAUSED; else None
 
     cdef bint share(self) except -1
+    cdef SharedListeners shared_listeners(self)
     cdef int on_poll(self, int res, unsigned int flags) except -1
     cdef bint is_alone(self) except -1
     cdef int poll_ended(self, int res) except -1

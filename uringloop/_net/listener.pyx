@@ -111,8 +111,8 @@ cdef class Listener(ListeningSocket):
         self.state = CLOSED
         self.cancel_retry()
         if self.shared:
-            (<SharedListeners>self.loop.shared_listeners).remove(self)
-            (<SharedListeners>self.loop.shared_listeners).close_if_empty()
+            self.shared_listeners().remove(self)
+            self.shared_listeners().close_if_empty()
         self.loop.ring.reap(&self.poll_op)
         if not self.poll_op.in_flight:
             self.sock.close()
@@ -123,15 +123,19 @@ cdef class Listener(ListeningSocket):
         """Let SharedListeners wait for connections from now on; return False if they cannot."""
         if self.loop.shared_listeners is None:
             self.loop.shared_listeners = SharedListeners(self.loop)
-        self.shared = (<SharedListeners>self.loop.shared_listeners).add(self) >= 0
+        self.shared = self.shared_listeners().add(self) >= 0
         return self.shared
+
+    cdef SharedListeners shared_listeners(self):
+        return <SharedListeners>self.loop.shared_listeners
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
             # This poll wakes all processes for each connection, the accept epoll only one.
-            (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
+            self.shared_listeners().sleep_at_epoll()
         elif not self.shared and self.state == ACCEPTING and self.is_shared_by_now():
+            # Another process has begun to accept.
             alone = not self.share()
             if not alone:
                 self.loop.ring.cancel(&self.poll_op)
@@ -148,14 +152,14 @@ cdef class Listener(ListeningSocket):
     cdef bint is_alone(self) except -1:
         """Whether this process sleeps in its ring because no other accepts from the socket."""
         return (self.loop.ring.u.sleeps_in_ring
-                and not (<SharedListeners>self.loop.shared_listeners).others_accept())
+                and not self.shared_listeners().others_accept())
 
     cdef int poll_ended(self, int res) except -1:
         if self.state == CLOSED:
             self.sock.close()
             return 0
         if self.shared:
-            (<SharedListeners>self.loop.shared_listeners).sleep_at_epoll()
+            self.shared_listeners().sleep_at_epoll()
         # ECONNABORTED: the ring was replaced, and the poll's result is unknown.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
@@ -232,7 +236,7 @@ cdef class Listener(ListeningSocket):
     cdef int stop_waiting(self) except -1:
         """Stop waiting for connections."""
         if self.shared:
-            (<SharedListeners>self.loop.shared_listeners).remove(self)
+            self.shared_listeners().remove(self)
         if self.poll_op.in_flight:
             self.loop.ring.cancel(&self.poll_op)
         return 0

@@ -35,7 +35,7 @@ def make_read_pipe(
     loop: LoopCore,
     pipe: Any,
     protocol: asyncio.BaseProtocol,
-    waiter: asyncio.Future[None] | None = None,
+    waiter: asyncio.Future[None] | None,
 ) -> asyncio.ReadTransport: ...
 def make_write_pipe(
     loop: LoopCore,

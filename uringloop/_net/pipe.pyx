@@ -313,7 +313,7 @@ cdef class WritePipeTransport(WriteTransport):
         self.sock = pipe
 
 
-def make_read_pipe(LoopCore loop not None, pipe, protocol, waiter=None):
+def make_read_pipe(LoopCore loop not None, pipe, protocol, waiter):
     """Return the transport that reads from *pipe*, a non-blocking file object, and owns it."""
     cdef ReadPipeTransport transport = ReadPipeTransport.__new__(ReadPipeTransport)
     transport.adopt(loop, pipe, {"pipe": pipe})
