@@ -43,5 +43,5 @@ cdef class Watchers(Flushable):
     cdef int on_events(self, int res, unsigned int flags) except -1
     cdef list ready_handles(self, int count)
     cdef bint reports_unwatched(self) except -1
-    cdef Watched watched_by(self, uint64_t told)
+    cdef Watched watched_by(self, uint64_t key)
     cdef int renew(self, bint lost) except -1

@@ -233,10 +233,10 @@ cdef class Watchers(Flushable):
             self.renew(False)
         return handles
 
-    cdef Watched watched_by(self, uint64_t told):
-        """Return the Watched of an event; None if it was removed or changed since."""
-        cdef Watched watched = self.watched.get(<int><unsigned int>told)
-        return watched if watched is not None and watched.number == told >> 32 else None
+    cdef Watched watched_by(self, uint64_t key):
+        """Return the Watched of an event's *key*; None if it was removed or changed since."""
+        cdef Watched watched = self.watched.get(<int><unsigned int>key)
+        return watched if watched is not None and watched.number == key >> 32 else None
 
     cdef bint reports_unwatched(self) except -1:
         """Return whether epoll now reports a descriptor that is not watched."""

@@ -175,7 +175,7 @@ def turn_of(LoopCore loop not None):
         loop.times.stalls, loop.times.stall_began_ns * 1e-9, loop.times.stall_took_ns * 1e-9)
 
 
-cdef tuple told(const Durations *durations):
+cdef tuple counts_and_sum(const Durations *durations):
     cdef int index
     return (
         [durations.counts[index] for index in range(DURATION_BOUNDS + 1)], durations.sum_ns * 1e-9)
@@ -187,7 +187,7 @@ def histograms_of(LoopCore loop not None):
     There is one count for each of timing.BOUNDS, and one for longer durations.
     """
     return {
-        "lag": told(&loop.times.lags),
-        "turn": told(&loop.times.turns),
-        "callback": told(&loop.times.callbacks),
+        "lag": counts_and_sum(&loop.times.lags),
+        "turn": counts_and_sum(&loop.times.turns),
+        "callback": counts_and_sum(&loop.times.callbacks),
     }
