@@ -180,3 +180,59 @@ async def test_wait_closed_still_raises_the_error(loop: uringloop.Loop) -> None:
         with pytest.raises(ConnectionResetError):
             await writer.wait_closed()
         server.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@on_loop
+async def test_the_collection_of_a_stream_that_a_handler_abandoned_reports_no_error(
+    loop: uringloop.Loop,
+) -> None:
+    """The finalizer of its StreamWriter closes a transport whose own finalizer may have run."""
+    abandoned = []
+
+    async def abandon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        abandoned.append(await reader.read())
+
+    async with await asyncio.start_server(abandon, LOCALHOST, 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: abandoned == [b""])
+        async with collected():
+            pass
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@on_loop
+async def test_a_finalizer_that_closes_a_collected_transport_causes_connection_lost(
+    loop: uringloop.Loop,
+) -> None:
+    class Closer:
+        def __init__(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def __del__(self) -> None:
+            self.transport.close()
+
+    class Abandoned(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.closer = Closer(transport)
+
+        def eof_received(self) -> bool:
+            events.append("eof_received")
+            return True
+
+        def connection_lost(self, exc: BaseException | None) -> None:
+            events.append(exc)
+
+    events: list[object] = []
+    server = await loop.create_server(Abandoned, LOCALHOST, 0)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: events == ["eof_received"])
+        async with collected():
+            pass
+        await turns(3)
+    assert events == ["eof_received", None]

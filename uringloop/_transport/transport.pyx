@@ -327,12 +327,15 @@ cdef class Transport(Flushable):
         return 0
 
     def __del__(self):
+        cdef object protocol = self.protocol
         if self.fd >= 0:
             self.loop.fd_table.forget(self.fd)
             try:
                 warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             finally:
                 self.release()
+                # A finalizer that runs after this one, such as a StreamWriter's, may call close().
+                self.protocol = protocol
 
     # ── repr() and get_extra_info() ──────────────────────────────────────────────────────────
 
