@@ -39,7 +39,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> System:
 
 def test_no_limits_give_no_advice(system: System) -> None:
     assert limits.advice(on_io_uring=True) == limits.advice(on_io_uring=False) == []
-    assert limits.told(resource.RLIMIT_NOFILE) == "unlimited of unlimited"
+    assert limits.limit_text(resource.RLIMIT_NOFILE) == "unlimited of unlimited"
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "EOF is delivered before the bytes in the stash",
         "_transport/pausing.pyx",
-        "        if self.paused or self.stash:\n            return self.keep(item)",
-        "        if self.paused:\n            return self.keep(item)",
+        "        if self.paused or self.stash:\n            return self.stash_item(item)",
+        "        if self.paused:\n            return self.stash_item(item)",
     ),
     Mutant(
         "bytes are delivered while reading is paused",
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "nothing follows the last completion of a receive",
         "_transport/pausing.pyx",
-        "            elif is_last:\n                self.recv_ended(res)\n",
+        "            elif is_last:\n                self.on_recv_end(res)\n",
         "",
     ),
     Mutant(
@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "the count of a short send is ignored",
         "_transport/writer.pyx",
-        "return self.sent(res)",
-        "return self.sent(self.queue.data_size)",
+        "return self.queue_sent(res)",
+        "return self.queue_sent(self.queue.data_size)",
     ),
     Mutant(
         "a failed quiet send counts as complete",

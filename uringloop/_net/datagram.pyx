@@ -133,7 +133,7 @@ cdef class DatagramTransport(FlowControl):
             self.loop.datagram_pool.give_back(flags)
         return 0
 
-    cdef int recv_ended(self, int res) except -1:
+    cdef int on_recv_end(self, int res) except -1:
         if res == -ENOBUFS:
             return self.starve(self.loop.datagram_pool)
         if res == -EBADF:
@@ -183,7 +183,7 @@ cdef class DatagramTransport(FlowControl):
             if self.is_replaced():
                 self.end_input()
         if self.paused or self.stash:
-            return self.keep((data, address))
+            return self.stash_item((data, address))
         return self.deliver(data, address)
 
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1:
@@ -199,7 +199,7 @@ cdef class DatagramTransport(FlowControl):
         finally:
             # The protocol has paused, or raised KeyboardInterrupt: stash the others.
             while start < total and self.life < CLOSING:
-                self.keep((data[start:start + size], address))
+                self.stash_item((data[start:start + size], address))
                 start += size
             if self.stash and not self.paused and self.life < CLOSING:
                 self.schedule_stash()

@@ -108,7 +108,7 @@ cdef int deliver_buffered(ReadTransport transport, const char *data, Py_ssize_t 
             fill_protocol_buffer(transport, data, size, &taken)
     finally:
         if taken < size and transport.life < CLOSING:
-            transport.keep_first(PyBytes_FromStringAndSize(data + taken, size - taken))
+            transport.stash_first(PyBytes_FromStringAndSize(data + taken, size - taken))
     return 0
 
 
@@ -139,7 +139,7 @@ cdef int fill_protocol_buffer(
     memcpy(view.buf, data + taken[0], count)
     taken[0] += count
     if transport.loop.nestable and taken[0] < size:
-        taken[0] += transport.keep_rest(data + taken[0], size - taken[0])
+        taken[0] += transport.stash_rest(data + taken[0], size - taken[0])
     PyBuffer_Release(&view)
     # Released, so that the protocol may resize it in buffer_updated().
     del buffer

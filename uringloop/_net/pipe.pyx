@@ -74,7 +74,7 @@ cdef class ReadPipeTransport(ReadTransport):
             return self.read_some()
         return 0
 
-    cdef int recv_ended(self, int res) except -1:
+    cdef int on_recv_end(self, int res) except -1:
         if res < 0 and res != -ECANCELED:
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         return self.want_recv()

@@ -90,7 +90,7 @@ cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
 cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
-cdef object END = object()
+cdef object EOF = object()
 
 
 @cython.final
@@ -162,11 +162,11 @@ cdef class StreamTransport(WriteTransport):
             self.loop.pool.give_back(flags)
         return 0
 
-    cdef int recv_ended(self, int res) except -1:
+    cdef int on_recv_end(self, int res) except -1:
         if res == -ENOBUFS:
             return self.starve(self.loop.pool)
         if res == 0:
-            return self.end_reading(END)
+            return self.end_reading(EOF)
         if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
             return self.end_reading(os_error(res, ""))
         return self.want_recv()
@@ -193,7 +193,7 @@ cdef class StreamTransport(WriteTransport):
         if data is None:
             return 0
         if stashing:
-            return self.keep(data)
+            return self.stash_item(data)
         deliver(self, data)
         offer(data)
         return 0
@@ -250,7 +250,7 @@ cdef class StreamTransport(WriteTransport):
                 self.readable = False
                 if size == -EAGAIN:
                     break
-                return self.end_reading(END if size == 0 else os_error(size, ""))
+                return self.end_reading(EOF if size == 0 else os_error(size, ""))
             if size > 0:
                 total += size
                 self.loop.counters.received_bytes += size
@@ -304,18 +304,18 @@ cdef class StreamTransport(WriteTransport):
     # ── the end of reading ───────────────────────────────────────────────────────────────────
 
     cdef int end_reading(self, object item) except -1:
-        """Deliver the peer's FIN (END) or an error, behind the bytes that came before."""
+        """Deliver the peer's FIN (EOF) or an error, behind the bytes that came before."""
         self.end_input()
-        if (item is END and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
+        if (item is EOF and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
         return self.take_item(item)
 
     cdef int deliver_end(self, object item) except -1:
         cdef PyObject *result
-        if item is END and self.life == BROKEN:
+        if item is EOF and self.life == BROKEN:
             item = self.send_error
-        if item is not END:
+        if item is not EOF:
             return self.fatal_error(item, READ_FAILED)
         result = self.call(NAME_EOF_RECEIVED, NULL)
         if result == NULL:
@@ -344,11 +344,11 @@ cdef class StreamTransport(WriteTransport):
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int keep(self, object item) except -1:
+    cdef int stash_item(self, object item) except -1:
         if self.paused:
             # Pausing under load costs a cancel each time: receive one buffer at a time from now on.
             self.set_ring_mode(SINGLE)
-        return WriteTransport.keep(self, item)
+        return WriteTransport.stash_item(self, item)
 
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, bytes):

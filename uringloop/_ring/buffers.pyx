@@ -73,7 +73,7 @@ cdef class BufferPool:
     cdef bint _register(self) except -1:
         cdef int count = self.published or self.at_start
         cdef int res
-        if self.out or not self.ring.moved_dispatched:
+        if self.out or not self.ring.old_completions_dispatched:
             # Buffers still hold bytes for a protocol, or for completions of a replaced ring that
             # have not been dispatched: the kernel must not fill them.
             return False
@@ -127,7 +127,7 @@ cdef class BufferPool:
 
     cdef void close(self) noexcept:
         """Unmap the memory. The ring must be closed, or every receive must have ended."""
-        if self.ring.held:
+        if self.ring.memory_pinned:
             # Its kernel thread may still write to the buffers.
             self.entries = NULL
             self.memory = NULL

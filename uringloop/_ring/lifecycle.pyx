@@ -141,7 +141,7 @@ cdef int drain(Ring ring) except -1:
     cdef bint by_worker = False
     if ring.u.life != URING_ENABLED:
         return 0
-    ring.held = ring.u.threaded
+    ring.memory_pinned = ring.u.threaded
     if uring_submit(&ring.u) < 0:
         return 0
     ring._confirm()
@@ -162,7 +162,7 @@ cdef int drain(Ring ring) except -1:
             expected = 1
         if take_all(ring):
             idle = 0
-    ring.held = ring.u.threaded and ring.in_flight.next != &ring.in_flight
+    ring.memory_pinned = ring.u.threaded and ring.in_flight.next != &ring.in_flight
     return 0
 
 

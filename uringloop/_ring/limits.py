@@ -25,7 +25,7 @@ CGROUP = "/proc/self/cgroup"
 CGROUPS = "/sys/fs/cgroup"
 
 
-def told(kind: int) -> str:
+def limit_text(kind: int) -> str:
     """Return a limit as the doctor shows it: "SOFT of HARD"."""
     both = resource.getrlimit(kind)
     return " of ".join("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in both)

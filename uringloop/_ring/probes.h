@@ -101,14 +101,14 @@ static inline bool uring_try_paths(void) {
     struct statx facts;
     int fd = uring_openat2(AT_FDCWD, "/", &how);
     uring_mount_facts mount;
-    bool told;
+    bool has_id;
 
     if (fd < 0)
         return false;
-    told = statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
+    has_id = statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
            facts.stx_mask & URING_STATX_MNT_ID_UNIQUE && uring_ask_mount(&facts, &mount);
     close(fd);
-    return told;
+    return has_id;
 }
 
 #endif

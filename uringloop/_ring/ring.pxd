@@ -74,11 +74,11 @@ cdef class Ring:
     cdef int64_t spin_ns               # busy-poll for completions this long before a sleep
     cdef int64_t batch_ns              # let completions gather this long in a sleep
     cdef uring_trace trace             # records submissions and completions, if it is open
-    cdef bint held                     # a kernel thread may outlive the ring: its memory must stay
+    cdef bint memory_pinned            # a kernel thread may outlive the ring: its memory must stay
     cdef bint running                  # a thread runs the loop: no other may submit
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
-    cdef bint moved_dispatched     # all completions of a replaced ring have been dispatched
+    cdef bint old_completions_dispatched   # those of a replaced ring, all of them
     cdef Permission permission
     cdef tuple forbidden_call          # errno and name of the first call that was refused, or None
     cdef object on_fallback            # called with both after the fallback, or None; a function

@@ -131,7 +131,7 @@ cdef class Ring:
         self.quiet.previous = &self.quiet
         self.quiet.next = &self.quiet
         self.trace.fd = -1
-        self.moved_dispatched = True
+        self.old_completions_dispatched = True
 
     def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
         """Open a ring. Raises OSError where the kernel refuses one.
@@ -372,7 +372,7 @@ cdef class Ring:
                 if not uring_is_usable(&self.u) or self.generation != generation:
                     return 0
                 head = uring_head(&self.u)
-        self.moved_dispatched = True
+        self.old_completions_dispatched = True
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -567,7 +567,7 @@ cdef class Ring:
             unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
-        self.moved_dispatched = False
+        self.old_completions_dispatched = False
         self._install(&fresh)
         return 0
 
@@ -646,6 +646,6 @@ cdef class Ring:
     cdef int close(self) except -1:
         """Close the ring. The caller has ended the operations, or cannot any more."""
         self._forget()
-        if not self.held:
+        if not self.memory_pinned:
             self._abandon()
         return 0

@@ -369,11 +369,11 @@ static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *a
         return softring_enter(u->soft, wanted, flags & IORING_ENTER_GETEVENTS, -1);
     }
     if (u->threaded) {
-        unsigned told = uring_thread_flags(u, count);
+        unsigned thread_flags = uring_thread_flags(u, count);
 
-        if (!told && !wanted && !uring_has_overflow(u))
+        if (!thread_flags && !wanted && !uring_has_overflow(u))
             return 0;
-        flags |= told;
+        flags |= thread_flags;
         count = 0;
     }
     u->enters++;

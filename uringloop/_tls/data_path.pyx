@@ -411,7 +411,7 @@ cdef class TLSCore(WriteSource):
         """Hold a write until the flush at the end of the turn."""
         self.held.append(data)
         self.held_size += PyBytes_GET_SIZE(data)
-        return self.writer.expect(self, PyBytes_GET_SIZE(data))
+        return self.writer.set_source(self, PyBytes_GET_SIZE(data))
 
     cdef bytes take_held(self):
         """Remove and return the held writes as one object; None if there are none."""

@@ -36,7 +36,7 @@ cdef class ReadTransport(Transport):
     cdef int submit_recv(self, bint poll_first) except -1
     cdef int take_completion(self, int res, unsigned int flags) except -1
     cdef int on_received(self, int res, unsigned int flags) except -1
-    cdef int recv_ended(self, int res) except -1
+    cdef int on_recv_end(self, int res) except -1
     cdef int delay_recv(self, double seconds) except -1
     cdef int arm(self, io_uring_sqe *sqe) except -1
     cdef void disarmed(self) noexcept
@@ -46,9 +46,9 @@ cdef class ReadTransport(Transport):
     cdef int stop_reading(self) except -1
     cdef object refusal(self, object buffer)
     cdef int take_item(self, object item) except -1
-    cdef int keep(self, object item) except -1
-    cdef int keep_first(self, object item) except -1
-    cdef Py_ssize_t keep_rest(self, const char *rest, Py_ssize_t size) except -1
+    cdef int stash_item(self, object item) except -1
+    cdef int stash_first(self, object item) except -1
+    cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1
     cdef int schedule_stash(self) except -1
     cdef int deliver_item(self, object item) except -1
     cdef int deliver_end(self, object item) except -1

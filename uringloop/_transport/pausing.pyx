@@ -51,14 +51,14 @@ cdef class ReadTransport(Transport):
             if is_last and self.life >= CLOSING:
                 self.release_when_done()
             elif is_last:
-                self.recv_ended(res)
+                self.on_recv_end(res)
         return 0
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
         """Deliver what a completion of `recv_op` brings, and give its buffer back."""
         raise NotImplementedError
 
-    cdef int recv_ended(self, int res) except -1:
+    cdef int on_recv_end(self, int res) except -1:
         """`recv_op` has ended with *res* on an open transport: arm it again, or end the input."""
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ cdef class ReadTransport(Transport):
         try:
             return self.deliver_end(item)
         except BaseException:
-            self.keep_first(item)
+            self.stash_first(item)
             raise
 
     cdef object refusal(self, object buffer):
@@ -147,10 +147,10 @@ cdef class ReadTransport(Transport):
     cdef int take_item(self, object item) except -1:
         """Pass an item to the protocol, or stash it while reading is paused."""
         if self.paused or self.stash:
-            return self.keep(item)
+            return self.stash_item(item)
         return self.deliver_item(item)
 
-    cdef int keep(self, object item) except -1:
+    cdef int stash_item(self, object item) except -1:
         """Stash an item that arrived while reading is paused, and cancel the receive."""
         if self.stash is None:
             self.stash = []
@@ -159,7 +159,7 @@ cdef class ReadTransport(Transport):
             self.stop_reading()
         return 0
 
-    cdef int keep_first(self, object item) except -1:
+    cdef int stash_first(self, object item) except -1:
         """Stash what is left of the item that is being delivered, before all other items."""
         if self.stash is None:
             self.stash = []
@@ -168,12 +168,12 @@ cdef class ReadTransport(Transport):
             self.schedule_stash()
         return 0
 
-    cdef Py_ssize_t keep_rest(self, const char *rest, Py_ssize_t size) except -1:
+    cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1:
         """Stash the *rest* of what is being delivered, and return *size*.
 
         A nested run delivers it before anything that it receives.
         """
-        self.keep_first(rest[:size])
+        self.stash_first(rest[:size])
         return size
 
     cdef int schedule_stash(self) except -1:

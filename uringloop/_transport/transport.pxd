@@ -10,7 +10,7 @@ from uringloop._turn.turn cimport Flushable, LoopCore
 cdef class Connections:
     cdef LoopCore loop
     cdef readonly Py_ssize_t count  # of transports that are not released
-    cdef object when_none       # called when the last transport is released; None after end()
+    cdef object on_empty       # called when the last transport is released; None after end()
 
     cdef int attach(self, Transport transport) except -1
     cdef int detach(self) except -1

@@ -59,9 +59,9 @@ cdef object warn = warnings.warn
 cdef class Connections:
     """The open connections of a server."""
 
-    def __cinit__(self, LoopCore loop not None, when_none):
+    def __cinit__(self, LoopCore loop not None, on_empty):
         self.loop = loop
-        self.when_none = when_none
+        self.on_empty = on_empty
 
     cdef int attach(self, Transport transport) except -1:
         transport.server = self
@@ -70,13 +70,13 @@ cdef class Connections:
 
     cdef int detach(self) except -1:
         self.count -= 1
-        if self.count == 0 and self.when_none is not None:
-            self.when_none()
+        if self.count == 0 and self.on_empty is not None:
+            self.on_empty()
         return 0
 
     def end(self):
-        """Forget `when_none`: the server is closed, and its waiters are resolved."""
-        self.when_none = None
+        """Forget `on_empty`: the server is closed, and its waiters are resolved."""
+        self.on_empty = None
 
     def transports(self):
         """Return the transports. There is no registry: all transports of the loop are searched."""

@@ -24,15 +24,15 @@ cdef class WriteTransport(FlowControl):
     cdef Output output
     cdef bint full                  # the descriptor had no room: the next send waits for it
     cdef object send_error          # BROKEN by this exception; else None
-    cdef object empty_waiter        # sendfile()'s: for an empty queue, then for room; else None
+    cdef object sendfile_waiter        # sendfile()'s: for an empty queue, then for room; else None
 
     cdef int submit_send(self) except -1
     cdef Py_ssize_t send_directly(self) noexcept
     cdef int on_send(self, int res, unsigned int flags) except -1
     cdef int put(self, object data) except -1
     cdef int put_all(self, list items) except -1
-    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1
-    cdef int take_expected(self) except -1
+    cdef int set_source(self, WriteSource source, Py_ssize_t size) except -1
+    cdef int pull_source(self) except -1
     cdef bint is_awaited(self) noexcept
     cdef bint loses_writes(self) noexcept
     cdef int check_eof(self) except -1

@@ -166,14 +166,14 @@ cdef class WriteTransport(FlowControl):
     cdef int check_eof(self) except -1:
         if self.output != WRITABLE:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self.empty_waiter is not None:
+        if self.sendfile_waiter is not None:
             raise RuntimeError("unable to write; sendfile is in progress")
         return 0
 
     cdef int check_eof_of_lines(self) except -1:
         if self.output != WRITABLE:
             raise RuntimeError("Cannot call writelines() after write_eof()")
-        if self.empty_waiter is not None:
+        if self.sendfile_waiter is not None:
             raise RuntimeError("unable to writelines; sendfile is in progress")
         return 0
 
@@ -204,7 +204,7 @@ cdef class WriteTransport(FlowControl):
             self.loop.add_flush(self)
         return self.pause_protocol()
 
-    cdef int expect(self, WriteSource source, Py_ssize_t size) except -1:
+    cdef int set_source(self, WriteSource source, Py_ssize_t size) except -1:
         """Take the bytes of *source* before the next send; it has *size* more than before."""
         self.source = source
         self.loop.queued_bytes += size
@@ -213,7 +213,7 @@ cdef class WriteTransport(FlowControl):
             self.loop.flush_early()
         return 0
 
-    cdef int take_expected(self) except -1:
+    cdef int pull_source(self) except -1:
         """Queue the bytes of `source`."""
         cdef WriteSource source = self.source
         cdef bytes data
@@ -229,7 +229,7 @@ cdef class WriteTransport(FlowControl):
         if self.loses_writes():
             return 0
         if self.source is not None:
-            self.take_expected()
+            self.pull_source()
         if self.send_op.in_flight:
             return 0
         if self.queue.count:
@@ -238,7 +238,7 @@ cdef class WriteTransport(FlowControl):
 
     cdef int flush_alone(self) except -1:
         if self.source is not None and not self.loses_writes():
-            self.take_expected()
+            self.pull_source()
         if self.queue.size <= ALONE_MAX:
             self.send_now()
         return self.flush()
@@ -285,22 +285,22 @@ cdef class WriteTransport(FlowControl):
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
-        if self.life >= CLOSING or self.output != WRITABLE or self.empty_waiter is not None:
+        if self.life >= CLOSING or self.output != WRITABLE or self.sendfile_waiter is not None:
             return self.finish_writing()
         return 0
 
     cdef bint is_awaited(self) noexcept:
         """Whether something waits for the queue to be sent."""
         return (self.writing_paused or self.life >= CLOSING or self.output != WRITABLE
-                or self.empty_waiter is not None)
+                or self.sendfile_waiter is not None)
 
     cdef int finish_writing(self) except -1:
         """Everything is sent: resolve sendfile()'s waiter, close, or send the EOF."""
-        if self.empty_waiter is not None and not self.empty_waiter.done():
+        if self.sendfile_waiter is not None and not self.sendfile_waiter.done():
             if self.life >= CLOSING:
-                self.empty_waiter.set_exception(closed_by_peer())
+                self.sendfile_waiter.set_exception(closed_by_peer())
             else:
-                self.empty_waiter.set_result(None)
+                self.sendfile_waiter.set_result(None)
         if self.life >= CLOSING:
             if self.life < ENDING:
                 self.schedule_end(None)
@@ -317,7 +317,7 @@ cdef class WriteTransport(FlowControl):
         cdef Py_ssize_t res
         cdef int error
         if self.source is not None and not self.loses_writes():
-            self.take_expected()
+            self.pull_source()
         if self.send_op.quiet:
             # A send that is prepared and not submitted goes first.
             self.loop.ring.submit_only()
@@ -341,7 +341,7 @@ cdef class WriteTransport(FlowControl):
         cdef Py_ssize_t res
         self.send_now()
         if (self.queue.count or self.send_op.in_flight or self.full or self.loses_writes()
-                or self.output != WRITABLE or self.empty_waiter is not None):
+                or self.output != WRITABLE or self.sendfile_waiter is not None):
             return 0
         self.queue.show(data, size)
         res = self.send_directly()
@@ -414,13 +414,13 @@ cdef class WriteTransport(FlowControl):
 
     def _wait_empty(self):
         """Refuse writes; return a future that is resolved when the queue has been sent."""
-        if self.empty_waiter is not None:
+        if self.sendfile_waiter is not None:
             raise RuntimeError("Empty waiter is already set")
-        self.empty_waiter = self.loop.create_future()
+        self.sendfile_waiter = self.loop.create_future()
         self.send_now()
         if not self.queue.count and self.life < BROKEN:
-            self.empty_waiter.set_result(None)
-        return self.empty_waiter
+            self.sendfile_waiter.set_result(None)
+        return self.sendfile_waiter
 
     async def _wait_room(self):
         """Wait, after `_wait_empty`, until the socket has room or the connection ends."""
@@ -428,8 +428,8 @@ cdef class WriteTransport(FlowControl):
         if self.life >= BROKEN:
             raise closed_by_peer()
         waiter = poll_once(self.loop, self.fd, POLLOUT)
-        # connection_lost() sets an exception on `empty_waiter`, which ends this wait and the poll.
-        self.empty_waiter = waiter.future
+        # connection_lost() sets an exception on `sendfile_waiter`: the wait and its poll end.
+        self.sendfile_waiter = waiter.future
         try:
             await waiter.future
         finally:
@@ -437,14 +437,14 @@ cdef class WriteTransport(FlowControl):
 
     def _end_wait_empty(self):
         """Take writes again."""
-        self.empty_waiter = None
+        self.sendfile_waiter = None
 
     def _call_connection_lost(self, exc):
         try:
             FlowControl._call_connection_lost(self, exc)
         finally:
-            if self.empty_waiter is not None and not self.empty_waiter.done():
-                self.empty_waiter.set_exception(closed_by_peer())
+            if self.sendfile_waiter is not None and not self.sendfile_waiter.done():
+                self.sendfile_waiter.set_exception(closed_by_peer())
 
     cdef Py_ssize_t unsent(self) noexcept:
         return self.queue.size

@@ -301,10 +301,10 @@ cdef class LoopCore:
     cdef int rearm_starved(self, BufferPool pool) except -1:
         """Re-arm as many starved receives as the pool has buffers: more would starve again."""
         cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
-        cdef list fed = pool.starved[:count]
+        cdef list rearming = pool.starved[:count]
         cdef Flushable item
         del pool.starved[:count]
-        for item in fed:
+        for item in rearming:
             item.rearm()
         return 0
 
