@@ -6,6 +6,7 @@
 #include "_softring/files.h"
 #include "_softring/queue.h"
 #include "_softring/sockets.h"
+#include "_softring/threads.h"
 #include "_softring/waits.h"
 
 /* A look is one epoll_wait(2) that does not wait. After SOFT_QUIET_LOOKS looks in a row that found

@@ -4,7 +4,8 @@
  * queue.c     completions, and the requests in flight
  * waits.c     requests that wait for a descriptor, by epoll
  * sockets.c   the operations of sockets, and polls
- * files.c     the operations of files, by threads
+ * threads.c   threads, and the chains of requests that they execute
+ * files.c     the operations of files
  * softring.c  opening, closing, entering, submitting, cancelling
  *
  * Only the thread that owns a ring touches its state. What it shares with the threads for files is
@@ -67,7 +68,7 @@ typedef enum soft_modes {
 } soft_modes;
 
 /* What the threads do with a chain of requests: `work` of its first request. The transitions are
- * drawn in files.c. */
+ * drawn in threads.c. */
 typedef enum soft_work_states {
     SOFT_WORK_NONE,        /* the threads do not have it */
     SOFT_WORK_LINKED,      /* not the first request of its chain; always, once linked */

@@ -1,0 +1,16 @@
+/* The threads of a software ring. */
+#ifndef URINGLOOP_SOFTRING_THREADS_H
+#define URINGLOOP_SOFTRING_THREADS_H
+
+#include "_softring/state.h"
+
+int soft_open_pool(softring *s);
+void soft_close_pool(softring *s);
+bool soft_give(soft_pool *pool, soft_request *chain);
+soft_work_states soft_stop_work(softring *s, soft_request *request);
+soft_request *soft_done_chains(soft_pool *pool);
+bool soft_is_busy(soft_pool *pool);
+void soft_perform_chain(soft_request *request, bool here);
+void soft_leave_out(struct io_uring_sqe *sqe);
+
+#endif
