@@ -21,7 +21,7 @@ from support.watched import BLOCKED, connected, monitored, place, program, reply
 import uringloop
 from uringloop import monitor
 from uringloop._loop.base import Stats
-from uringloop._monitor import server
+from uringloop._monitor import socket_paths
 from uringloop._turn.stats import open_loops
 
 # The fixtures are found by their names here.
@@ -357,10 +357,10 @@ def test_socket_of_a_killed_process_is_removed_by_the_next_process(place: Path) 
 def test_stale_sockets_can_be_removed_by_several_threads(place: Path) -> None:
     for number in range(300):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(str(place / server.name_for(1000000 + number)))
+            sock.bind(str(place / socket_paths.name_for(1000000 + number)))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         # An exception in any of the threads is raised here.
-        assert list(pool.map(server.remove_stale, [str(place)] * 4)) == [None] * 4
+        assert list(pool.map(socket_paths.remove_stale, [str(place)] * 4)) == [None] * 4
     assert list(place.iterdir()) == []
 
 

@@ -24,7 +24,7 @@ from support.watched import (
     snapshot_of,
 )
 
-from uringloop._monitor import client, server
+from uringloop._monitor import client, server, socket_paths
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
@@ -99,12 +99,12 @@ def test_client_that_sends_nothing_is_disconnected(
 
 def test_number_of_clients_is_limited(monitored: Path) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(server.CLIENTS_MAX):
+        for _ in range(socket_paths.CLIENTS_MAX):
             sock = stack.enter_context(connected(monitored))
             sock.sendall(b"\n")
             assert reply_of(sock)
         with connected(monitored) as more:
-            assert error_of(more) == f"{server.CLIENTS_MAX} clients are connected already"
+            assert error_of(more) == f"{socket_paths.CLIENTS_MAX} clients are connected already"
 
     def again() -> bool:
         with connected(monitored) as sock:

@@ -31,9 +31,9 @@ from support.watched import (
 
 import uringloop
 from uringloop import top
-from uringloop._monitor import client, render, server
+from uringloop._monitor import client, render, socket_paths
 from uringloop._monitor.client import Sample
-from uringloop._monitor.server import LoopSnapshot, Snapshot
+from uringloop._monitor.snapshots import LoopSnapshot, Snapshot
 
 # The fixture is found by its name here.
 __all__ = ["place"]
@@ -546,7 +546,7 @@ def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> N
 
 def test_refusal_by_the_monitor_is_reported_with_its_reason(place: Path) -> None:
     with program(place, IDLE) as watched, contextlib.ExitStack() as stack:
-        for _ in range(server.CLIENTS_MAX):
+        for _ in range(socket_paths.CLIENTS_MAX):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.connect(str(watched.socket))
             sock.sendall(b"\n")

@@ -12,7 +12,7 @@ import pytest
 from support.roles import PATIENCE
 from support.watched import environment, following, pipe_of, place, program, run_top, snapshot_of
 
-from uringloop._monitor import client, render, server
+from uringloop._monitor import client, render, server, snapshots
 from uringloop._monitor.client import Sample
 from uringloop._monitor.fleet import Fleet
 
@@ -160,7 +160,7 @@ def test_silent_process_does_not_delay_the_others(place: Path) -> None:
 
 
 def test_silent_process_is_shown_as_no_answer(loop: object) -> None:
-    sample = Sample(server.snapshot())
+    sample = Sample(snapshots.snapshot())
     view = render.overview_of(["title"], [(sample, 3.0)], 120, [])
     assert view.rows[0].cells[0] == "NO ANSWER 3.0 s"
     assert view.rows[0].alarms[0]
@@ -178,7 +178,7 @@ def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
 
 
 def test_commands_are_cut_to_the_width(loop: object) -> None:
-    snapshot = server.snapshot()
+    snapshot = snapshots.snapshot()
     snapshot["command"] = "python " + "x" * 300
     view = render.overview_of([], [(Sample(snapshot), 0.0)], 150, [])
     lines = render.plain_lines(view, 150)
@@ -230,7 +230,7 @@ def test_loop_has_the_name_of_its_thread_or_its_server(
 
 
 def test_loop_that_does_not_run_is_named_no_thread(loop: object) -> None:
-    names = {listed["name"] for listed in server.snapshot()["loops"] if not listed["running"]}
+    names = {listed["name"] for listed in snapshots.snapshot()["loops"] if not listed["running"]}
     assert names == {"no thread"}
     assert threading.current_thread().name not in names
 

@@ -17,8 +17,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
-from uringloop._monitor import server
-from uringloop._monitor.server import LoopSnapshot, Snapshot
+from uringloop._monitor import server, snapshots, socket_paths
+from uringloop._monitor.snapshots import LoopSnapshot, Snapshot
 
 # More than the answer of a program with hundreds of loops.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -78,9 +78,9 @@ def paths_of(pid: int) -> list[str]:
         variables = _environment_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         raise CannotWatch(f"no such process: {pid}") from None
-    name = server.name_for(pid)
+    name = socket_paths.name_for(pid)
     asked = variables.get("URINGLOOP_MONITOR", "")
-    paths = [os.path.join(folder, name) for folder in server.folders(variables, user)]
+    paths = [os.path.join(folder, name) for folder in socket_paths.folders(variables, user)]
     if asked not in ("", server.DEFAULT, server.OFF):
         # A relative path refers to the directory in which the process was started; most processes
         # have not changed it.
@@ -159,7 +159,7 @@ def _own_environment_of(pid: int) -> dict[str, str]:
 def _default_paths() -> Iterator[str]:
     """Yield the sockets in the default directories."""
     user = os.geteuid()
-    folders = set(server.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
+    folders = set(socket_paths.folders(os.environ, user)) | {f"/tmp/uringloop-{user}"}
     if user == 0:
         folders |= {*glob.glob("/run/user/*"), *glob.glob("/tmp/uringloop-*")}
     for folder in sorted(folders):
@@ -225,7 +225,7 @@ def _has(value: object, kinds: Kinds) -> bool:
 
 
 def _is_snapshot(answer: object) -> TypeGuard[Snapshot]:
-    if not isinstance(answer, dict) or answer.get("protocol") != server.PROTOCOL:
+    if not isinstance(answer, dict) or answer.get("protocol") != snapshots.PROTOCOL:
         return False
     return _has(answer, SNAPSHOT_KINDS) and all(
         _has(loop, LOOP_KINDS)

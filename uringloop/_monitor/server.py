@@ -11,299 +11,51 @@ logged and the program continues.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import enum
-import errno
 import json
 import logging
 import os
-import platform
 import select
 import signal
 import socket
-import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
-from uringloop._turn.stats import open_loops, stats_of, thread_state_of, time_turns
+from uringloop._monitor.snapshots import snapshot
+from uringloop._monitor.socket_paths import (
+    CLIENTS_MAX,
+    default_path,
+    listen,
+    name_for,
+    remove_stale,
+)
+from uringloop._turn.stats import time_turns
 
-if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop, Stats
-
-# The version of the answers: a new key does not change it, a changed meaning increments it.
-PROTOCOL = 1
-# Clients that are connected at once; few people watch a process at the same time.
-CLIENTS_MAX = 8
 # A request is an empty line: a client that sends more than this without one is closed.
 REQUEST_BYTES_MAX = 64
 # Time for the next request, and for reading an answer. Longer than top's longest interval.
 CLIENT_TIMEOUT_S = 60.0
 # Pause after each round of answers: a client that asks without pause costs 3 % of a core.
 PAUSE_S = 0.005
-# Characters of the command line in an answer; some programs take all settings there.
-COMMAND_LENGTH_MAX = 500
 # Time for the thread to end: it waits only for the GIL.
 END_S = 5.0
 
 # Values of the variable: the default path, and no monitor.
 DEFAULT, OFF = "1", "0"
 
-# Python's name for the first thread, unless the program renames it.
-MAIN_THREAD = "MainThread"
 
 # struct ucred of SO_PEERCRED: process, user, group.
 PEER = struct.Struct("3i")
-# The file of run_forever(): a thread whose innermost frame is there runs no code of the program.
-RUN_FOREVER_FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_loop", "base.py")
 
 logger = logging.getLogger("uringloop")
 
 
-class TaskInfo(TypedDict):
-    """The name of the running task, and of its coroutine function."""
-
-    name: str
-    coroutine: str
-
-
-class Place(TypedDict):
-    """The place that a thread executes; *line* is 0 if it is unknown."""
-
-    function: str
-    file: str
-    line: int
-
-
-# In functional form because the key "class" is a keyword.
-LoopSnapshot = TypedDict(
-    "LoopSnapshot",
-    {
-        "id": int,
-        "class": str,
-        "name": str,
-        "thread": str | None,
-        "thread_id": int | None,
-        "thread_cpu": float,
-        "running": bool,
-        "sleeping": bool,
-        "blocked": float,
-        "place": Place | None,
-        "task": TaskInfo | None,
-        "debug": bool,
-        "backend": str,
-        "backend_reason": str,
-        "stats": "Stats",
-    },
-)
-
-
-class Snapshot(TypedDict):
-    """One answer; times are in seconds."""
-
-    protocol: int
-    pid: int
-    command: str
-    python: str
-    uringloop: str
-    time: float
-    cpu: float
-    loops: list[LoopSnapshot]
-
-
-# ── paths of sockets ─────────────────────────────────────────────────────────────────────────
-
-
-def is_private(folder: str, user: int) -> bool:
-    """Return whether *folder* is a directory of *user* that no other user may write to."""
-    try:
-        # lstat(): a symbolic link does not count, because any user can create one in /tmp.
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
-
-
-def folders(variables: Mapping[str, str], user: int) -> list[str]:
-    """Return the directories for the socket of a *user*'s process, the preferred one first.
-
-    *variables* is the environment of that process.
-    """
-    temporary = os.path.join(variables.get("TMPDIR") or "/tmp", f"uringloop-{user}")
-    runtime = variables.get("XDG_RUNTIME_DIR")
-    # After `su` or `sudo` the variable may name another user's directory.
-    return [runtime, temporary] if runtime and is_private(runtime, user) else [temporary]
-
-
-def name_for(pid: int) -> str:
-    return f"uringloop-{pid}.sock"
-
-
-def default_path() -> str:
-    """Return the path for this process, in a private directory, which is created if needed.
-
-    Raises PermissionError if the directory exists and is not private.
-    """
-    user = os.geteuid()
-    folder = folders(os.environ, user)[0]
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        # Made by an earlier process of this user, or by another user.
-        if not is_private(folder, user):
-            raise PermissionError(
-                f"{folder} must be a directory of this user that no other user may write to"
-            ) from None
-    return os.path.join(folder, name_for(os.getpid()))
-
-
-def has_listener(path: str) -> bool:
-    """Return whether a process listens at the socket *path*."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        # Any other error, such as EAGAIN of a full backlog, means that a process listens.
-        return sock.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
-
-
-def remove_stale(folder: str) -> None:
-    """Remove the sockets of processes that were killed."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        number = name.removeprefix("uringloop-").removesuffix(".sock")
-        # A live process listens before its socket gets this name: see listen().
-        if number.isdigit() and name == name_for(int(number)) and not has_listener(path):
-            # Another starting process may have removed it.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
-def listen(path: str) -> socket.socket:
-    """Return a socket that listens at *path*; a stale socket file there is replaced.
-
-    Raises FileExistsError if *path* is another kind of file, or if a process listens there.
-    """
-    if os.path.lexists(path):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(f"{path} exists and is not a socket")
-        if has_listener(path):
-            raise FileExistsError(f"another process listens at {path}")
-    temporary = f"{path}.{os.getpid()}"
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        # bind() gives the file the mode of the socket, so it never has another mode.
-        os.fchmod(sock.fileno(), 0o600)
-        sock.bind(temporary)
-        try:
-            os.chmod(temporary, 0o600)
-            sock.listen(CLIENTS_MAX)
-            sock.setblocking(False)
-            # Rename when the socket listens: a client that finds *path* can connect. This also
-            # replaces a stale file atomically.
-            os.rename(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 # ── answers ──────────────────────────────────────────────────────────────────────────────────
-
-
-def task_of(loop: asyncio.AbstractEventLoop) -> TaskInfo | None:
-    """Return the task that *loop* runs now, or None."""
-    task = asyncio.current_task(loop)
-    if task is None:
-        return None
-    coroutine = task.get_coro()
-    name = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
-    return {"name": task.get_name(), "coroutine": name}
-
-
-def _place(frame: FrameType | None) -> Place | None:
-    """Return the place that *frame* executes; None if it is the loop's own code."""
-    if frame is None:
-        return None
-    code = frame.f_code
-    if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
-        return None
-    return {
-        "function": code.co_qualname,
-        "file": code.co_filename,
-        "line": frame.f_lineno or 0,
-    }
-
-
-def address_text(address: object) -> str:
-    """Return the address of a socket as text: `host:port`, `[host]:port` or a path."""
-    if isinstance(address, tuple):
-        host, port = address[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if isinstance(address, bytes):
-        # The name of an abstract UNIX socket begins with a null byte.
-        return os.fsdecode(address).replace("\0", "@", 1)
-    return str(address)
-
-
-def name_of(loop: RunningLoop, thread: str | None) -> str:
-    """Return a name for *loop*: its thread's name, or the first server's for the main thread."""
-    if thread is not None and thread != MAIN_THREAD:
-        return thread
-    if loop._first_server is not None:
-        return address_text(loop._first_server)
-    return thread or "no thread"
-
-
-def _loop_snapshot(
-    loop: RunningLoop, frames: dict[int, FrameType], names: dict[int | None, str]
-) -> LoopSnapshot:
-    thread, cpu, sleeping, blocked = thread_state_of(loop)
-    working = thread != 0 and not sleeping
-    return {
-        "id": id(loop),
-        "class": type(loop).__qualname__,
-        "name": name_of(loop, names.get(thread)),
-        "thread": names.get(thread),
-        "thread_id": thread or None,
-        "thread_cpu": cpu,
-        "running": thread != 0,
-        "sleeping": sleeping,
-        "blocked": blocked,
-        "place": _place(frames.get(thread)) if working else None,
-        "task": task_of(loop) if working else None,
-        "debug": loop.get_debug(),
-        "backend": loop.backend,
-        "backend_reason": loop.backend_reason,
-        "stats": stats_of(loop),
-    }
-
-
-def snapshot() -> Snapshot:
-    """Return the state of this process and its loops."""
-    # Taken first and cleared below: frames that are kept would keep their variables alive.
-    frames = sys._current_frames()
-    names: dict[int | None, str] = {thread.ident: thread.name for thread in threading.enumerate()}
-    loops = [_loop_snapshot(loop, frames, names) for loop in open_loops()]
-    frames.clear()
-    return {
-        "protocol": PROTOCOL,
-        "pid": os.getpid(),
-        "command": " ".join(sys.orig_argv)[:COMMAND_LENGTH_MAX],
-        "python": platform.python_version(),
-        # Not imported: a private module may not import the package itself.
-        "uringloop": sys.modules["uringloop"].__version__,
-        "time": time.monotonic(),
-        "cpu": time.process_time(),
-        "loops": sorted(loops, key=lambda loop: (loop["thread"] or "", loop["id"])),
-    }
 
 
 def line_of(value: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from uringloop._monitor.server import RUN_FOREVER_FILE, task_of
+from uringloop._monitor.snapshots import RUN_FOREVER_FILE, task_of
 from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
 
