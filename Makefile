@@ -171,7 +171,13 @@ type: $(DEV)/installed  ## Check types: mypy, pyright, and the stubs against the
 	$(RUN_DEV) -m mypy.stubtest uringloop --allowlist stubtest_allowlist.txt \
 	  --mypy-config-file pyproject.toml
 
-$(DEV)/installed: $(DEV)/python-$(TAG) $(BUILD_SOURCES)
+$(DEV)/installed: $(DEV)/tools $(BUILD_SOURCES)
+	URINGLOOP_DEBUG=1 $(DEV)/bin/python setup.py -q build_ext --inplace
+	@touch $@
+
+# The package is installed as editable only once: pip would make a new environment for each build,
+# whose newer Cython files cause all modules to be compiled again.
+$(DEV)/tools: $(DEV)/python-$(TAG) pyproject.toml
 	$(DEV)/bin/python $(REMOVE_FORMER)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
 	@touch $@

@@ -184,6 +184,13 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
 class BuildApart(build_ext):
     """Compiles changed C files of an extension on all cores; setuptools compiles all, in turn."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # An editable install would put the objects into a temporary folder, and the next build
+        # would find none of them.
+        base = self.get_finalized_command("build").build_base
+        self.build_temp = f"{base}/temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+
     def build_extensions(self) -> None:
         compile_all = self.compiler.compile
 
