@@ -46,8 +46,6 @@ static inline const char *uring_name(unsigned opcode) {
         return "sendmsg";
     case IORING_OP_RECVMSG:
         return "recvmsg";
-    case IORING_OP_CONNECT:
-        return "connect";
     case IORING_OP_FALLOCATE:
         return "fallocate";
     case IORING_OP_OPENAT:

@@ -216,7 +216,7 @@ cdef class WritePipeTransport(WriteTransport):
             return self.submit_send()
         if res < 0:
             return self.send_failed(os_error(res, ""))
-        self.full = False
+        self.socket_full = False
         return self.flush()
 
     cdef Py_ssize_t send_directly(self) noexcept:

@@ -373,7 +373,7 @@ cdef class StreamTransport(WriteTransport):
         self.queue.prepare()
         sqe = ring.submission()
         # The end of a quiet send is known only after the next enter.
-        quiet = ring.quiet_sends and not self.full and not self.is_awaited()
+        quiet = ring.quiet_sends and not self.socket_full and not self.is_awaited()
         if self.queue.single:
             uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
         else:

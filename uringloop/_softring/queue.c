@@ -69,7 +69,6 @@ void soft_flush_overflow(softring *s) {
         __atomic_fetch_and(s->queues.sq.kflags, ~IORING_SQ_CQ_OVERFLOW, __ATOMIC_SEQ_CST);
 }
 
-/* Posts the completion of an operation that ended while it was submitted. */
 void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res) {
     if (res < 0 || !(sqe->flags & IOSQE_CQE_SKIP_SUCCESS))
         soft_post(s, sqe->user_data, res, 0);

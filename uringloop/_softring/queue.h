@@ -12,6 +12,8 @@ void soft_flush_overflow(softring *s);
 unsigned soft_ready(const softring *s);
 bool soft_has_room(const softring *s);
 void soft_call_again(softring *s);
+/* Posts the completion of an operation that ended while it was submitted, unless it has succeeded
+ * and IOSQE_CQE_SKIP_SUCCESS is set. */
 void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res);
 
 soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe);

@@ -22,7 +22,7 @@ cdef class WriteTransport(FlowControl):
     cdef Operation send_op          # points into queue, which owns the bytes until it ends
     cdef WriteQueue queue
     cdef Output output
-    cdef bint full                  # the descriptor had no room: the next send waits for it
+    cdef bint socket_full           # the descriptor had no room: the next send waits for it
     cdef object send_error          # BROKEN by this exception; else None
     cdef object sendfile_waiter        # sendfile()'s: for an empty queue, then for room; else None
 

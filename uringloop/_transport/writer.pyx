@@ -7,8 +7,8 @@ which carries the rest, when the socket has room again. A send whose end the pro
 quiet either: its completion ends the loop's sleep.
 
 If only one transport has written in a turn, its data is sent by a plain system call, which costs
-less than a submission. `submit_send`, `send_directly` and `end_output` are the only methods that
-use the descriptor; subclasses define them.
+less than a submission. Subclasses define the methods that write to the descriptor:
+`submit_send`, `send_directly` and `end_output`.
 
 The end of the output:
 
@@ -180,7 +180,7 @@ cdef class WriteTransport(FlowControl):
     @cython.final
     cdef bint loses_writes(self) noexcept:
         """Whether written bytes will not be sent: a send has failed, or the end is scheduled."""
-        return self.life > OPEN and self.life != CLOSING
+        return self.life == BROKEN or self.life >= ENDING
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +221,7 @@ cdef class WriteTransport(FlowControl):
         data = source.take_records()
         if data is not None and not self.loses_writes():
             self.queue.push(data)
-            if self.queue.size > self.high_water and (self.send_op.in_flight or self.full):
+            if self.queue.size > self.high_water and (self.send_op.in_flight or self.socket_full):
                 self.pause_sending()
         return 0
 
@@ -265,10 +265,10 @@ cdef class WriteTransport(FlowControl):
             return self.release_when_done()
         assert self.life != BROKEN
         if res >= 0:
-            self.full = <size_t>res < self.queue.data_size
+            self.socket_full = <size_t>res < self.queue.data_size
             return self.queue_sent(res)
         if res == -EAGAIN or res == -EINTR or res == -ECANCELED:
-            self.full = True
+            self.socket_full = True
             return self.loop.add_flush(self)
         return self.send_failed(os_error(res, ""))
 
@@ -321,14 +321,14 @@ cdef class WriteTransport(FlowControl):
         if self.send_op.quiet:
             # A send that is prepared and not submitted goes first.
             self.loop.ring.submit_only()
-        while self.queue.count and not self.send_op.in_flight and not self.full:
+        while self.queue.count and not self.send_op.in_flight and not self.socket_full:
             self.queue.prepare()
             res = self.send_directly()
             error = errno
             if res >= 0:
                 self.consume(res)
             elif error == EAGAIN:
-                self.full = True
+                self.socket_full = True
             elif error != EINTR:
                 self.send_failed(os_error(-error, ""))
         return 0
@@ -340,7 +340,7 @@ cdef class WriteTransport(FlowControl):
         """
         cdef Py_ssize_t res
         self.send_now()
-        if (self.queue.count or self.send_op.in_flight or self.full or self.loses_writes()
+        if (self.queue.count or self.send_op.in_flight or self.socket_full or self.loses_writes()
                 or self.output != WRITABLE or self.sendfile_waiter is not None):
             return 0
         self.queue.show(data, size)
@@ -349,7 +349,7 @@ cdef class WriteTransport(FlowControl):
             self.loop.counters.sent_bytes += res
             return res
         if errno == EAGAIN:
-            self.full = True
+            self.socket_full = True
         elif errno != EINTR:
             self.send_failed(os_error(-errno, ""))
             # The connection is at its end: the caller need not write the rest.
@@ -487,7 +487,7 @@ cdef class WriteTransport(FlowControl):
     cdef int send_last(self) except -1:
         """Send this turn's writes before an abort: asyncio's write() has sent them already."""
         cdef Py_ssize_t res = 0
-        while self.queue.count and not self.full and res >= 0:
+        while self.queue.count and not self.socket_full and res >= 0:
             self.queue.prepare()
             res = self.send_directly()
             if res > 0:
