@@ -52,7 +52,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -157,6 +157,9 @@ $(VENV)/frameworks: $(VENV)/installed
 # ── for developers ────────────────────────────────────────────────────────────────────────────
 
 dev: $(DEV)/installed  ## Create .venv-dev: an editable debug build and all tools
+
+test-debug: $(DEV)/installed  ## Run the tests on the build of `make dev`: ARGS="tests/turn -x"
+	$(RUN_DEV) -m pytest $(ARGS)
 
 lint: $(DEV)/installed  ## Check style: ruff, cython-lint
 	$(RUN_DEV) -m ruff check $(LINTED)

@@ -117,6 +117,7 @@ ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
     "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
     "test": lambda words: check_pytest(words),
+    "test-debug": lambda words: check_pytest(words),
     "test-frameworks": lambda words: check_pytest(words),
 }
 
