@@ -25,15 +25,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
-from uringloop._kernel.errors cimport (
-    EAGAIN,
-    EBADF,
-    ECANCELED,
-    EINTR,
-    ENOBUFS,
-    errno,
-    os_error,
-)
+from uringloop._kernel.errors cimport EAGAIN, EBADF, ECANCELED, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER
 from uringloop._kernel.libc cimport (
     MSG_DONTWAIT,

@@ -7,21 +7,9 @@ that runs the loop, or that closes it, may call this module.
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
-from uringloop._ring.ring cimport (
-    ENTER_FORBIDDEN,
-    FALLEN_BACK,
-    FORBIDDEN,
-    HOLDS_DESCRIPTOR,
-    LINGER,
-    NEVER_CANCELLED,
-    REPLACED,
-    RETRIES,
-    WORKER_OWNS_MEMORY,
-    Operation,
-    Ring,
-    ends_with_run,
-    operation_of,
-)
+from uringloop._ring.ring cimport ENTER_FORBIDDEN, FALLEN_BACK, FORBIDDEN, REPLACED
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, NEVER_CANCELLED, WORKER_OWNS_MEMORY
+from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, ends_with_run, operation_of
 from uringloop._ring.uring cimport (
     URING_DISABLED,
     URING_ENABLED,
