@@ -16,6 +16,7 @@ import socket
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.long cimport PyLong_AsLongAndOverflow
 
 from uringloop._kernel.errors cimport EAGAIN, EINTR, errno, os_error
 from uringloop._kernel.libc cimport MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, recv, send
@@ -133,13 +134,16 @@ cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
 
 cdef object try_recv(LoopCore loop, object sock, object n):
     """Return the bytes that the socket holds, or None if it holds none yet."""
-    cdef Py_ssize_t res, wanted
+    cdef Py_ssize_t res
+    cdef long wanted = 0
+    cdef int too_large = 0
     cdef int fd = checked_fd(loop, sock)
-    if type(sock) is PLAIN and type(n) is int and 0 < n <= SCRATCH_SIZE:
+    if type(sock) is PLAIN and type(n) is int:
+        wanted = PyLong_AsLongAndOverflow(n, &too_large)
+    if wanted > 0:
         if was_emptied(fd):
             return None
-        wanted = n
-        while True:
+        while wanted <= SCRATCH_SIZE:
             res = recv(fd, scratch, wanted, MSG_DONTWAIT)
             if res >= 0:
                 note_received(fd, res, wanted)
