@@ -147,9 +147,9 @@ cdef class StreamTransport(WriteTransport):
         return self.arm(sqe)
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
-        if flags & IORING_CQE_F_MORE and res > 0 and self.armed_mode != POLL:
-            # The usual case.
-            return self.receive(res, flags)
+        if flags & IORING_CQE_F_MORE and res > 0:
+            # The usual cases.
+            return self.on_poll(res) if self.armed_mode == POLL else self.receive(res, flags)
         return self.take_completion(res, flags)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
