@@ -46,10 +46,20 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
+    # What threading.get_ident() returns.
+    unsigned long this_thread "(unsigned long)pthread_self" ()
 
 
 cdef extern from *:
     """
+    /* Whether this is a build of CPython without the GIL. */
+    #ifdef Py_GIL_DISABLED
+    #define URINGLOOP_FREE_THREADED 1
+    #else
+    #define URINGLOOP_FREE_THREADED 0
+    #endif
+    #include <pthread.h>
+
     /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \
         Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
@@ -155,6 +165,8 @@ cdef extern from *:
     }
     #endif
     """
+    const bint FREE_THREADED "URINGLOOP_FREE_THREADED"
+
     ctypedef struct PyMethodDef:
         pass
     int set_method "uringloop_set_method" (

@@ -11,6 +11,7 @@ Only the thread that runs the loop may call run_nested(); the caller must check 
 """
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
+from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._transport.pausing cimport ReadTransport
 from uringloop._transport.transport cimport Transport
 from uringloop._turn.handles cimport Handle
@@ -25,7 +26,7 @@ def allow_nesting(LoopCore loop not None):
 def swap_stopping(LoopCore loop not None, bint stopping):
     """Set whether the innermost run ends after this turn; return the previous value."""
     cdef bint before = loop.stopping
-    loop.stopping = stopping
+    store_int(&loop.stopping, stopping)
     return before
 
 
@@ -38,7 +39,7 @@ def run_nested(LoopCore loop not None):
         resume_transports(loop)
         while True:
             loop.run_turn()
-            if loop.stopping:
+            if load_int(&loop.stopping):
                 break
     finally:
         loop.current_handle = handle

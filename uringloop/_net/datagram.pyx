@@ -25,6 +25,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
+from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, EBADF, ECANCELED, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER
 from uringloop._kernel.libc cimport (
@@ -100,7 +101,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int submit_recv(self, bint poll_first) except -1:
         cdef io_uring_sqe *sqe
-        self.loop.counters.rearms += self.was_armed
+        count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
         if self.polled:
             sqe = self.loop.ring.submission()
@@ -163,7 +164,7 @@ cdef class DatagramTransport(FlowControl):
                 return 0
             merged_size = uring_merged_size(memory)
             data = PyBytes_FromStringAndSize(start, data_size)
-            self.loop.counters.received_bytes += data_size
+            count_total(&self.loop.counters.received_bytes, data_size)
             address = (
                 known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
         finally:
@@ -223,7 +224,7 @@ cdef class DatagramTransport(FlowControl):
                 if not data and self.is_replaced():
                     # The EOF of a stream socket.
                     self.end_input()
-                self.loop.counters.received_bytes += len(data)
+                count_total(&self.loop.counters.received_bytes, len(data))
                 self.deliver(data, address)
             count += 1
         return count
@@ -322,7 +323,7 @@ cdef class DatagramTransport(FlowControl):
                 self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
                 name_size)
         if res >= 0:
-            self.loop.counters.sent_bytes += res
+            count_total(&self.loop.counters.sent_bytes, res)
             return True
         if errno == EAGAIN or errno == EINTR:
             return False
@@ -333,7 +334,7 @@ cdef class DatagramTransport(FlowControl):
             self.sock.sendto(data, address)
         except (BlockingIOError, InterruptedError):
             return False
-        self.loop.counters.sent_bytes += len(data)
+        count_total(&self.loop.counters.sent_bytes, len(data))
         return True
 
     cdef int submit_room(self) except -1:

@@ -23,6 +23,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
+from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
@@ -83,7 +84,7 @@ cdef class ReadPipeTransport(ReadTransport):
         cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
         cdef int error = errno
         if size > 0:
-            self.loop.counters.received_bytes += size
+            count_total(&self.loop.counters.received_bytes, size)
             return self.deliver(PyBytes_FromStringAndSize(scratch, size))
         if size == 0:
             return self.end_of_file()

@@ -20,6 +20,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport PyBytes_Resize, Py_DECREF_owned, take_bytes
+from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport (
     io_uring_sqe,
@@ -134,7 +135,7 @@ cdef class StreamTransport(WriteTransport):
             return self.starve(self.loop.pool)
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         self.armed_mode = self.mode
-        self.loop.counters.rearms += self.was_armed
+        count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
         if self.mode == POLL:
             # The poll reports what the socket holds already.
@@ -176,7 +177,7 @@ cdef class StreamTransport(WriteTransport):
         cdef char *memory = self.loop.pool.take(flags, size)
         cdef bint stashing = self.paused or self.stash
         cdef bytes data
-        self.loop.counters.received_bytes += size
+        count_total(&self.loop.counters.received_bytes, size)
         self.average += (size - self.average) >> SHIFT
         if self.average > LARGE and self.mode != POLL:
             self.start_polling()
@@ -253,7 +254,7 @@ cdef class StreamTransport(WriteTransport):
                 return self.end_reading(EOF if size == 0 else os_error(size, ""))
             if size > 0:
                 total += size
-                self.loop.counters.received_bytes += size
+                count_total(&self.loop.counters.received_bytes, size)
                 self.average += (size - self.average) >> SHIFT
                 if left == 0 and not self.hung_up and not self.loop.nestable:
                     self.readable = False

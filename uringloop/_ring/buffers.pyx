@@ -7,6 +7,7 @@ small pool stays in the cache. Only the thread that runs the loop may call this 
 """
 
 
+from uringloop._kernel.atomics cimport count_int
 from uringloop._kernel.errors cimport ENOMEM, os_error
 from uringloop._kernel.io_uring cimport (
     io_uring_buf_ring,
@@ -104,13 +105,13 @@ cdef class BufferPool:
 
     cdef char *take(self, unsigned int flags, int size) noexcept:
         """Return the memory of the buffer that a completion's *flags* name."""
-        self.out += 1
+        count_int(&self.out, 1)
         self.fill += (size - self.fill) * WEIGHT
         return self.memory + <size_t>(flags >> IORING_CQE_BUFFER_SHIFT) * self.size
 
     cdef void give_back(self, unsigned int flags) noexcept:
         cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
-        self.out -= 1
+        count_int(&self.out, -1)
         uring_give_buffer(
             self.entries, ENTRIES, self.memory + <size_t>number * self.size, self.size, number)
 

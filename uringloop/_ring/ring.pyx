@@ -25,6 +25,7 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
+from uringloop._kernel.atomics cimport count_int, count_total
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADR,
@@ -224,7 +225,7 @@ cdef class Ring:
         op.in_flight = True
         append(head, op)
         if not op.policy & BACKGROUND:
-            self.count += 1
+            count_int(&self.count, 1)
         if ends_with_run(op):
             self.run_count += 1
         if op.policy & RUN_WAITS:
@@ -315,7 +316,7 @@ cdef class Ring:
         if self.quiet.next != &self.quiet:
             self._confirm()
         if res >= 0:
-            self.submissions += <unsigned int>res
+            count_total(&self.submissions, <unsigned int>res)
             return 0
         if self.trace.fd >= 0:
             uring_trace_enter(&self.trace, res)
@@ -378,7 +379,7 @@ cdef class Ring:
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
         # A reference to the end of this call, whatever the callback drops.
         cdef object owner = <object>op.owner
-        self.completions += 1
+        count_total(&self.completions, 1)
         if self.trace.fd >= 0:
             uring_trace_complete(
                 &self.trace, op.opcode, op.number, res, flags & IORING_CQE_F_MORE, False)
@@ -429,7 +430,7 @@ cdef class Ring:
         op.in_flight = False
         op.quiet = False
         if not op.policy & BACKGROUND:
-            self.count -= 1
+            count_int(&self.count, -1)
         if ends_with_run(op):
             self.run_count -= 1
             op.cancelled = False

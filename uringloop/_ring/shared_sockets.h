@@ -243,7 +243,7 @@ static inline int uring_poll_accept_epoll(uring *u, int64_t timeout_ns) {
     struct epoll_event events[URING_EVENTS_MAX];
     int i, count = uring_epoll_wait(u->accept_epoll_fd, events, URING_EVENTS_MAX, timeout_ns);
 
-    u->enters++;
+    uring_count(&u->enters, 1);
     if (count < 0)
         return -errno;
     for (i = 0; i < count; i++) {

@@ -22,6 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "_kernel/atomics.h"
 #include "_kernel/clock.h"
 #include "_kernel/compat.h"
 #include "_kernel/io_uring.h"
@@ -365,7 +366,7 @@ static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *a
     unsigned count = uring_publish(u);
 
     if (u->soft != NULL) {
-        u->enters++;
+        uring_count(&u->enters, 1);
         return softring_enter(u->soft, wanted, flags & IORING_ENTER_GETEVENTS, -1);
     }
     if (u->threaded) {
@@ -376,7 +377,7 @@ static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *a
         flags |= thread_flags;
         count = 0;
     }
-    u->enters++;
+    uring_count(&u->enters, 1);
     return io_uring_enter2(u->ring.ring_fd, count, wanted, flags, arg, size);
 }
 
@@ -426,7 +427,7 @@ static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, in
 
     if (u->soft != NULL) {
         uring_publish(u);
-        u->enters++;
+        uring_count(&u->enters, 1);
         return softring_enter(u->soft, wanted, true, timeout_ns == URING_FOREVER ? -1 : timeout_ns);
     }
     if (timeout_ns == URING_FOREVER && !least_ns)

@@ -24,6 +24,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
+from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
@@ -274,7 +275,7 @@ cdef class WriteTransport(FlowControl):
 
     cdef void consume(self, Py_ssize_t size) noexcept:
         self.queue.consume(size)
-        self.loop.counters.sent_bytes += size
+        count_total(&self.loop.counters.sent_bytes, size)
 
     cdef int queue_sent(self, Py_ssize_t size) except -1:
         self.consume(size)
@@ -346,7 +347,7 @@ cdef class WriteTransport(FlowControl):
         self.queue.show(data, size)
         res = self.send_directly()
         if res >= 0:
-            self.loop.counters.sent_bytes += res
+            count_total(&self.loop.counters.sent_bytes, res)
             return res
         if errno == EAGAIN:
             self.socket_full = True

@@ -10,9 +10,10 @@ cdef class Handle:
     cdef object callback          # None once cancelled
     cdef object args              # a tuple of arguments, or the only one; None once cancelled
     cdef bint single              # `args` is the only argument: most calls have none or one
+    cdef bint is_cancelled
     cdef object context           # the contextvars.Context it runs in
     cdef object loop              # the loop that made it, for reports
-    cdef bint is_cancelled
+    cdef PyObject *older          # in an inbox: the handle that was put before; owned by the inbox
     cdef object source_traceback  # where it was made, in debug mode; else None
     cdef str cancelled_repr       # its repr before it was cancelled, in debug mode; else None
     cdef object __weakref__

@@ -20,6 +20,7 @@ from uringloop._cpython.pyapi cimport (
     PyContext_CopyCurrent, PyContext_Exit, PyContext_TryEnter, PY_VECTORCALL_ARGUMENTS_OFFSET,
     PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending, tuple_items, visitproc,
 )
+from uringloop._kernel.atomics cimport count_size
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
@@ -215,7 +216,7 @@ cdef class TimerHandle(Handle):
     def cancel(self):
         """Cancel the callback; the heap drops the handle later."""
         if not self.is_cancelled and self.cancelled_count != NULL:
-            self.cancelled_count[0] += 1
+            count_size(self.cancelled_count, 1)
         self.drop()
 
     cdef object stock_handle(self):

@@ -1,7 +1,8 @@
 """Values for the private attributes of asyncio's loops that other programs read.
 
-Each function derives its result from the loop's own state; no state is kept for it alone. Any
-thread may call. The results are copies: changing them does not change the loop.
+Each function derives its result from the loop's own state; no state is kept for it alone. The
+results are copies: changing them does not change the loop. Any thread may call thread_of(), and
+with a GIL the other functions.
 """
 
 from cpython.list cimport PyList_GET_SIZE
@@ -17,9 +18,13 @@ def thread_of(LoopCore loop not None):
 
 def ready_of(LoopCore loop not None):
     """Return the handles in the ready queue, the oldest first."""
-    cdef list items = loop.ready.items
-    cdef Py_ssize_t room = PyList_GET_SIZE(items)
-    cdef Py_ssize_t index
+    cdef list items
+    cdef Py_ssize_t room, index
+    loop.check_reader()
+    if loop.inbox.has_new():
+        loop.inbox.take(loop.ready)
+    items = loop.ready.items
+    room = PyList_GET_SIZE(items)
     return tuple([items[(loop.ready.head + index) & (room - 1)]
                   for index in range(loop.ready.count)])
 
@@ -28,6 +33,7 @@ def scheduled_of(LoopCore loop not None):
     """Return the timers that have not run, nearest deadline first."""
     cdef list found = []
     cdef Py_ssize_t index
+    loop.check_reader()
     for index in range(loop.timers.due_begin, loop.timers.due_end):
         found.append(<TimerHandle>loop.timers.due[index])
     for index in range(loop.timers.count):

@@ -6,6 +6,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from uringloop._cpython.pyapi cimport PyList_GET_ITEM_borrowed, PyList_SET_ITEM_stolen
+from uringloop._kernel.atomics cimport count_size
 from uringloop._turn.handles cimport Handle
 
 
@@ -24,7 +25,7 @@ cdef class ReadyQueue:
         PyList_SET_ITEM_stolen(
             self.items, (self.head + self.count) & (capacity - 1), <PyObject*>handle)
         Py_DECREF(None)
-        self.count += 1
+        count_size(&self.count, 1)
         return 0
 
     cdef inline Handle pop(self):
@@ -35,7 +36,7 @@ cdef class ReadyQueue:
         # Drop the list's reference; `handle` holds its own.
         Py_DECREF(handle)
         self.head = (self.head + 1) & (PyList_GET_SIZE(self.items) - 1)
-        self.count -= 1
+        count_size(&self.count, -1)
         return handle
 
     cdef int grow(self) except -1

@@ -1,7 +1,11 @@
 """Handles that are ready to run: a circular queue. Push and pop are inline, in the .pxd.
 
-The loop's thread pushes and pops; other threads may push under the GIL.
+Only the loop's thread pushes and pops. Others use the inbox, and may with a GIL push, too, as a
+program does that calls call_soon() from a wrong thread.
 """
+
+from uringloop._kernel.atomics cimport store_size
+
 
 # Initial capacity, a power of two; the queue grows by doubling.
 READY_AT_START = 64
@@ -25,7 +29,7 @@ cdef class ReadyQueue:
         cdef list old = self.items
         self.items = [None] * FIRST
         self.head = 0
-        self.count = 0
+        store_size(&self.count, 0)
         # Drop the old handles last: destructors may run code that schedules callbacks.
         del old
         return 0

@@ -1,15 +1,26 @@
 """Statistics of a loop, why it has changed rings, and the list of open loops.
 
 The counters are always on: each is one addition on a path that does much more. Turns are timed on
-request only. Any thread may read; reading neither stops nor resets anything.
+request only. Any thread may read, also while the loop's thread works: reading neither stops nor
+resets anything, and each figure is one that was true a moment ago.
 """
 
 from weakref import ref
 
 from libc.stdint cimport int64_t
 from posix.time cimport clock_gettime, timespec
-from posix.types cimport clockid_t
 
+from uringloop._kernel.atomics cimport (
+    clear_bits,
+    load_int,
+    load_int_acquire,
+    load_ns,
+    load_size,
+    load_total,
+    set_bits,
+    store_int,
+    store_ns,
+)
 from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.timing cimport (
     DURATION_BOUNDS,
@@ -20,13 +31,7 @@ from uringloop._turn.timing cimport (
     FOR_STALLS,
     turn_clock_ns,
 )
-from uringloop._turn.turn cimport BATCH_SIZES, LoopCore, running_thread
-
-
-cdef extern from "<pthread.h>" nogil:
-    # A pointer on musl.
-    ctypedef unsigned long pthread_t
-    int pthread_getcpuclockid(pthread_t thread, clockid_t *clock)
+from uringloop._turn.turn cimport BATCH_SIZES, Counters, LoopCore, note_lag, running_thread
 
 
 # A turn that takes this long is a stall unless Loop(stall_ms=) says otherwise: asyncio's
@@ -36,7 +41,7 @@ STALL_MS = 100
 COARSE_STALL_MS = 50
 
 # Whether new loops are timed for the monitor.
-cdef bint MONITORED = False
+cdef int MONITORED = False
 
 # Every loop that has not been freed. A set of weak references, not a WeakSet: it costs 0.2 us for
 # a loop, and is copied atomically while other threads create loops.
@@ -46,7 +51,7 @@ cdef set LOOPS = set()
 def register(LoopCore loop not None):
     """Have open_loops() return *loop* until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
-    if MONITORED:
+    if load_int(&MONITORED):
         request_timing(loop, FOR_MONITOR)
 
 
@@ -76,47 +81,50 @@ def open_loops():
 def thread_state_of(LoopCore loop not None):
     """Return the thread that runs *loop* or 0, its CPU seconds, whether the loop sleeps, and the
     seconds that its present turn has lasted (0.0 if turns are not timed)."""
-    cdef clockid_t clock = 0
     cdef timespec used
-    if not running_thread(loop):
+    cdef unsigned long thread = running_thread(loop)
+    if not thread:
         return 0, 0.0, False, 0.0
     used.tv_sec = used.tv_nsec = 0
-    # The thread is alive: it is in _run(), and this call holds the GIL.
-    if pthread_getcpuclockid(<pthread_t>loop.thread_id, &clock) == 0:
-        clock_gettime(clock, &used)
+    # Fails if the thread has ended meanwhile.
+    clock_gettime(load_int(&loop.cpu_clock), &used)
     cpu = used.tv_sec + used.tv_nsec * 1e-9
-    return loop.thread_id, cpu, loop.sleeping, blocked_s(loop)
+    return thread, cpu, load_int(&loop.sleeping) != 0, blocked_s(loop)
 
 
 def stats_of(LoopCore loop not None):
     """Return the counters and the present state of *loop*."""
     cdef int index
+    cdef Counters *counters = &loop.counters
     # A turn that has not ended delays every due timer.
-    cdef int64_t lag_ns = max(loop.counters.lag_ns, <int64_t>(blocked_s(loop) * 1e9))
+    cdef int64_t lag_ns = max(load_ns(&counters.lag_ns), <int64_t>(blocked_s(loop) * 1e9))
+    cdef Py_ssize_t timers = (
+        load_size(&loop.timers.count) + load_size(&loop.timers.due_end)
+        - load_size(&loop.timers.due_begin) - load_size(&loop.timers.cancelled))
     # lag_max never decreases, so it includes every lag that was returned.
-    loop.counters.lag_max_ns = max(loop.counters.lag_max_ns, lag_ns)
+    note_lag(loop, lag_ns)
     return {
-        "turns": loop.counters.turns,
-        "kernel_entries": loop.ring.u.enters,
-        "submissions": loop.ring.submissions,
-        "completions": loop.ring.completions,
-        "batched": loop.counters.batched,
-        "batches": {1 << index: loop.counters.batches[index] for index in range(BATCH_SIZES)},
-        "overflows": loop.counters.overflows,
-        "starved": loop.counters.starved,
-        "rearms": loop.counters.rearms,
-        "operations": loop.ring.count,
-        "buffers_out": loop.pool.out + loop.datagram_pool.out,
-        "received_bytes": loop.counters.received_bytes,
-        "sent_bytes": loop.counters.sent_bytes,
-        "callbacks_ready": loop.ready.count,
-        "timers_run": loop.counters.timers,
-        "timers_pending": (
-            loop.timers.count + loop.timers.due_end - loop.timers.due_begin
-            - loop.timers.cancelled),
+        "turns": load_total(&counters.turns),
+        "kernel_entries": load_total(&loop.ring.u.enters),
+        "submissions": load_total(&loop.ring.submissions),
+        "completions": load_total(&loop.ring.completions),
+        "batched": load_total(&counters.batched),
+        "batches": {
+            1 << index: load_total(&counters.batches[index]) for index in range(BATCH_SIZES)},
+        "overflows": load_total(&counters.overflows),
+        "starved": load_total(&counters.starved),
+        "rearms": load_total(&counters.rearms),
+        "operations": load_int(&loop.ring.count),
+        "buffers_out": load_int(&loop.pool.out) + load_int(&loop.datagram_pool.out),
+        "received_bytes": load_total(&counters.received_bytes),
+        "sent_bytes": load_total(&counters.sent_bytes),
+        "callbacks_ready": load_size(&loop.ready.count),
+        "timers_run": load_total(&counters.timers),
+        # In another thread than the loop's the four numbers may be of different moments.
+        "timers_pending": max(timers, 0),
         "lag": lag_ns * 1e-9,
-        "lag_max": loop.counters.lag_max_ns * 1e-9,
-        "stalls": loop.times.stalls,
+        "lag_max": load_ns(&counters.lag_max_ns) * 1e-9,
+        "stalls": load_total(&loop.times.stalls),
     }
 
 
@@ -125,19 +133,18 @@ def stats_of(LoopCore loop not None):
 
 def watch_stalls(LoopCore loop not None, long milliseconds):
     """Time the turns of *loop* from now on; one of *milliseconds* or more is a stall."""
-    loop.times.stall_ns = milliseconds * 1_000_000
+    store_ns(&loop.times.stall_ns, milliseconds * 1_000_000)
     request_timing(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
 
 
 def time_turns(bint wanted):
     """Start or stop timing the turns of every loop, also of loops that are created later."""
-    global MONITORED
-    MONITORED = wanted
+    store_int(&MONITORED, wanted)
     for loop in open_loops():
         if wanted:
             request_timing(<LoopCore>loop, FOR_MONITOR)
         else:
-            (<LoopCore>loop).times.timing_users &= ~FOR_MONITOR
+            clear_bits(&(<LoopCore>loop).times.timing_users, FOR_MONITOR)
 
 
 def keep_histograms(LoopCore loop not None):
@@ -146,20 +153,26 @@ def keep_histograms(LoopCore loop not None):
 
 
 cdef int request_timing(LoopCore loop, int timing_users) except -1:
-    if loop.times.stall_ns == 0:
-        loop.times.stall_ns = STALL_MS * 1_000_000
-    if loop.times.timing_users == 0:
+    if load_ns(&loop.times.stall_ns) == 0:
+        store_ns(&loop.times.stall_ns, STALL_MS * 1_000_000)
+    if load_int(&loop.times.timing_users) == 0:
         # The loop may be in mid-turn, and when that turn began is not known.
-        loop.times.began_ns = turn_clock_ns(&loop.times)
-    loop.times.timing_users |= timing_users
+        store_ns(&loop.times.began_ns, turn_clock_ns(&loop.times))
+    set_bits(&loop.times.timing_users, timing_users)
     return 0
 
 
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
-    if not running_thread(loop) or loop.sleeping or loop.times.timing_users == 0:
+    cdef int64_t began = load_ns(&loop.times.began_ns)
+    cdef int64_t now = turn_clock_ns(&loop.times)
+    if (not running_thread(loop) or load_int_acquire(&loop.sleeping)
+            or load_int(&loop.times.timing_users) == 0):
         return 0.0
-    return max(turn_clock_ns(&loop.times) - loop.times.began_ns, 0) * 1e-9
+    # Another time if the turn has ended meanwhile.
+    if load_ns(&loop.times.began_ns) != began:
+        return 0.0
+    return max(now - began, 0) * 1e-9
 
 
 def turn_of(LoopCore loop not None):
@@ -171,14 +184,16 @@ def turn_of(LoopCore loop not None):
     """
     cdef double lasts = blocked_s(loop)
     return (
-        running_thread(loop), loop.times.began_ns * 1e-9, lasts,
-        loop.times.stalls, loop.times.stall_began_ns * 1e-9, loop.times.stall_took_ns * 1e-9)
+        running_thread(loop), load_ns(&loop.times.began_ns) * 1e-9, lasts,
+        load_total(&loop.times.stalls), load_ns(&loop.times.stall_began_ns) * 1e-9,
+        load_ns(&loop.times.stall_took_ns) * 1e-9)
 
 
 cdef tuple counts_and_sum(const Durations *durations):
     cdef int index
     return (
-        [durations.counts[index] for index in range(DURATION_BOUNDS + 1)], durations.sum_ns * 1e-9)
+        [load_total(&durations.counts[index]) for index in range(DURATION_BOUNDS + 1)],
+        load_ns(&durations.sum_ns) * 1e-9)
 
 
 def histograms_of(LoopCore loop not None):

@@ -44,6 +44,7 @@ cdef class TimerHeap:
     cdef int _resize(self, Py_ssize_t capacity) except -1
     cdef int _grow_due(self) except -1
     cdef void _forget_due(self) noexcept
+    cdef void _empty_due(self) noexcept
     cdef void _sift_up(self, Py_ssize_t index) noexcept
     cdef void _sift_down(self, Py_ssize_t index) noexcept
 

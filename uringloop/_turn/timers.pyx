@@ -25,6 +25,7 @@ from uringloop._cpython.pyapi cimport (
     prefetch,
     visitproc,
 )
+from uringloop._kernel.atomics cimport count_size, store_size
 from uringloop._turn.handles cimport TimerHandle, traverse_waiting
 
 
@@ -53,7 +54,7 @@ cdef inline int release(PyObject *waiting) except -1:
     """Drop the reference to a timer that leaves the heap; the collector tracks it again."""
     cdef TimerHandle timer = <TimerHandle>waiting
     if timer.is_cancelled:
-        timer.cancelled_count[0] -= 1
+        count_size(timer.cancelled_count, -1)
     timer.cancelled_count = NULL
     PyObject_GC_Track(timer)
     Py_DECREF_owned(waiting)
@@ -77,7 +78,7 @@ cdef class TimerHeap:
         Py_INCREF(timer)
         self.entries[self.count].ns = timer.deadline_ns()
         self.entries[self.count].timer = <PyObject*>timer
-        self.count += 1
+        count_size(&self.count, 1)
         self._sift_up(self.count - 1)
         return 0
 
@@ -95,7 +96,7 @@ cdef class TimerHeap:
             if self.due_end == self.due_capacity:
                 self._grow_due()
             self.due[self.due_end] = self._pop()
-            self.due_end += 1
+            count_size(&self.due_end, 1)
         if self.capacity > FIRST and 4 * self.count < self.capacity:
             try:
                 self._resize(max(self.capacity // 2, FIRST))
@@ -114,7 +115,7 @@ cdef class TimerHeap:
             prefetch(self.due[self.due_begin + AHEAD])
         waiting = self.due[self.due_begin]
         timer = <TimerHandle>waiting
-        self.due_begin += 1
+        count_size(&self.due_begin, 1)
         if self.due_begin == self.due_end:
             self._forget_due()
         release(waiting)
@@ -131,8 +132,9 @@ cdef class TimerHeap:
         self.storage = NULL
         self.entries = NULL
         self.due = NULL
-        self.count = self.capacity = 0
-        self.due_begin = self.due_end = self.due_capacity = 0
+        self.capacity = self.due_capacity = 0
+        store_size(&self.count, 0)
+        self._empty_due()
         for index in range(index, end):
             release(due[index])
         for index in range(count):
@@ -156,7 +158,7 @@ cdef class TimerHeap:
             else:
                 self.entries[kept] = self.entries[index]
                 kept += 1
-        self.count = kept
+        store_size(&self.count, kept)
         for index in range((kept - 2) >> 2, -1, -1):
             self._sift_down(index)
         return 0
@@ -190,18 +192,22 @@ cdef class TimerHeap:
 
     cdef void _forget_due(self) noexcept:
         """Empty the due list, whose timers have all run; free its memory if it has grown."""
-        self.due_begin = self.due_end = 0
+        self._empty_due()
         if self.due_capacity > FIRST:
             PyMem_Free(self.due)
             self.due = NULL
             self.due_capacity = 0
+
+    cdef void _empty_due(self) noexcept:
+        store_size(&self.due_begin, 0)
+        store_size(&self.due_end, 0)
 
     # ── keeping the order ────────────────────────────────────────────────────────────────────
 
     cdef PyObject *_pop(self) noexcept:
         """Remove and return the nearest timer with its reference; the heap must not be empty."""
         cdef PyObject *nearest = self.entries[0].timer
-        self.count -= 1
+        count_size(&self.count, -1)
         if self.count:
             self.entries[0] = self.entries[self.count]
             self._sift_down(0)

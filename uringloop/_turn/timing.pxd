@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from uringloop._kernel.atomics cimport load_int
+
 
 cdef enum:
     # Bounds of a histogram, in timing.pyx; durations above the last have their own count.
@@ -42,13 +44,13 @@ cdef void add_duration(Durations *durations, int64_t took_ns) noexcept
 
 cdef inline void begin_turn(Times *times) noexcept:
     """Note that the loop is awake: a turn, or the rest of one, begins."""
-    if times.timing_users:
+    if load_int(&times.timing_users):
         mark_begin(times)
 
 
 cdef inline void end_turn(Times *times) noexcept:
     """Note that a turn's work is done; the next turn begins unless the loop sleeps."""
-    if times.timing_users:
+    if load_int(&times.timing_users):
         mark_end(times)
 
 

@@ -1,8 +1,8 @@
 """Durations of turns and callbacks, measured on request.
 
 A turn is timed from the end of the previous turn, or of the sleep between them, until its last
-callback has returned. The loop's thread marks these times under the GIL. Other threads read the
-fields under the GIL, too, and so see how long an unfinished turn has lasted.
+callback has returned. The loop's thread marks these times. Other threads read the fields, and so
+see how long an unfinished turn has lasted.
 
 A read of the precise clock takes 36 ns, and an empty turn 450. The kernel's coarse clock takes 5 ns
 and is up to one tick old, 4 ms mostly: enough for stalls, but not for the histograms, which are
@@ -10,6 +10,8 @@ kept for Prometheus only.
 """
 
 from libc.stdint cimport int64_t
+
+from uringloop._kernel.atomics cimport count_ns, count_total, load_int, load_ns, store_ns
 
 
 cdef extern from "_kernel/clock.h":
@@ -36,31 +38,31 @@ note_bounds()
 
 
 cdef int64_t turn_clock_ns(const Times *times) noexcept:
-    if times.timing_users & (FOR_HISTOGRAMS | FOR_PRECISION):
+    if load_int(&times.timing_users) & (FOR_HISTOGRAMS | FOR_PRECISION):
         return uring_clock_ns()
     return uring_clock_coarse_ns()
 
 
 cdef void mark_begin(Times *times) noexcept:
-    times.began_ns = turn_clock_ns(times)
+    store_ns(&times.began_ns, turn_clock_ns(times))
 
 
 cdef void mark_end(Times *times) noexcept:
     cdef int64_t now = turn_clock_ns(times)
     # Negative if the clock has changed from the precise one to the coarse one, which is behind.
     cdef int64_t took = max(now - times.began_ns, 0)
-    if took >= times.stall_ns:
-        times.stalls += 1
-        times.stall_began_ns = times.began_ns
-        times.stall_took_ns = took
-    if times.timing_users & FOR_HISTOGRAMS:
+    if took >= load_ns(&times.stall_ns):
+        count_total(&times.stalls, 1)
+        store_ns(&times.stall_began_ns, times.began_ns)
+        store_ns(&times.stall_took_ns, took)
+    if load_int(&times.timing_users) & FOR_HISTOGRAMS:
         add_duration(&times.turns, took)
-    times.began_ns = now
+    store_ns(&times.began_ns, now)
 
 
 cdef void add_duration(Durations *durations, int64_t took_ns) noexcept:
     cdef int index = 0
     while index < DURATION_BOUNDS and took_ns > BOUNDS_NS[index]:
         index += 1
-    durations.counts[index] += 1
-    durations.sum_ns += took_ns
+    count_total(&durations.counts[index], 1)
+    count_ns(&durations.sum_ns, took_ns)

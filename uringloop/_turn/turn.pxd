@@ -3,12 +3,15 @@
 from cpython.list cimport PyList_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 
+from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread
+from uringloop._kernel.atomics cimport load_int, load_long
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport URING_INHERITED
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle, TimerHandle
+from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.timers cimport TimerHeap
 from uringloop._turn.timing cimport Times
@@ -54,6 +57,7 @@ cdef class LoopCore:
     cdef BufferPool datagram_pool
     cdef TimerHeap timers
     cdef ReadyQueue ready
+    cdef Inbox inbox            # of handles from other threads
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
@@ -61,14 +65,16 @@ cdef class LoopCore:
     cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
-    cdef bint sleeping          # in a wait: other threads must wake the loop
-    cdef bint stopping
+    # Flags that other threads read, or set.
+    cdef int sleeping           # in a wait, for statistics
+    cdef int stopping           # stop() was called, by any thread
+    cdef int closed
+    cdef int debug
     cdef bint sending           # sends may be submitted in mid-turn: during a run
     cdef bint nestable          # the loop may be run within its own callbacks
-    cdef bint closed
     cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
-    cdef bint debug
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does
+    cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef dict future_options      # arguments of every Future; None before the first and when closed
     cdef Handle current_handle    # the handle that runs, if handles are timed; else None
     cdef FdTable fd_table         # the transports, by descriptor
@@ -84,8 +90,24 @@ cdef class LoopCore:
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1
+    cdef inline int check_owner(self) except -1:
+        """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
+        if self.debug or FREE_THREADED:
+            return self.check_thread()
+        return 0
+    cdef inline int check_reader(self) except -1:
+        """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""
+        return self.check_thread() if FREE_THREADED else 0
     cdef Handle schedule(self, object callback, tuple args, object context)
     cdef Handle schedule_handle(self, Handle handle)
+    cdef inline int push(self, Handle handle) except -1:
+        """Append *handle* to the ready queue, behind all that were scheduled before."""
+        if FREE_THREADED and not runs_here(self):
+            return self.put(handle)
+        if self.inbox.has_new():
+            self.inbox.take(self.ready)
+        return self.ready.push(handle)
+    cdef int put(self, Handle handle) except -1
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
@@ -99,8 +121,8 @@ cdef class LoopCore:
     cdef int flush_all(self) except -1
     cdef inline bint is_idle(self) noexcept:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
-        return not (self.ready.count or self.stopping or self.ring.has_completions()
-                    or self.has_starved() or PyList_GET_SIZE(self.flush_list))
+        return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
+                    or self.ring.has_completions() or self.has_starved() or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
@@ -110,11 +132,18 @@ cdef class LoopCore:
     cdef int rearm_all(self) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1
     cdef bint has_starved(self) noexcept
-    cdef int wake(self) except -1
     cdef TimerHandle _call_at(
         self, object when, object callback, tuple args, object context)
 
 
+cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept
+
+
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
     """Return the thread that runs *loop*, or 0: a forked child inherits its identifier only."""
-    return 0 if loop.ring.u.life == URING_INHERITED else loop.thread_id
+    return 0 if loop.ring.u.life == URING_INHERITED else load_long(&loop.thread_id)
+
+
+cdef inline bint runs_here(LoopCore loop) noexcept:
+    """Return whether the calling thread runs *loop*."""
+    return load_long(&loop.thread_id) == this_thread()

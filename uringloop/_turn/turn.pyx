@@ -13,14 +13,13 @@ That is asyncio's order: ready callbacks, completions, timers. Callbacks that th
 completions that they cause, run in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. Only the thread that runs the
-loop uses them; other threads may append to the ready queue, under the GIL, and wake the loop. Code
+loop uses them; other threads put handles into the inbox, which wakes the loop if it sleeps. Code
 that runs once for a connection or a loop is Python, in uringloop/loop.py.
 """
 
 import asyncio
 import inspect
 import sys
-import threading
 from asyncio import coroutines, format_helpers
 from asyncio.log import logger
 
@@ -38,8 +37,21 @@ from uringloop._cpython.pyapi cimport (
     PyTuple_GET_SIZE,
     set_method,
     set_traverse,
+    this_thread,
     traverseproc,
     visitproc,
+)
+from uringloop._kernel.atomics cimport (
+    count_total,
+    load_int,
+    load_ns,
+    replace_int,
+    replace_long,
+    replace_ns,
+    store_int,
+    store_int_release,
+    store_long,
+    store_ns,
 )
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
@@ -60,9 +72,17 @@ from uringloop._turn.handles cimport (
     new_handle_of,
     new_timer,
 )
+from uringloop._turn.inbox cimport (
+    Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox)
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most
+
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t    # a pointer on musl
+    pthread_t pthread_self()
+    int pthread_getcpuclockid(pthread_t thread, int *clock)
 
 
 # One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
@@ -96,6 +116,7 @@ cdef class LoopCore:
 
     def __cinit__(self, *args, **kwargs):
         self.ready = ReadyQueue()
+        self.inbox = Inbox()
         self.flush_list = []
         self.rearm_list = []
         self.timers = TimerHeap()
@@ -141,12 +162,28 @@ cdef class LoopCore:
 
     def call_soon_threadsafe(self, callback, *args, context=None):
         """Schedule *callback* from any thread, waking the loop if it sleeps."""
+        cdef Handle handle
         self.check_closed()
-        if self.debug:
+        if load_int(&self.debug):
             self.check_call(callback, "call_soon_threadsafe")
-        handle = self.schedule_handle(new_handle_for_threads(self, callback, args, context))
-        self.wake()
+        handle = new_handle_for_threads(self, callback, args, context)
+        if load_int(&self.debug):
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        if runs_here(self):
+            self.push(handle)
+        else:
+            self.put(handle)
         return handle
+
+    cdef int put(self, Handle handle) except -1:
+        """Put *handle* into the inbox, and wake the loop if it sleeps. Any thread may call."""
+        cdef Put done = self.inbox.put(handle)
+        if done == REFUSED:
+            raise RuntimeError("Event loop is closed")
+        if done == PUT_WAKE:
+            eventfd_write(self.waker.fd, 1)
+            self.inbox.woke()
+        return 0
 
     def call_later(self, delay, callback, *args, context=None):
         """Schedule *callback* after *delay* seconds."""
@@ -166,8 +203,8 @@ cdef class LoopCore:
             self, object when, object callback, tuple args, object context):
         cdef TimerHandle timer
         self.check_closed()
+        self.check_owner()
         if self.debug:
-            self.check_thread()
             self.check_call(callback, "call_at")
         timer = new_timer(self, when, callback, args, context)
         if self.debug:
@@ -188,17 +225,17 @@ cdef class LoopCore:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
 
     def get_debug(self):
-        return self.debug
+        return load_int(&self.debug) != 0
 
     def is_running(self):
         return running_thread(self) != 0
 
     def is_closed(self):
-        return self.closed
+        return load_int(&self.closed) != 0
 
     def stop(self):
         """Stop after the current turn."""
-        self.stopping = True
+        store_int(&self.stopping, True)
 
     cdef Handle schedule(self, object callback, tuple args, object context):
         return self.schedule_handle(new_handle(self, callback, args, context))
@@ -206,16 +243,17 @@ cdef class LoopCore:
     cdef Handle schedule_handle(self, Handle handle):
         if self.debug:
             handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        self.ready.push(handle)
+        self.push(handle)
         return handle
 
     cdef int check_closed(self) except -1:
-        if self.closed:
+        if load_int(&self.closed):
             raise RuntimeError("Event loop is closed")
         return 0
 
     cdef int check_thread(self) except -1:
-        if self.thread_id != 0 and threading.get_ident() != self.thread_id:
+        cdef unsigned long thread = running_thread(self)
+        if thread != 0 and thread != this_thread():
             raise RuntimeError(
                 "Non-thread-safe operation invoked on an event loop other than the current one")
         return 0
@@ -241,7 +279,9 @@ cdef class LoopCore:
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
         self.file_deadline_ns = 0
-        self.counters.turns += 1
+        count_total(&self.counters.turns, 1)
+        if self.inbox.has_new() or self.inbox.oldest != NULL:
+            self.inbox.take(self.ready)
         if self.timers.count:
             self.expire_timers()
         if self.ready.count:
@@ -269,7 +309,7 @@ cdef class LoopCore:
         self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
-            self.counters.overflows += self.ring.has_overflow()
+            count_total(&self.counters.overflows, self.ring.has_overflow())
             # The enter also submits what protocols wrote: the connections are in the cache now.
             self.flush_all()
             self.ring.submit()
@@ -280,8 +320,8 @@ cdef class LoopCore:
             self.dispatch()
         if self.ring.completions != before:
             before = self.ring.completions - before
-            self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)] += 1
-            self.counters.batched += before
+            count_total(&self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)], 1)
+            count_total(&self.counters.batched, before)
         if PyList_GET_SIZE(self.pool.starved):
             self.rearm_starved(self.pool)
         if PyList_GET_SIZE(self.datagram_pool.starved):
@@ -315,8 +355,8 @@ cdef class LoopCore:
         if deadline != NO_DEADLINE:
             now = self.now_ns()
             if deadline <= now:
-                self.counters.lag_ns = now - deadline
-                self.counters.lag_max_ns = max(self.counters.lag_max_ns, now - deadline)
+                store_ns(&self.counters.lag_ns, now - deadline)
+                note_lag(self, now - deadline)
                 add_duration(&self.times.lags, now - deadline)
             self.timers.expire(now)
         return 0
@@ -325,7 +365,7 @@ cdef class LoopCore:
         # If a timer raises KeyboardInterrupt, the others run in the next run_forever().
         cdef TimerHandle timer = self.timers.next_due()
         while timer is not None:
-            self.counters.timers += not timer.is_cancelled
+            count_total(&self.counters.timers, not timer.is_cancelled)
             self.run_handle(timer)
             timer = self.timers.next_due()
         return 0
@@ -343,7 +383,7 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_handle(self, Handle handle) except -1:
-        if self.debug or self.times.timing_users & FOR_HISTOGRAMS:
+        if self.debug or load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
             return self.run_timed(handle)
         return handle.run()
 
@@ -354,7 +394,7 @@ cdef class LoopCore:
             handle.run()
         finally:
             self.current_handle = None
-        if self.times.timing_users & FOR_HISTOGRAMS:
+        if load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
             add_duration(&self.times.callbacks, uring_clock_ns() - began)
         return self.report_slow(began, handle) if self.debug else 0
 
@@ -397,20 +437,21 @@ cdef class LoopCore:
         cdef int64_t timeout = URING_FOREVER
         if self.ready.count:
             return self.submit()
-        # First, because it may drop cancelled timers, whose destructors may release the GIL. After
-        # is_idle() no other thread may run until `sleeping` is set: its callback would be missed.
+        # First, because it may drop cancelled timers, whose destructors may schedule callbacks.
         deadline = self.timers.next_deadline_ns()
         if self.is_idle() and not self.fetch_held_back():
             if deadline != NO_DEADLINE:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
-            if timeout == URING_FOREVER or timeout > 0:
-                # Set and read under the GIL, which the wait releases: no wake-up is missed.
-                self.sleeping = True
+            # If another thread has put a handle into the inbox meanwhile, the loop stays awake.
+            if (timeout == URING_FOREVER or timeout > 0) and self.inbox.fall_asleep():
+                store_int(&self.sleeping, True)
                 try:
                     self.ring.wait(timeout)
                 finally:
-                    self.sleeping = False
+                    self.inbox.wake_up()
+                    # In this order: blocked_s() reads `sleeping` first.
                     begin_turn(&self.times)
+                    store_int_release(&self.sleeping, False)
                 PyErr_CheckSignals()
                 return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
@@ -460,7 +501,7 @@ cdef class LoopCore:
 
     cdef int starve(self, Flushable item, BufferPool pool) except -1:
         """Queue *item* until the receive buffers of this batch have been given back."""
-        self.counters.starved += 1
+        count_total(&self.counters.starved, 1)
         pool.grow()
         pool.starved.append(item)
         return 0
@@ -473,8 +514,16 @@ cdef class LoopCore:
 
     def _run(self):
         """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
+        cdef unsigned long nobody = 0
         self.check_closed()
-        self.thread_id = threading.get_ident()
+        self.ring.check_inherited()
+        if not replace_long(&self.thread_id, &nobody, this_thread()):
+            raise RuntimeError("This event loop is already running")
+        if load_int(&self.closed):
+            # Another thread closes it: _close() looks for a running thread after setting `closed`.
+            store_long(&self.thread_id, 0)
+            self.check_closed()
+        pthread_getcpuclockid(pthread_self(), &self.cpu_clock)
         begin_turn(&self.times)
         try:
             take_over(self.ring)
@@ -483,7 +532,7 @@ cdef class LoopCore:
             self.waker.arm()
             while True:
                 self.run_turn()
-                if self.stopping:
+                if load_int(&self.stopping):
                     break
         finally:
             # This may call resume_writing(): what that writes is sent in the next run.
@@ -492,13 +541,19 @@ cdef class LoopCore:
                 end_run_operations(self.ring)
             finally:
                 self.ring.running = False
-                self.stopping = False
-                self.thread_id = 0
+                store_int(&self.stopping, False)
+                store_long(&self.thread_id, 0)
 
     def _close(self):
         """Close the ring and drop every callback. The loop must not run."""
-        self.closed = True
+        cdef int is_open = False
+        if not replace_int(&self.closed, &is_open, True):
+            return
+        if running_thread(self):
+            store_int(&self.closed, False)
+            raise RuntimeError("Cannot close a running event loop")
         try:
+            self.inbox.close(self.ring.u.life == URING_INHERITED)
             self.ready.clear()
             self.timers.clear()
             drain(self.ring)
@@ -520,11 +575,6 @@ cdef class LoopCore:
             self.signal_waker = WakeUp(self.ring, fd, on_wake)
         self.signal_waker.arm()
 
-    cdef int wake(self) except -1:
-        if self.sleeping:
-            eventfd_write(self.waker.fd, 1)
-        return 0
-
     # ── for the Python modules ───────────────────────────────────────────────────────────────
 
     def _check_closed(self):
@@ -540,10 +590,10 @@ cdef class LoopCore:
         return handle
 
     def _push_handle(self, handle):
-        self.ready.push(handle)
+        self.push(handle)
 
     def _set_debug(self, enabled):
-        self.debug = enabled
+        store_int(&self.debug, bool(enabled))
 
     def _current_traceback(self):
         """Return where the running callback was scheduled, in debug mode; else None."""
@@ -551,7 +601,7 @@ cdef class LoopCore:
 
     def _count_sent(self, size):
         """Count bytes that sendfile() has sent on a transport's descriptor."""
-        self.counters.sent_bytes += <uint64_t>size
+        count_total(&self.counters.sent_bytes, <uint64_t>size)
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
@@ -585,7 +635,7 @@ cdef object call_soon_fast(
                 context = call[size]
         if names == NULL or context != NULL:
             handle = new_handle_of(loop, call, size, context)
-            loop.ready.push(handle)
+            loop.push(handle)
             return handle
     options = {}
     if names != NULL:
@@ -599,6 +649,15 @@ cdef object CALL_SOON = LoopCore.call_soon
 set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_fast)
 
 
+cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept:
+    """Remember the longest lag; any thread may call."""
+    cdef int64_t longest = load_ns(&loop.counters.lag_max_ns)
+    while lag_ns > longest:
+        if replace_ns(&loop.counters.lag_max_ns, &longest, lag_ns):
+            break
+    return 0
+
+
 cdef traverseproc traverse_fields
 
 
@@ -606,6 +665,7 @@ cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
     """Visit, for the collector, also the untracked timers and the operations in flight."""
     cdef LoopCore loop = <LoopCore>self
     return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
+            or traverse_inbox(loop.inbox, visit, argument)
             or (loop._del_closes and traverse_ring(loop.ring, visit, argument)))
 
 

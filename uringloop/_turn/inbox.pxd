@@ -1,0 +1,48 @@
+"""Handles from other threads, and the loop's sleep."""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+from uringloop._cpython.pyapi cimport visitproc
+from uringloop._kernel.atomics cimport load_pointer
+from uringloop._turn.handles cimport Handle
+from uringloop._turn.ready cimport ReadyQueue
+
+
+# Values of `newest` that are not the address of a handle.
+cdef enum:
+    EMPTY = 0       # the loop is awake, or about to find out that it need not sleep
+    ASLEEP = 1      # whoever puts the next handle wakes the loop
+    CLOSED = 2      # the loop is closed
+
+
+# What `put` has done.
+cdef enum Put:
+    PUT             # the loop finds the handle in its next turn
+    PUT_WAKE        # the caller must wake the loop, and then call woke()
+    REFUSED         # the loop is closed
+
+
+@cython.final
+cdef class Inbox:
+    cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
+    cdef PyObject *oldest       # of those that the loop has taken out; owned, linked like the others
+    cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
+    cdef unsigned int wakes_done    # of these, the ones whose thread has called woke()
+
+    cdef inline bint has_new(self) noexcept:
+        return load_pointer(&self.newest) > CLOSED
+
+    cdef Put put(self, Handle handle) noexcept
+    cdef void woke(self) noexcept
+    cdef int take(self, ReadyQueue ready) except -1
+    cdef bint fall_asleep(self) noexcept
+    cdef void wake_up(self) noexcept
+    cdef int close(self, bint forked) except -1
+    cdef void _reverse(self, PyObject *newest) noexcept
+    cdef int _push(self, ReadyQueue ready) except -1
+    cdef int _drop(self, PyObject *first, list dropped) except -1
+
+
+cdef int traverse_inbox(Inbox inbox, visitproc visit, void *argument) noexcept

@@ -1,0 +1,151 @@
+"""Handles from other threads, and the loop's sleep.
+
+The inbox is one word, which says all that other threads need to know of the loop:
+
+    CLOSED <──close()── EMPTY <──fall_asleep(), wake_up()──> ASLEEP
+                          │ ^                                  │
+                    put() │ │ take()                           │ put(): the caller wakes the loop
+                          v │                                  │
+              the newest handle, linked to older ones <────────┘
+
+Any thread may put a handle: one atomic operation, repeated only if another thread came first. The
+loop's thread takes all at once, in the order in which they were put. The loop falls asleep only if
+the word is EMPTY, so no wake-up is lost; and only the first handle put into the inbox of a sleeping
+loop costs a wake-up, so a loop that is awake is never written to.
+
+The descriptor of the wake-up may be closed only when every thread that found the loop asleep has
+written to it: another file could get its number. The loop counts such sleeps as it wakes, and
+these threads count themselves when they have written.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uintptr_t
+
+from uringloop._kernel.atomics cimport (
+    add_uint_release,
+    exchange_pointer,
+    load_pointer_acquire,
+    load_uint_acquire,
+    replace_pointer,
+)
+from uringloop._turn.handles cimport Handle
+
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
+@cython.final
+cdef class Inbox:
+
+    def __dealloc__(self):
+        self.close(True)
+
+    # ── for any thread ───────────────────────────────────────────────────────────────────────
+
+    cdef Put put(self, Handle handle) noexcept:
+        cdef uintptr_t newest = load_pointer_acquire(&self.newest)
+        assert handle.older == NULL
+        Py_INCREF(handle)
+        while newest != CLOSED:
+            handle.older = <PyObject*>newest if newest > CLOSED else NULL
+            if replace_pointer(&self.newest, &newest, <uintptr_t><PyObject*>handle):
+                return PUT_WAKE if newest == ASLEEP else PUT
+        handle.older = NULL
+        Py_DECREF(handle)
+        return REFUSED
+
+    cdef void woke(self) noexcept:
+        """The caller of put() has written to the wake-up's descriptor."""
+        add_uint_release(&self.wakes_done, 1)
+
+    # ── for the loop's thread ────────────────────────────────────────────────────────────────
+
+    cdef int take(self, ReadyQueue ready) except -1:
+        """Move all handles to *ready*, the oldest first. A MemoryError leaves the rest here."""
+        cdef uintptr_t newest
+        self._push(ready)
+        newest = load_pointer_acquire(&self.newest)
+        # A sleeping loop must still be woken, and a closed one stays closed.
+        while newest > CLOSED:
+            if replace_pointer(&self.newest, &newest, EMPTY):
+                self._reverse(<PyObject*>newest)
+                return self._push(ready)
+        return 0
+
+    cdef void _reverse(self, PyObject *newest) noexcept:
+        cdef PyObject *older
+        assert self.oldest == NULL
+        while newest != NULL:
+            older = (<Handle>newest).older
+            (<Handle>newest).older = self.oldest
+            self.oldest = newest
+            newest = older
+
+    cdef int _push(self, ReadyQueue ready) except -1:
+        cdef Handle handle
+        while self.oldest != NULL:
+            handle = <Handle>self.oldest
+            ready.push(handle)
+            # From here on `older` is the next newer one.
+            self.oldest = handle.older
+            handle.older = NULL
+            Py_DECREF(handle)
+        return 0
+
+    cdef bint fall_asleep(self) noexcept:
+        """Have other threads wake the loop from now on; return False if a handle is there."""
+        cdef uintptr_t newest = EMPTY
+        return self.oldest == NULL and replace_pointer(&self.newest, &newest, ASLEEP)
+
+    cdef void wake_up(self) noexcept:
+        """The loop is awake."""
+        cdef uintptr_t newest = ASLEEP
+        if not replace_pointer(&self.newest, &newest, EMPTY):
+            self.wakes_due += 1
+
+    cdef int close(self, bint forked) except -1:
+        """Refuse handles from now on, drop those that are here, and await threads that wake.
+
+        In a *forked* child these threads do not exist.
+        """
+        cdef list dropped = []
+        cdef uintptr_t newest = exchange_pointer(&self.newest, CLOSED)
+        while not forked and load_uint_acquire(&self.wakes_done) != self.wakes_due:
+            with nogil:
+                sched_yield()
+        self._drop(self.oldest, dropped)
+        self.oldest = NULL
+        if newest > CLOSED:
+            self._drop(<PyObject*>newest, dropped)
+        # Freed last: destructors may run code that uses the loop.
+        return 0
+
+    cdef int _drop(self, PyObject *first, list dropped) except -1:
+        cdef PyObject *next
+        while first != NULL:
+            next = (<Handle>first).older
+            (<Handle>first).older = NULL
+            dropped.append(<Handle>first)
+            Py_DECREF(<Handle>first)
+            first = next
+        return 0
+
+
+cdef int traverse_inbox(Inbox inbox, visitproc visit, void *argument) noexcept:
+    """Visit the handles, for the garbage collector, which has stopped all other threads."""
+    if inbox is None:
+        return 0
+    return (traverse_chain(inbox.oldest, visit, argument)
+            or (inbox.newest > CLOSED
+                and traverse_chain(<PyObject*>inbox.newest, visit, argument)))
+
+
+cdef bint traverse_chain(PyObject *handle, visitproc visit, void *argument) noexcept:
+    while handle != NULL:
+        if visit(handle, argument):
+            return True
+        handle = (<Handle>handle).older
+    return False
