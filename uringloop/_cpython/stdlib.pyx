@@ -7,7 +7,7 @@ does not name it. The shape is examined once, when this module is imported; the 
 whenever a loop is made (`_ring/backends.py`). Otherwise the standard library's own code runs.
 
 This module also records what asyncio does on the running Python where versions differ, bug-fix
-releases included. Only threads that hold the GIL may call its functions.
+releases included. Any thread may call its functions.
 """
 
 import _ssl
@@ -241,7 +241,7 @@ cdef bint bio_memory_is_known() except -1:
     return in_place and found == b"lent" and bio.read() == b"owned"
 
 
-# KEPT_BYTES needs nothing but the GIL, which setup.py demands.
+# Set while the module is loaded. KEPT_BYTES exists in every CPython.
 cdef unsigned int present = KEPT_BYTES
 cdef unsigned int disabled = 0
 
@@ -263,9 +263,12 @@ cdef bint uses(unsigned int part) noexcept:
 def disable(names):
     """Switch off the parts of these *names* and switch on all others, from now on."""
     global disabled
-    disabled = 0
+    cdef unsigned int bits = 0
     for name in names:
-        disabled |= <unsigned int>SWITCHES[name]
+        bits |= <unsigned int>SWITCHES[name]
+    # Every new loop calls this, while other threads read the variable.
+    if bits != disabled:
+        disabled = bits
 
 
 def report():

@@ -15,7 +15,7 @@
 #define uring_store_release(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
 
 #define uring_add_release(p, more) __atomic_fetch_add(p, more, __ATOMIC_RELEASE)
-#define uring_set_bits(p, bits) __atomic_fetch_or(p, bits, __ATOMIC_RELAXED)
+#define uring_set_bits(p, bits) __atomic_fetch_or(p, bits, __ATOMIC_RELEASE)
 #define uring_clear_bits(p, bits) __atomic_fetch_and(p, ~(bits), __ATOMIC_RELAXED)
 #define uring_exchange(p, value) __atomic_exchange_n(p, value, __ATOMIC_ACQ_REL)
 /* Stores *value* if the field holds what *expected* points to; otherwise reads the field into it. */

@@ -29,6 +29,8 @@ cdef extern from "_kernel/atomics.h" nogil:
     void store_int_release "uring_store_release" (int *field, int value)
     unsigned int add_uint_release "uring_add_release" (unsigned int *field, unsigned int more)
 
+    void store_uint_release "uring_store_release" (unsigned int *field, unsigned int value)
+    void add_bits "uring_set_bits" (unsigned int *field, unsigned int bits)
     void set_bits "uring_set_bits" (int *field, int bits)
     void clear_bits "uring_clear_bits" (int *field, int bits)
     uintptr_t exchange_pointer "uring_exchange" (uintptr_t *field, uintptr_t value)

@@ -30,7 +30,7 @@ typedef struct uring_file_status {
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_status;
 
-/* Fills *facts*; `local` and `in_memory` only with *mounts*, which needs the GIL, see mounts.h. */
+/* Fills *facts*; `local` and `in_memory` only with *mounts*, see mounts.h. */
 static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts) {
     struct statx found;
     uring_mount_kinds kind;

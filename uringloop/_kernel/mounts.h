@@ -1,7 +1,7 @@
 /* The kind of file system that a file is on, without a call of that file system: a network server
  * may not answer, and a FUSE server may be this very process. (statfs(2) does call it.)
  *
- * Needs the GIL, which protects the table of known mounts.
+ * Any thread may call: a lock protects the table of known mounts.
  */
 #ifndef URINGLOOP_MOUNTS_H
 #define URINGLOOP_MOUNTS_H
@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -89,27 +90,36 @@ static inline bool uring_ask_mount(const struct statx *facts, uring_mount_facts 
 /* Returns the kind of the mount in *facts*, the result of a statx with URING_STATX_MNT_ID_UNIQUE.
  * The kernel does not reuse these IDs, so that an answer stays valid. */
 static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint64_t numbers[URING_MOUNTS_MAX];
     static uring_mount_kinds kinds[URING_MOUNTS_MAX];
     static unsigned count;
+    uring_mount_kinds kind = URING_MOUNT_OTHER;
     uring_mount_facts mount;
     uint64_t number;
-    unsigned place;
+    bool known = false;
 
     if (!(facts->stx_mask & URING_STATX_MNT_ID_UNIQUE))
         return URING_MOUNT_OTHER;
     number = uring_mount_number(facts);
-    for (unsigned i = 0; i < count && i < URING_MOUNTS_MAX; i++)
-        if (numbers[i] == number)
-            return kinds[i];
-    if (!uring_ask_mount(facts, &mount))
-        mount.magic = 0;
-    /* A full table is overwritten from its beginning. */
-    place = count % URING_MOUNTS_MAX;
-    numbers[place] = number;
-    kinds[place] = uring_kind_of_magic(mount.magic);
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < count && i < URING_MOUNTS_MAX && !known; i++) {
+        known = numbers[i] == number;
+        if (known)
+            kind = kinds[i];
+    }
+    pthread_mutex_unlock(&lock);
+    if (known)
+        return kind;
+    if (uring_ask_mount(facts, &mount))
+        kind = uring_kind_of_magic(mount.magic);
+    /* A full table is overwritten from its beginning. Two threads may both have asked. */
+    pthread_mutex_lock(&lock);
+    numbers[count % URING_MOUNTS_MAX] = number;
+    kinds[count % URING_MOUNTS_MAX] = kind;
     count = count + 1 < 2 * URING_MOUNTS_MAX ? count + 1 : URING_MOUNTS_MAX;
-    return kinds[place];
+    pthread_mutex_unlock(&lock);
+    return kind;
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* Opens and stats from the kernel's caches, which wait for no disk, no server and no peer.
  *
- * Every function returns 0, a descriptor or -errno; -EAGAIN means that the ring must be used. All
- * need the GIL, see mounts.h.
+ * Every function returns 0, a descriptor or -errno; -EAGAIN means that the ring must be used. Any
+ * thread may call.
  */
 #ifndef URINGLOOP_KERNEL_PATHS_H
 #define URINGLOOP_KERNEL_PATHS_H

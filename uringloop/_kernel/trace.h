@@ -1,7 +1,7 @@
 /* The trace of a ring, URINGLOOP_TRACE: one line for each submission, cancel and completion.
  *
- * Tracing makes no Python object and does not release the GIL, so that no finalizer and no other
- * thread finds an operation half started. A line is one write(2), so the lines of several processes
+ * Tracing makes no Python object and does not release the GIL, so that no finalizer finds an
+ * operation half started. A line is one write(2), so the lines of several processes
  * stay whole.
  */
 #ifndef URINGLOOP_TRACE_H

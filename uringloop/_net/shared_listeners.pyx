@@ -12,6 +12,7 @@ is busy with the connections that it has: a sleep in the ring costs less.
 
 import os
 
+cimport cython
 from libc.stdint cimport int64_t
 
 from uringloop._kernel.clock cimport uring_clock_ns
@@ -76,7 +77,8 @@ cdef unsigned int SHORT_SLEEPS = SHORT_SLEEPS_MAX
 cdef int SINGLES = SINGLES_MAX
 # The value of SharedListeners.full_turns at which a turn accepts up to ACCEPTS_MAX connections.
 cdef int FULL_TURNS_MAX = SINGLES_MAX + 5
-# The number of this process's loops that accept from a shared socket, by its inode. Under the GIL.
+# The number of this process's loops that accept from a shared socket, by its inode; changed in
+# a critical section.
 cdef dict LOOPS = {}
 os.register_at_fork(after_in_child=LOOPS.clear)
 
@@ -128,7 +130,7 @@ cdef class SharedListeners(Flushable):
         if u.accept_epoll_fd < 0 and self.open_epoll() < 0:
             return -1
         self.listeners[listener.fd] = listener
-        LOOPS[listener.inode] = LOOPS.get(listener.inode, 0) + 1
+        count_loop(listener, 1)
         uring_mark_shared(listener.fd)
         if uring_add_listener(u, listener.fd) < 0:
             self.remove(listener)
@@ -151,7 +153,7 @@ cdef class SharedListeners(Flushable):
 
     cdef int remove(self, ListeningSocket listener) except -1:
         if self.listeners.pop(listener.fd, None) is not None:
-            discount(listener)
+            count_loop(listener, -1)
             uring_remove_listener(&self.loop.ring.u, listener.fd)
         return 0
 
@@ -231,7 +233,7 @@ cdef class SharedListeners(Flushable):
             for listener in self.listeners.values():
                 # Mark it again: closing any descriptor of the socket drops the lock that marks it.
                 uring_mark_shared(listener.fd)
-                if LOOPS[listener.inode] > 1 or uring_is_shared(listener.fd):
+                if LOOPS.get(listener.inode, 1) > 1 or uring_is_shared(listener.fd):
                     self.seen_others = True
         return self.seen_others
 
@@ -261,17 +263,20 @@ cdef class SharedListeners(Flushable):
         cdef dict listeners = self.listeners
         self.listeners = {}
         for listener in listeners.values():
-            discount(listener)
+            count_loop(listener, -1)
             listener.shared = False
             listener.start()
         return 0
 
 
-cdef int discount(ListeningSocket listener) except -1:
-    """Remove *listener* from LOOPS, which is empty in a forked child."""
-    cdef object others = LOOPS.get(listener.inode, 1) - 1
-    if others:
-        LOOPS[listener.inode] = others
-    else:
-        LOOPS.pop(listener.inode, None)
+cdef int count_loop(ListeningSocket listener, int change) except -1:
+    """Count a loop that begins or ends to accept from the socket of *listener*."""
+    cdef int count
+    with cython.critical_section(LOOPS):
+        count = LOOPS.get(listener.inode, 0) + change
+        if count > 0:
+            LOOPS[listener.inode] = count
+        else:
+            # In a forked child LOOPS is empty.
+            LOOPS.pop(listener.inode, None)
     return 0

@@ -1,9 +1,16 @@
 """The optional features of a ring: which ones exist, and which ones are disabled.
 
 The loop can do without each of them, in a slower way. What the kernel supports is probed, not
-derived from its version, once in a process and at the first need. The state changes under the GIL.
+derived from its version, once in a process and at the first need. Any thread may call: two threads
+that probe at once find the same.
 """
 
+from uringloop._kernel.atomics cimport (
+    add_bits,
+    load_uint,
+    load_uint_acquire,
+    store_uint_release,
+)
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport (
     URING_FEATURE_MIN_TIMEOUT,
@@ -37,61 +44,62 @@ cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
     | EPOLL_WAIT | NAMELESS_FILES)
 cdef unsigned int disabled = 0
-cdef bint kernel_tried = False
-cdef bint paths_tried = False
+cdef unsigned int kernel_tried = False
+cdef unsigned int paths_tried = False
 
 
 cdef bint uses(unsigned int feature, bint soft=False) noexcept:
     """Return whether a ring has *feature* and it is enabled; `try_kernel` must have run before."""
-    if feature & ~disabled & CACHED_PATHS and not paths_tried:
+    cdef unsigned int enabled = feature & ~load_uint(&disabled)
+    if enabled & CACHED_PATHS and not load_uint(&paths_tried):
         try_paths()
-    return (soft_present if soft else present) & ~disabled & feature != 0
+    return enabled & load_uint(&soft_present if soft else &present) != 0
 
 
 cdef void try_paths() noexcept:
     """Probe, once, whether the kernel opens and describes cached paths; no ring is needed."""
-    global present, soft_present, paths_tried
     if uring_try_paths():
-        present |= CACHED_PATHS
-        soft_present |= CACHED_PATHS
-    paths_tried = True
+        add_bits(&present, CACHED_PATHS)
+        add_bits(&soft_present, CACHED_PATHS)
+    store_uint_release(&paths_tried, True)
 
 
 cdef int try_kernel() except -1:
     """Probe, once, whether a ring can be made and entered, and what it supports."""
-    global present, kernel_tried
     cdef uring_abilities found
+    cdef unsigned int more = 0
     cdef int res
-    if kernel_tried:
+    if load_uint_acquire(&kernel_tried):
         return 0
     res = uring_try(&found)
     if res < 0:
         raise os_error(res, "io_uring")
     if found.quiet_sends:
-        present |= QUIET_SENDS
+        more |= QUIET_SENDS
     if found.has_ftruncate:
-        present |= TRUNCATE
+        more |= TRUNCATE
     if found.has_epoll_wait:
-        present |= EPOLL_WAIT
+        more |= EPOLL_WAIT
     if found.facts & URING_FEATURE_NO_IOWAIT:
-        present |= NO_IOWAIT
+        more |= NO_IOWAIT
     if found.facts & URING_FEATURE_MIN_TIMEOUT:
-        present |= MIN_WAIT
-    kernel_tried = True
+        more |= MIN_WAIT
+    add_bits(&present, more)
+    store_uint_release(&kernel_tried, True)
     return 0
 
 
 def disable(names):
     """Disable the features of these *names* from now on, and enable all others."""
-    global disabled
-    disabled = 0
+    cdef unsigned int bits = 0
     for name in names:
-        disabled |= <unsigned int>FEATURES[name]
+        bits |= <unsigned int>FEATURES[name]
+    store_uint_release(&disabled, bits)
 
 
 def kernel_ring_has_worked():
     """Return whether a ring of the kernel has been made and entered in this process."""
-    return kernel_tried
+    return load_uint_acquire(&kernel_tried) != 0
 
 
 def report(kernel):
@@ -103,7 +111,7 @@ def report(kernel):
     if kernel:
         try_kernel()
     return {
-        name: "disabled" if disabled & <unsigned int>bit
+        name: "disabled" if load_uint(&disabled) & <unsigned int>bit
         else "used" if uses(bit, soft=not kernel) else "absent"
         for name, bit in FEATURES.items()
     }

@@ -8,3 +8,4 @@ cdef extern from "_ring/forks.h" nogil:
     int uring_watch_forks()
     void uring_remember(uring *u)
     void uring_forget(uring *u)
+    void uring_take_place(uring *u, const uring *fresh)

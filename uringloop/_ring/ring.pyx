@@ -16,8 +16,8 @@ then takes its place:
                                               v
                                           REPLACED ──fall_back() (lifecycle.pyx)──> FALLEN_BACK
 
-The thread that runs the loop may call every method. Other threads may prepare submissions under
-the GIL while the loop does not run. Only the kernel knows which thread a ring belongs to: it
+The thread that runs the loop may call every method. Another thread may prepare submissions while
+the loop does not run. Only the kernel knows which thread a ring belongs to: it
 returns EEXIST to the others, see `take_over`.
 """
 
@@ -25,7 +25,7 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from uringloop._kernel.atomics cimport count_int, count_total
+from uringloop._kernel.atomics cimport count_int, count_total, load_uint
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADR,
@@ -52,7 +52,13 @@ from uringloop._kernel.trace cimport (
     uring_trace_start,
 )
 from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
-from uringloop._ring.forks cimport uring_forget, uring_forks, uring_remember, uring_watch_forks
+from uringloop._ring.forks cimport (
+    uring_forget,
+    uring_forks,
+    uring_remember,
+    uring_take_place,
+    uring_watch_forks,
+)
 from uringloop._ring.shared_sockets cimport uring_move_accept_epoll, uring_sleep
 from uringloop._ring.uring cimport (
     uring,
@@ -172,7 +178,7 @@ cdef class Ring:
 
     cdef unsigned int forks(self) noexcept:
         """Return how many children this process has forked."""
-        return uring_forks
+        return load_uint(&uring_forks)
 
     cdef int check_inherited(self) except -1:
         if self.u.life == URING_INHERITED:
@@ -579,7 +585,7 @@ cdef class Ring:
             self.permission = REPLACED
         uring_move_accept_epoll(fresh, &self.u)
         uring_close(&self.u)
-        self.u = fresh[0]
+        uring_take_place(&self.u, fresh)
         self.marked = uring_head(&self.u)
         self.workers_limited = False
         self.generation += 1

@@ -244,7 +244,6 @@ static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
         uring_close(u);
     u->ring.features &= old->ring.features;
     u->enter_flags &= old->enter_flags;
-    u->next = old->next;
     u->enters = old->enters;
     return res;
 }

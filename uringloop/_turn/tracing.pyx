@@ -50,11 +50,12 @@ def trace(LoopCore loop not None, int fd):
     cdef int number
     if fd < 0:
         return
-    if not _loops:
-        for number in range(URING_TRACE_ERRORS):
-            _errors[number] = <const char *>_names[number] if number in _names else NULL
-    _loops += 1
-    loop.ring.trace.loop = _loops
+    with _lock:
+        if not _loops:
+            for number in range(URING_TRACE_ERRORS):
+                _errors[number] = <const char *>_names[number] if number in _names else NULL
+        _loops += 1
+        loop.ring.trace.loop = _loops
     loop.ring.trace.errors = _errors
     loop.ring.trace.began_ns = uring_clock_ns()
     loop.ring.trace.fd = fd
