@@ -44,6 +44,9 @@ cdef extern from "Python.h":
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
     int PyErr_CheckSignals() except -1
     Py_ssize_t Py_REFCNT(PyObject *target)
+    # True only if no other reference exists, in any thread; without a GIL false, too, for an object
+    # that another thread has made.
+    bint is_only_reference "uringloop_is_only_reference" (PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
     # What threading.get_ident() returns.
@@ -59,6 +62,12 @@ cdef extern from *:
     #define URINGLOOP_FREE_THREADED 0
     #endif
     #include <pthread.h>
+
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define uringloop_is_only_reference(o) PyUnstable_Object_IsUniquelyReferenced(o)
+    #else
+    #define uringloop_is_only_reference(o) (Py_REFCNT(o) == 1)
+    #endif
 
     /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \

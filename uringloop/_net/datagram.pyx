@@ -50,7 +50,6 @@ from uringloop._kernel.sockets cimport (
 from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
-from uringloop._transport.addresses cimport known_address, known_name
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.pausing cimport ENDED, IDLE
 from uringloop._transport.transport cimport CLOSING, ENDING, pending_exception, socket_extra
@@ -166,7 +165,8 @@ cdef class DatagramTransport(FlowControl):
             data = PyBytes_FromStringAndSize(start, data_size)
             count_total(&self.loop.counters.received_bytes, data_size)
             address = (
-                known_address(<const sockaddr_in6*>name, name_size) if name_size else None)
+                self.loop.senders.address_of(<const sockaddr_in6*>name, name_size)
+                if name_size else None)
         finally:
             self.loop.datagram_pool.give_back(flags)
         if 0 < merged_size < data_size:
@@ -314,8 +314,8 @@ cdef class DatagramTransport(FlowControl):
         if self.connected:
             res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         else:
-            name = known_name(address, &name_size)
-            # The cache is for all sockets: an address of another family is an error for this one.
+            name = self.loop.senders.name_of(address, &name_size)
+            # The cache is for all sockets of the loop: an address of another family is an error for this one.
             if name == NULL or name.sin6_family != self.family:
                 return self.send_parsed(data, address)
             # A recent sender's address: it need not be parsed.

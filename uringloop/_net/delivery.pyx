@@ -14,7 +14,6 @@ from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
-from uringloop._transport.freelist cimport bytes_of
 from uringloop._transport.pausing cimport BUFFERED, PLAIN, STREAM_READER, TLS, ReadTransport
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport CLOSING, own, pending_exception
@@ -56,7 +55,7 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
         return None
     if transport.kind == STREAM_READER and feed_reader(transport, memory, size):
         return None
-    return bytes_of(memory, size)
+    return transport.loop.freelist.copy(memory, size)
 
 
 cdef int deliver(ReadTransport transport, bytes data) except -1:

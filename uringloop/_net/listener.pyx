@@ -51,7 +51,7 @@ from uringloop._ring.shared_sockets cimport (
     uring_use_reserve,
 )
 from uringloop._ring.uring cimport uring, uring_accept
-from uringloop._transport.addresses cimport LocalEnd
+from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 from uringloop._turn.turn cimport LoopCore
 

@@ -39,18 +39,11 @@ from uringloop._transport.transport cimport (
 )
 from uringloop._transport.write_queue cimport as_bytes
 from uringloop._transport.writer cimport WriteTransport
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 
-cdef enum:
-    # asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
-    SCRATCH_SIZE = 256 * 1024
-
+# asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
 READ_MAX = SCRATCH_SIZE
-
-# Every read(2) writes here, under the GIL, and the bytes are copied out. The kernel allocates only
-# the pages that a read has reached.
-cdef char[SCRATCH_SIZE] scratch
 
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef str READ_FAILED = "Fatal read error on pipe transport"
@@ -81,6 +74,7 @@ cdef class ReadPipeTransport(ReadTransport):
         return self.want_recv()
 
     cdef int read_some(self) except -1:
+        cdef char *scratch = self.loop.scratch_memory()
         cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
         cdef int error = errno
         if size > 0:

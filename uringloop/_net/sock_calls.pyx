@@ -17,23 +17,13 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongAndOverflow
+from cpython.mem cimport PyMem_Calloc
 
 from uringloop._kernel.errors cimport EAGAIN, EINTR, errno, os_error
 from uringloop._kernel.libc cimport MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, recv, send
 from uringloop._turn.poll cimport PollOnce, poll_once
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport EMPTIED_SIZE, LoopCore, SCRATCH_SIZE
 
-
-cdef enum:
-    # A larger receive is passed to socket.recv().
-    SCRATCH_SIZE = 256 * 1024
-    # The system call is always tried first on descriptors beyond this number.
-    EMPTIED_SIZE = 64 * 1024
-
-# recv(2) writes here, under the GIL, and the bytes are copied out.
-cdef char[SCRATCH_SIZE] scratch
-# By descriptor: the newest receive has emptied the socket. A stale mark costs one poll.
-cdef unsigned char[EMPTIED_SIZE] emptied
 
 # The class whose methods the system calls replace; a subclass may override them.
 cdef object PLAIN = socket.socket
@@ -119,17 +109,22 @@ cdef int finish(PollOnce waiter) except -1:
     return 0 if waiter is None else waiter.finish()
 
 
-cdef bint was_emptied(int fd) noexcept:
+cdef bint was_emptied(LoopCore loop, int fd) noexcept:
     """Return and clear the mark of *fd*: after the poll the system call is tried again."""
-    if 0 <= fd < EMPTIED_SIZE and emptied[fd]:
-        emptied[fd] = False
+    if loop.emptied != NULL and 0 <= fd < EMPTIED_SIZE and loop.emptied[fd]:
+        loop.emptied[fd] = False
         return True
     return False
 
 
-cdef void note_received(int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
+cdef void note_received(LoopCore loop, int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
+    # Without memory for the marks, and for higher descriptors, the system call is always tried
+    # first.
     if 0 < count < wanted and 0 <= fd < EMPTIED_SIZE:
-        emptied[fd] = True
+        if loop.emptied == NULL:
+            loop.emptied = <unsigned char*>PyMem_Calloc(EMPTIED_SIZE, 1)
+        if loop.emptied != NULL:
+            loop.emptied[fd] = True
 
 
 cdef object try_recv(LoopCore loop, object sock, object n):
@@ -138,15 +133,17 @@ cdef object try_recv(LoopCore loop, object sock, object n):
     cdef long wanted = 0
     cdef int too_large = 0
     cdef int fd = checked_fd(loop, sock)
+    cdef char *scratch = loop.scratch_memory()
     if type(sock) is PLAIN and type(n) is int:
         wanted = PyLong_AsLongAndOverflow(n, &too_large)
     if wanted > 0:
-        if was_emptied(fd):
+        if was_emptied(loop, fd):
             return None
+        # A larger receive is passed to socket.recv().
         while wanted <= SCRATCH_SIZE:
             res = recv(fd, scratch, wanted, MSG_DONTWAIT)
             if res >= 0:
-                note_received(fd, res, wanted)
+                note_received(loop, fd, res, wanted)
                 return PyBytes_FromStringAndSize(scratch, res)
             if errno == EAGAIN:
                 return None
@@ -173,12 +170,12 @@ cdef object try_recv_into(LoopCore loop, object sock, object buf):
     cdef int fd = checked_fd(loop, sock)
     if type(sock) is PLAIN and is_plain_buffer(buf):
         PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
-        if view.len and was_emptied(fd):
+        if view.len and was_emptied(loop, fd):
             error = EAGAIN
         while error == EINTR and view.len:
             res = recv(fd, view.buf, view.len, MSG_DONTWAIT)
             error = errno if res < 0 else 0
-        note_received(fd, res, view.len)
+        note_received(loop, fd, res, view.len)
         PyBuffer_Release(&view)
         if res >= 0:
             return res

@@ -3,7 +3,7 @@
 cimport cython
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
-from uringloop._transport.addresses cimport LocalEnd
+from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 

@@ -54,8 +54,7 @@ from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._transport.addresses cimport LocalEnd, python_address
-from uringloop._transport.freelist cimport bytes_for, offer
+from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
 from uringloop._transport.transport cimport (
     BROKEN,
@@ -196,7 +195,7 @@ cdef class StreamTransport(WriteTransport):
         if stashing:
             return self.stash_item(data)
         deliver(self, data)
-        offer(data)
+        self.loop.freelist.offer(data)
         return 0
 
     # ── large messages ───────────────────────────────────────────────────────────────────────
@@ -282,7 +281,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int read_bytes(self, int *left) except? -1:
         """Receive into the object that the protocol gets."""
-        cdef PyObject *data = bytes_for(self.room)
+        cdef PyObject *data = self.loop.freelist.make(self.room)
         cdef int size
         cdef bytes owned
         size = uring_receive(
@@ -299,7 +298,7 @@ cdef class StreamTransport(WriteTransport):
             self.room = max(size, self.room - ((self.room - size + 31) >> 5))
         owned = take_bytes(data)
         deliver(self, owned)
-        offer(owned)
+        self.loop.freelist.offer(owned)
         return size
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────

@@ -34,6 +34,7 @@ from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.writer cimport WriteSource, WriteTransport
+from uringloop._turn.turn cimport LoopCore
 
 from uringloop._cpython.stdlib import ALERTS_ARE_SENT, find
 
@@ -474,16 +475,18 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef list pieces = []
         cdef Scratch scratch = None
+        cdef LoopCore loop = None
         if (self.writer is not None and self.path == COMPILED and not self._ssl_writing_paused
                 and not self.records.unsent()):
-            scratch = take_scratch()
+            loop = self.writer.loop
+            scratch = take_scratch(loop)
         if scratch is None:
             done = self.encrypt_each(data, done, pieces)
         else:
             try:
                 done = self.encrypt_lent(scratch, data, done, pieces)
             finally:
-                give_scratch(scratch)
+                give_scratch(loop, scratch)
         if done < size:
             self._write_backlog.append(data[done:])
             self._write_buffer_size += size - done

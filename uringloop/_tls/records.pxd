@@ -4,6 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 
 from uringloop._cpython.membio cimport membio_memory
+from uringloop._turn.turn cimport LoopCore
 
 
 @cython.final
@@ -74,8 +75,8 @@ cdef class Records:
     cdef bytes take_out(self)
 
 
-cdef Scratch take_scratch()
-cdef int give_scratch(Scratch scratch) except -1
+cdef Scratch take_scratch(LoopCore loop)
+cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
 cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL
 cdef int clear_want_read() except -1

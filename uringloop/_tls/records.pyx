@@ -40,6 +40,7 @@ from uringloop._cpython.pyapi cimport (
     take_bytes,
 )
 from uringloop._cpython.stdlib cimport BIO_MEMORY, uses
+from uringloop._turn.turn cimport LoopCore
 
 from uringloop._cpython.stdlib import find
 
@@ -66,8 +67,6 @@ cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
-# Scratches that are not in use: about one for each thread that runs a loop.
-cdef list scratches = []
 
 
 @cython.final
@@ -132,15 +131,17 @@ cdef class Scratch:
         return PyBytes_FromStringAndSize(self.start + offset, self.size - offset)
 
 
-cdef Scratch take_scratch():
+cdef Scratch take_scratch(LoopCore loop):
     """Return a Scratch, the caller's until `give_scratch`; None if memory cannot be lent."""
+    cdef object scratch = loop.tls_scratch
     if not uses(BIO_MEMORY):
         return None
-    return scratches.pop() if scratches else Scratch()
+    loop.tls_scratch = None
+    return Scratch() if scratch is None else scratch
 
 
-cdef int give_scratch(Scratch scratch) except -1:
-    scratches.append(scratch)
+cdef int give_scratch(LoopCore loop, Scratch scratch) except -1:
+    loop.tls_scratch = scratch
     return 0
 
 

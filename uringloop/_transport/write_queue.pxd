@@ -3,6 +3,7 @@
 from cpython.object cimport PyObject
 
 from uringloop._kernel.libc cimport iovec, msghdr
+from uringloop._turn.freelist cimport FreeList
 
 
 cdef enum:
@@ -32,7 +33,7 @@ cdef class WriteQueue:
     cdef int push(self, bytes data) except -1
     cdef int prepare(self) except -1
     cdef void show(self, const void *data, Py_ssize_t size) noexcept
-    cdef void consume(self, Py_ssize_t sent) noexcept
+    cdef void consume(self, Py_ssize_t sent, FreeList kept) noexcept
     cdef void clear(self) noexcept
     cdef int _grow(self) except -1
 

@@ -14,7 +14,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
 from uringloop._kernel.libc cimport msghdr
-from uringloop._transport.freelist cimport offer
+from uringloop._turn.freelist cimport FreeList
 
 
 # Most connections have one write in a turn, which needs no allocation: 80 bytes less per
@@ -105,8 +105,8 @@ cdef class WriteQueue:
         self.data_size = size
         self.single = True
 
-    cdef void consume(self, Py_ssize_t sent) noexcept:
-        """Drop the first *sent* bytes, and every item that is sent to its end."""
+    cdef void consume(self, Py_ssize_t sent, FreeList kept) noexcept:
+        """Drop the first *sent* bytes, and every item that is sent to its end, into *kept*."""
         cdef PyObject *item
         cdef Py_ssize_t left
         self.size -= sent
@@ -120,12 +120,13 @@ cdef class WriteQueue:
             self.offset = 0
             self.first = (self.first + 1) & (self.capacity - 1)
             self.count -= 1
-            offer(<bytes>item)
+            if kept is not None:
+                kept.offer(<bytes>item)
             Py_DECREF(<object>item)
 
     cdef void clear(self) noexcept:
         """Drop everything. No operation may refer to the items."""
-        self.consume(self.size)
+        self.consume(self.size, None)
 
 
 cdef bytes as_bytes(object data):

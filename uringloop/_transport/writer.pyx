@@ -274,7 +274,7 @@ cdef class WriteTransport(FlowControl):
         return self.send_failed(os_error(res, ""))
 
     cdef void consume(self, Py_ssize_t size) noexcept:
-        self.queue.consume(size)
+        self.queue.consume(size, self.loop.freelist)
         count_total(&self.loop.counters.sent_bytes, size)
 
     cdef int queue_sent(self, Py_ssize_t size) except -1:

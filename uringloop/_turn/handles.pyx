@@ -1,7 +1,7 @@
 """Scheduled callbacks: asyncio.Handle and asyncio.TimerHandle, compiled.
 
 A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
-thread that runs the loop runs it; any thread that holds the GIL may cancel it.
+thread that runs the loop runs it; any thread may cancel it.
 """
 
 import asyncio

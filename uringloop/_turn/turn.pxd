@@ -9,7 +9,9 @@ from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport URING_INHERITED
 from uringloop._ring.wakeup cimport WakeUp
+from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue
@@ -21,6 +23,14 @@ cdef enum:
     # After this many written bytes in one turn, the sends are submitted early: dozens of live
     # 100 KB messages make the allocator trim and refault its heap, which takes 45 % of the time.
     QUEUED_BYTES_MAX = 256 * 1024
+
+
+cdef enum:
+    # The most that read(2) takes from a pipe, and recv(2) from a program's socket. The kernel
+    # allocates only the pages that a call has reached.
+    SCRATCH_SIZE = 256 * 1024
+    # Descriptors in LoopCore.emptied.
+    EMPTIED_SIZE = 64 * 1024
 
 
 cdef class Flushable:
@@ -58,6 +68,13 @@ cdef class LoopCore:
     cdef TimerHeap timers
     cdef ReadyQueue ready
     cdef Inbox inbox            # of handles from other threads
+    cdef FreeList freelist      # of bytes objects
+    cdef SenderCache senders    # of datagrams
+    cdef char *scratch          # SCRATCH_SIZE bytes; NULL before the first need, freed with the loop
+    # By descriptor: the newest receive of a sock_*() method has emptied the socket. A stale mark
+    # costs one poll. NULL before the first mark, freed with the loop.
+    cdef unsigned char *emptied
+    cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
@@ -108,6 +125,10 @@ cdef class LoopCore:
             self.inbox.take(self.ready)
         return self.ready.push(handle)
     cdef int put(self, Handle handle) except -1
+    cdef inline char *scratch_memory(self) except NULL:
+        """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""
+        return self.scratch if self.scratch != NULL else self.allocate_scratch()
+    cdef char *allocate_scratch(self) except NULL
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1

@@ -25,6 +25,7 @@ from asyncio.log import logger
 
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
@@ -61,7 +62,9 @@ from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, tak
 from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
+from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
     Handle,
     TimerHandle,
@@ -121,6 +124,8 @@ cdef class LoopCore:
         self.rearm_list = []
         self.timers = TimerHeap()
         self.fd_table = FdTable()
+        self.freelist = FreeList()
+        self.senders = SenderCache()
         self.slow_callback_duration = 0.1
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
@@ -148,6 +153,8 @@ cdef class LoopCore:
     def __dealloc__(self):
         if self.waker is not None and self.waker.fd >= 0:
             close(self.waker.fd)
+        PyMem_Free(self.scratch)
+        PyMem_Free(self.emptied)
 
     # ── scheduling ───────────────────────────────────────────────────────────────────────────
 
@@ -492,6 +499,12 @@ cdef class LoopCore:
         self.rearm_list = []
         return 0
 
+    cdef char *allocate_scratch(self) except NULL:
+        self.scratch = <char*>PyMem_Malloc(SCRATCH_SIZE)
+        if self.scratch == NULL:
+            raise MemoryError
+        return self.scratch
+
     cdef int flush_early(self) except -1:
         """Submit sends in mid-turn: an enter costs less than dozens of live large messages."""
         if self.sending and not must_fall_back(self.ring):
@@ -559,6 +572,7 @@ cdef class LoopCore:
             drain(self.ring)
         finally:
             self.future_options = None
+            self.freelist.clear()
             self.flush_list = []
             self.rearm_list = []
             self.pool.starved = []

@@ -3,13 +3,13 @@
 A connection keeps the kernel's structure, and makes Python's tuple when the program gets it: 28
 bytes instead of some 180, and no objects. Nothing here uses a socket.
 
-Recent senders of datagrams are cached in both forms, for all loops of the process: another datagram
-of a sender needs no new tuple, and a reply to it no parsing. Any thread that holds the GIL may
-call.
+Each loop caches recent senders of datagrams in both forms: another datagram of a sender needs no new
+tuple, and a reply to it no parsing. Only the loop's thread uses the cache, and any thread the rest.
 """
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uint32_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
@@ -23,20 +23,6 @@ from uringloop._kernel.libc cimport (
     sockaddr_in,
     sockaddr_in6,
 )
-
-
-cdef enum:
-    # Senders in the cache, a power of two; 40 KiB, of which most programs use a part.
-    KNOWN_MAX = 1024
-
-cdef struct Known:
-    sockaddr_in6 name
-    unsigned int size
-    PyObject *address       # owned; NULL while the entry is empty
-
-cdef Known known[KNOWN_MAX]
-# The entry of a tuple, by a hash of the tuple's memory address; may be another tuple's.
-cdef unsigned short places[KNOWN_MAX]
 
 
 @cython.final
@@ -71,33 +57,51 @@ cdef class LocalEnd:
 # ── recent senders ───────────────────────────────────────────────────────────────────────────
 
 
-cdef object known_address(const sockaddr_in6 *name, unsigned int size):
-    """Return Python's address for *name*: the same object as before while it is cached."""
-    cdef Known *entry = &known[place_of_name(name)]
-    cdef object address
-    if size == entry.size and memcmp(name, &entry.name, size) == 0:
-        return <object>entry.address
-    address = python_address(name)
-    if size <= sizeof(entry.name):
-        Py_INCREF(address)
-        Py_XDECREF(entry.address)
-        entry.address = <PyObject*>address
-        entry.size = size
-        memcpy(&entry.name, name, size)
-        places[place_of_object(address)] = entry - known
-    return address
+@cython.final
+cdef class SenderCache:
 
+    def __dealloc__(self):
+        cdef int index
+        if self.known != NULL:
+            for index in range(KNOWN_MAX):
+                Py_XDECREF(self.known.entries[index].address)
+            PyMem_Free(self.known)
 
-cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept:
-    """Return the kernel's form of a tuple of `known_address`; NULL if it is not cached.
+    cdef object address_of(self, const sockaddr_in6 *name, unsigned int size):
+        """Return Python's address for *name*: the same object as before while it is cached."""
+        cdef Known *entry
+        cdef object address
+        if self.known == NULL:
+            self.known = <KnownSenders*>PyMem_Calloc(1, sizeof(KnownSenders))
+            if self.known == NULL:
+                raise MemoryError
+        entry = &self.known.entries[place_of_name(name)]
+        if size == entry.size and memcmp(name, &entry.name, size) == 0:
+            return <object>entry.address
+        address = python_address(name)
+        if size <= sizeof(entry.name):
+            Py_INCREF(address)
+            Py_XDECREF(entry.address)
+            entry.address = <PyObject*>address
+            entry.size = size
+            memcpy(&entry.name, name, size)
+            self.known.places[place_of_object(address)] = entry - self.known.entries
+        return address
 
-    A tuple is immutable, and while the cache refers to it no other object has its memory address.
-    """
-    cdef Known *entry = &known[places[place_of_object(address)]]
-    if entry.address != <PyObject*>address:
-        return NULL
-    size[0] = entry.size
-    return &entry.name
+    cdef const sockaddr_in6 *name_of(self, object address, unsigned int *size) noexcept:
+        """Return the kernel's form of a tuple of `address_of`; NULL if it is not cached.
+
+        A tuple is immutable, and while the cache refers to it no other object has its memory
+        address.
+        """
+        cdef Known *entry
+        if self.known == NULL:
+            return NULL
+        entry = &self.known.entries[self.known.places[place_of_object(address)]]
+        if entry.address != <PyObject*>address:
+            return NULL
+        size[0] = entry.size
+        return &entry.name
 
 
 cdef unsigned int place_of_name(const sockaddr_in6 *name) noexcept:

@@ -1,6 +1,7 @@
 """Addresses of IPv4 and IPv6, as the kernel has them and as Python has them."""
 
 cimport cython
+from cpython.object cimport PyObject
 
 from uringloop._kernel.libc cimport sockaddr_in6
 
@@ -22,7 +23,26 @@ cdef class LocalEnd:
 cdef object python_address(const sockaddr_in6 *name)
 
 
-cdef object known_address(const sockaddr_in6 *name, unsigned int size)
+cdef enum:
+    # Senders in the cache, a power of two; 40 KiB, of which most programs use a part.
+    KNOWN_MAX = 1024
 
 
-cdef const sockaddr_in6 *known_name(object address, unsigned int *size) noexcept
+cdef struct Known:
+    sockaddr_in6 name
+    unsigned int size
+    PyObject *address       # owned; NULL while the entry is empty
+
+
+cdef struct KnownSenders:
+    Known entries[KNOWN_MAX]
+    # The entry of a tuple, by a hash of the tuple's memory address; may be another tuple's.
+    unsigned short places[KNOWN_MAX]
+
+
+@cython.final
+cdef class SenderCache:
+    cdef KnownSenders *known    # NULL before the first sender; freed by the destructor
+
+    cdef object address_of(self, const sockaddr_in6 *name, unsigned int size)
+    cdef const sockaddr_in6 *name_of(self, object address, unsigned int *size) noexcept

@@ -1,1 +1,0 @@
-"""A free list of bytes objects, by size."""
