@@ -97,7 +97,10 @@ class Picture:
 # The packages of each row, from the top down, and the subject of the row.
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
-    (("__init__", "policy", "fs", "tempfile", "monitor", "prometheus"), "public modules"),
+    (
+        ("__init__", "threads", "policy", "fs", "tempfile", "monitor", "prometheus"),
+        "public modules",
+    ),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
     (("_net", "_files", "_process", "_monitor"), "connections, files, processes, monitor"),

@@ -1,6 +1,7 @@
 """An asyncio event loop for Linux on io_uring.
 
 uringloop.run(main())                                       instead of asyncio.run
+uringloop.run_threads(main)                                 the same in many threads
 asyncio.Runner(loop_factory=uringloop.new_event_loop)       wherever a loop factory is accepted
 async with uringloop.open(path) as f                        files, under any asyncio event loop
 await uringloop.fs.read_bytes(path)                         operations on paths
@@ -21,6 +22,7 @@ from uringloop._loop.base import Stats
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
+from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
 SUBMODULES = (
@@ -49,6 +51,7 @@ __all__ = [
     "new_event_loop",
     "open",
     "run",
+    "run_threads",
 ]
 
 # The build reads the version from this line without importing the package.
