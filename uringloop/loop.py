@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import socket
 import ssl as ssl_module
@@ -12,6 +13,7 @@ from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
 from uringloop._loop.base import RunningLoop
 from uringloop._net import (
+    adopting,
     argument_checks,
     clients,
     datagram_endpoints,
@@ -241,6 +243,36 @@ class Loop(RunningLoop):
             shutdown_timeout=ssl_shutdown_timeout,
         )
         return await clients.connect_accepted_socket(self, protocol_factory, sock, tls_options)
+
+    def adopt(
+        self,
+        sock: socket.socket,
+        protocol_factory: Callable[[], P],
+        *,
+        ssl: SSLArgument = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+    ) -> concurrent.futures.Future[tuple[asyncio.Transport, P]]:
+        """Hand a connected socket to this loop; any thread may call this.
+
+        For a program that accepts connections in one loop and distributes them to others. The loop
+        does with the socket what connect_accepted_socket() does. The result is a
+        concurrent.futures.Future, which gets the transport and the protocol in the loop's thread.
+
+        The socket belongs to the loop when this returns: it is closed if *protocol_factory* or the
+        handshake fails, if the future is cancelled before the loop comes to it, and if the loop is
+        closed before. The future then gets the exception. If this raises an exception, as it does
+        for wrong arguments and a closed loop, the socket remains the caller's.
+        """
+        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+        tls_options = upgrade.options(
+            ssl,
+            server_side=True,
+            server_hostname="",
+            handshake_timeout=ssl_handshake_timeout,
+            shutdown_timeout=ssl_shutdown_timeout,
+        )
+        return adopting.adopt(self, protocol_factory, sock, tls_options)
 
     # ── datagrams ────────────────────────────────────────────────────────────────────────────
 
