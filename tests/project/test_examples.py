@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,13 +26,21 @@ from support.tls_contexts import CERTIFICATES, client_context
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Address = tuple[str, int]
 
+# The tests also run on Pythons on which threads take turns.
+WITH_GIL = "ignore:the threads of run_threads:RuntimeWarning"
+
 # The line that an example prints when it is ready.
 LISTENING = re.compile(r"listening on ([\d.]+):(\d+)")
 
 
 @contextlib.contextmanager
-def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run an example; Ctrl-C must end it with status 0 and nothing on standard error."""
+def running(
+    name: str, *arguments: str, end_by: int = signal.SIGINT
+) -> Iterator[subprocess.Popen[str]]:
+    """Run an example, and end it by a signal; it must print nothing on standard error.
+
+    The status must be 0 after Ctrl-C; SIGTERM ends the process.
+    """
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     with subprocess.Popen(
         command,
@@ -39,7 +49,7 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         start_new_session=True,
         # Buffered output is one write for each line: lines of several processes do not mix.
-        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        env={**os.environ, "PYTHONUNBUFFERED": "", "PYTHONWARNINGS": WITH_GIL},
     ) as process:
         try:
             yield process
@@ -47,9 +57,10 @@ def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
         # A terminal sends Ctrl-C to all processes of the group.
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, end_by)
         _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (0, "")
+    status = 0 if end_by == signal.SIGINT else -end_by
+    assert (process.returncode, errors) == (status, "")
 
 
 def listening_address(process: subprocess.Popen[str]) -> Address:
@@ -105,7 +116,7 @@ def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> I
 
 def test_examples_are_short() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert len(found) == 7
+    assert len(found) == 11
     assert {name: lines for name, lines in found.items() if lines >= 80} == {}
 
 
@@ -283,3 +294,75 @@ def test_many_cores() -> None:
     for pid in (*began, new):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+# ── many threads ─────────────────────────────────────────────────────────────────────────────
+
+THREADS = 3
+NAMES = {f"uringloop-{number}" for number in range(THREADS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end_by", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+@pytest.mark.parametrize("framework", [None, "fastapi", "aiohttp"])
+def test_every_thread_of_a_server_answers(framework: str | None, end_by: int) -> None:
+    if framework is not None and find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    if framework == "fastapi":
+        pytest.importorskip("uvicorn")
+    name = "many_threads.py" if framework is None else f"threads_{framework}.py"
+    # A port that was free a moment ago: all threads need the same one, so not 0.
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        address = found.getsockname()
+    options = ("--port", str(address[1]), "--threads", str(THREADS))
+    with (
+        socket.socket() as idle,
+        running(name, *options, end_by=end_by) as process,
+    ):
+        assert process.stdout is not None
+        assert {process.stdout.readline().split()[0] for _ in range(THREADS)} == NAMES
+        answered: set[str] = set()
+
+        def answered_by_all() -> bool:
+            status, body = fetched(address, "/")
+            assert status == 200
+            answered.update(re.findall(r"uringloop-\d+", body.decode()))
+            return answered == NAMES
+
+        wait_until(answered_by_all)
+        # A client that keeps its connection must not keep the server.
+        idle.settimeout(PATIENCE)
+        idle.connect(address)
+        idle.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert idle.recv(10) == b"HTTP/1.1 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end_by", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_balancer(end_by: int) -> None:
+    options = ("--port", "0", "--threads", str(THREADS))
+    with (
+        contextlib.ExitStack() as clients,
+        running("balancer.py", *options, end_by=end_by) as process,
+    ):
+        address = listening_address(process)
+
+        counts: collections.Counter[str] = collections.Counter()
+
+        def connect() -> None:
+            client = clients.enter_context(socket.create_connection(address, PATIENCE))
+            with client.makefile("rw") as lines:
+                counts[lines.readline().strip()] += 1
+                lines.write("hello\n")
+                lines.flush()
+                assert lines.readline() == "hello\n"
+
+        def all_are_equal() -> bool:
+            connect()
+            return set(counts) == NAMES and len(set(counts.values())) == 1
+
+        # The threads begin one after the other; the last gets connections until it has as many.
+        wait_until(all_are_equal)
+        for _ in range(4 * THREADS):
+            connect()
+        assert len(set(counts.values())) == 1
