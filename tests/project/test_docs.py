@@ -160,6 +160,9 @@ LOGS_TO_STDERR = {("docs/integrations.md", "granian"), ("docs/integrations.md", 
 # Programs that another test runs, in the environment that they need.
 ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
 
+# A warning of Pythons on which threads take turns.
+WITH_GIL = "ignore:the threads of run_threads:RuntimeWarning"
+
 # Features by the version of Python that introduced them.
 NEWER = {re.compile(r"asyncio\.run\([^\n]*loop_factory"): (3, 12)}
 
@@ -259,6 +262,7 @@ def answers(client: socket.socket) -> None:
 ASKED: dict[tuple[str, str], Ask] = {
     ("README.md", "Use"): echoes,
     ("docs/guide.md", "A first server"): echoes,
+    ("docs/guide.md", "Many loops in one process"): echoes,
     ("docs/integrations.md", "aiohttp"): answers,
     ("docs/integrations.md", "granian"): answers,
     ("docs/integrations.md", "hypercorn"): answers,
@@ -274,7 +278,7 @@ def running(path: Path, warnings: str) -> Iterator[subprocess.Popen[str]]:
     with (
         lines.open() as stdin,
         subprocess.Popen(
-            [sys.executable, "-W", warnings, path.name],
+            [sys.executable, "-W", warnings, "-W", WITH_GIL, path.name],
             cwd=path.parent,
             stdin=stdin,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
