@@ -23,7 +23,7 @@ def test_the_type_checked_program_runs(tmp_path: Path) -> None:
         text=True,
         timeout=PATIENCE,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "12\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")
 
 
 def test_the_stub_of_the_loop_has_the_compiled_docstrings() -> None:

@@ -4,6 +4,7 @@ The package's annotations and stubs must cover every name that it uses.
 """
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 
@@ -62,6 +63,11 @@ async def main(folder: Path) -> int:
     handle.cancel()
     transport.close()
     server.close()
+    ours, theirs = socket.socketpair()
+    adopted, echo = await asyncio.wrap_future(loop.adopt(ours, Echo))
+    assert echo.transport is adopted
+    adopted.abort()
+    theirs.close()
     streams = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*streams.sockets[0].getsockname())
     writer.write(b"ping")
@@ -82,6 +88,7 @@ if __name__ == "__main__":
     total: int = uringloop.run(main(here))
     with asyncio.Runner(loop_factory=uringloop.new_event_loop) as runner:
         total += runner.run(main(here), context=None)
+    total += sum(uringloop.run_threads(lambda: main(here), 1))
     last = uringloop.Loop(backend="soft", batch_wait_us=100)
     total += last.run_until_complete(main(here))
     last.close()
