@@ -23,6 +23,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
 LIBURING_MIN = (2, 3)
+# Python 3.13 without the GIL was an experiment.
+FREE_THREADED_MIN = (3, 14)
 MODULES_HEADER = Path("build/compiled_modules.h")
 # Imports at the top of a .pyx or .pxd; those within functions do not affect the order of loading.
 IMPORTED = re.compile(r"^from (uringloop\.[\w.]+) c?import", re.MULTILINE)
@@ -189,7 +191,9 @@ class BuildApart(build_ext):
         # An editable install would put the objects into a temporary folder, and the next build
         # would find none of them.
         base = self.get_finalized_command("build").build_base
-        self.build_temp = f"{base}/temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        # A free-threaded build has the cache tag of the ordinary one, and other flags.
+        python = sys.implementation.cache_tag + sys.abiflags
+        self.build_temp = f"{base}/temp.{sysconfig.get_platform()}-{python}"
 
     def build_extensions(self) -> None:
         compile_all = self.compiler.compile
@@ -242,10 +246,10 @@ def check() -> None:
     """Exit with a message if the build could not be used on this system."""
     if not sys.platform.startswith("linux"):
         raise SystemExit("uringloop runs on Linux only: io_uring is an interface of its kernel.")
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if sysconfig.get_config_var("Py_GIL_DISABLED") and sys.version_info < FREE_THREADED_MIN:
         raise SystemExit(
-            "uringloop needs a CPython with a GIL, which protects the queues of a loop: "
-            "this is a free-threaded build."
+            "uringloop needs CPython 3.14 or newer if it is a free-threaded build: "
+            f"this is {sys.version.split()[0]}."
         )
     # An --inplace build installs nothing.
     other = None if "--inplace" in sys.argv else namesake()
@@ -274,6 +278,7 @@ def main() -> None:
                     "cdivision": True,
                     "embedsignature": True,
                     "embedsignature.format": "clinic",
+                    "freethreading_compatible": True,
                     "initializedcheck": False,
                     "linetrace": coverage,
                     "wraparound": False,

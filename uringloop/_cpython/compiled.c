@@ -37,6 +37,9 @@ static int add_modules(PyObject *module) {
 
 static PyModuleDef_Slot SLOTS[] = {
     {Py_mod_exec, add_modules},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
 };
 
