@@ -42,6 +42,7 @@ from uringloop._ring.ring cimport (
     RUN_WAITS,
     WORKER_OWNS_MEMORY,
     Operation,
+    is_used_elsewhere,
     operation_init,
 )
 from uringloop._ring.uring cimport URING_CLOSED
@@ -147,8 +148,15 @@ cdef class FileOperation:
             return 0
         self.cancelled = True
         if self.op.in_flight:
-            self.loop.ring.cancel(&self.op)
+            if is_used_elsewhere(self.loop.ring):
+                # The garbage collector, which may run in any thread, destroys the call.
+                self.loop.call_soon_threadsafe(self._cancel)
+            else:
+                self.loop.ring.cancel(&self.op)
         return 0
+
+    def _cancel(self):
+        self.cancel()
 
     def _perform(self):
         """Perform the request as a system call; runs in a thread of the executor."""

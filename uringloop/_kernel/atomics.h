@@ -10,6 +10,13 @@
 #define uring_store(p, value) __atomic_store_n(p, value, __ATOMIC_RELAXED)
 #define uring_count(p, more) __atomic_store_n(p, *(p) + (more), __ATOMIC_RELAXED)
 
+/* For several writers: with a GIL they take turns. */
+#ifdef Py_GIL_DISABLED
+#define uring_adjust(p, more) __atomic_fetch_add(p, more, __ATOMIC_RELAXED)
+#else
+#define uring_adjust(p, more) uring_count(p, more)
+#endif
+
 /* What was written before a store is visible to the thread whose load finds the stored value. */
 #define uring_load_acquire(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 #define uring_store_release(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)

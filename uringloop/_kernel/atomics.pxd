@@ -23,6 +23,9 @@ cdef extern from "_kernel/atomics.h" nogil:
     void count_ns "uring_count" (int64_t *field, int64_t more)
     void count_total "uring_count" (uint64_t *field, uint64_t more)
 
+    # For several writers.
+    void adjust_size "uring_adjust" (Py_ssize_t *field, Py_ssize_t more)
+
     int load_int_acquire "uring_load_acquire" (const int *field)
     uintptr_t load_pointer_acquire "uring_load_acquire" (const uintptr_t *field)
     unsigned int load_uint_acquire "uring_load_acquire" (const unsigned int *field)

@@ -262,6 +262,7 @@ cdef class DatagramTransport(FlowControl):
 
     def sendto(self, data, addr=None):
         """Send *data* at once, or queue a copy of it when the socket has no room."""
+        self.loop.check_owner()
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
                 f"data argument must be a bytes-like object, not {type(data).__name__!r}")
@@ -411,7 +412,7 @@ cdef class DatagramTransport(FlowControl):
         """Stop receiving; connection_lost() is scheduled when the queue has been sent."""
         if self.life >= CLOSING:
             return
-        self.check_thread()
+        self.loop.check_owner()
         self.enter_closing()
         self.stop_reading()
         if not self.queue:

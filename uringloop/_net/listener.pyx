@@ -99,6 +99,7 @@ cdef class Listener(ListeningSocket):
 
     def start(self):
         """Begin to accept."""
+        self.loop.check_owner()
         if not self.accepts() or self.poll_op.in_flight:
             return
         if not self.shared or not self.share():
@@ -106,6 +107,7 @@ cdef class Listener(ListeningSocket):
 
     def close(self):
         """Stop accepting now, and close the socket."""
+        self.loop.check_owner()
         if self.state == CLOSED:
             return
         self.state = CLOSED

@@ -133,7 +133,7 @@ cdef class ReadPipeTransport(ReadTransport):
 
     def close(self):
         if self.life < CLOSING:
-            self.check_thread()
+            self.loop.check_owner()
             self.force_close(None)
 
 
@@ -164,6 +164,7 @@ cdef class WritePipeTransport(WriteTransport):
 
         Mutable data is copied: the caller may change it when write() has returned.
         """
+        self.loop.check_owner()
         if self.life >= CLOSING:
             if len(as_bytes(data) or b""):
                 self.warn_lost()
@@ -172,6 +173,7 @@ cdef class WritePipeTransport(WriteTransport):
 
     def writelines(self, list_of_data):
         """Write several buffers; they leave in one call to the kernel."""
+        self.loop.check_owner()
         if self.life >= CLOSING:
             self.write(b"".join(list_of_data))
             return
@@ -265,6 +267,7 @@ cdef class WritePipeTransport(WriteTransport):
 
     def write_eof(self):
         # The reader sees EOF when the pipe is closed.
+        self.loop.check_owner()
         self.begin_close()
 
     cdef int stop_reading(self) except -1:

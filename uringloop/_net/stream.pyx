@@ -54,7 +54,6 @@ from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
 from uringloop._transport.transport cimport (
     BROKEN,
@@ -65,6 +64,7 @@ from uringloop._transport.transport cimport (
     socket_extra,
 )
 from uringloop._transport.writer cimport WriteTransport
+from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._turn.turn cimport LoopCore
 
 # Average bytes of a receive above which a connection is polled, and below which it no longer is.
@@ -400,6 +400,7 @@ cdef class StreamTransport(WriteTransport):
 
     # ── get_extra_info() and the protocol ────────────────────────────────────────────────────
 
+    @cython.critical_section
     def get_extra_info(self, name, default=None):
         # The names that asyncio's streams and most servers get need no socket and no dict.
         if self.extra is None:
@@ -412,11 +413,12 @@ cdef class StreamTransport(WriteTransport):
         return self.need_extra().get(name, default)
 
     cdef object need_socket(self):
-        if self.sock is None and self.fd >= 0:
-            self.sock = socket.socket(
-                self.local_end.family, self.local_end.type, self.local_end.proto, self.fd)
-            self.sock.setblocking(False)
-        return self.sock
+        with cython.critical_section(self):
+            if self.sock is None and self.fd >= 0:
+                self.sock = socket.socket(
+                    self.local_end.family, self.local_end.type, self.local_end.proto, self.fd)
+                self.sock.setblocking(False)
+            return self.sock
 
     cdef dict make_extra(self):
         cdef object sock = self.need_socket()
@@ -430,16 +432,17 @@ cdef class StreamTransport(WriteTransport):
             "peername": python_address(&self.peer),
         }
 
-    def set_protocol(self, protocol):
-        self.protocol = protocol
+    cdef int use_protocol(self, object protocol) except -1:
+        WriteTransport.use_protocol(self, protocol)
         self.kind = kind_of(protocol)
+        return 0
 
 
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername):
     """Return a transport of a connected, non-blocking socket, which it owns from now on."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
-    transport.set_protocol(protocol)
+    transport.use_protocol(protocol)
     if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
         transport.set_ring_mode(SINGLE)  # A multishot receive may lose the EOF.
     if wants_nodelay(sock):
@@ -463,7 +466,7 @@ cdef StreamTransport new_accepted(
     transport.local_end = local_end
     # As accept4(2) returned it: getpeername(2) fails on a connection that is reset.
     memcpy(&transport.peer, peer, min(peer_size, sizeof(sockaddr_in6)))
-    transport.set_protocol(protocol)
+    transport.use_protocol(protocol)
     transport.adopt_descriptor(loop, fd)
     return transport
 

@@ -4,7 +4,8 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from uringloop._cpython.pyapi cimport visitproc
+from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread, visitproc
+from uringloop._kernel.atomics cimport load_long
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
 from uringloop._ring.uring cimport uring, URING_CLOSED
@@ -75,7 +76,7 @@ cdef class Ring:
     cdef int64_t batch_ns              # let completions gather this long in a sleep
     cdef uring_trace trace             # records submissions and completions, if it is open
     cdef bint memory_pinned            # a kernel thread may outlive the ring: its memory must stay
-    cdef bint running                  # a thread runs the loop: no other may submit
+    cdef unsigned long runner          # the thread that runs the loop, no other may submit; or 0
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
     cdef bint old_completions_dispatched   # those of a replaced ring, all of them
@@ -128,6 +129,9 @@ cdef class Ring:
     cdef int _abandon(self) noexcept
 
 
+cdef object wrong_thread()
+
+
 cdef inline void operation_init(Operation *op, completion on_completion, PyObject *owner) noexcept:
     op.on_completion = on_completion
     op.owner = owner
@@ -139,6 +143,11 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.quiet = False
     op.opcode = 0
     op.number = 0
+
+
+cdef inline bint is_used_elsewhere(Ring ring) noexcept:
+    """Return whether another thread runs the loop and no GIL protects the ring from this one."""
+    return FREE_THREADED and load_long(&ring.runner) not in (0, this_thread())
 
 
 cdef inline bint must_fall_back(Ring ring) noexcept:

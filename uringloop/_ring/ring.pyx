@@ -129,6 +129,12 @@ cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
 uring_watch_forks()
 
 
+cdef object wrong_thread():
+    """Return asyncio's error for a call in another thread than the loop's."""
+    return RuntimeError(
+        "Non-thread-safe operation invoked on an event loop other than the current one")
+
+
 @cython.final
 cdef class Ring:
 
@@ -197,6 +203,8 @@ cdef class Ring:
         cdef int tries = 0
         if not uring_is_usable(&self.u):
             self.check_inherited()
+        if is_used_elsewhere(self):
+            raise wrong_thread()
         sqe = uring_get_submission(&self.u)
         while sqe == NULL:
             tries += 1
@@ -336,9 +344,8 @@ cdef class Ring:
             # Only record it: a protocol may be on the stack, and no other must be called from here.
             return self.forbid_enter(res)
         if res == -EEXIST:
-            if self.running:
-                raise RuntimeError(
-                    "Non-thread-safe operation invoked on an event loop other than the current one")
+            if self.runner:
+                raise wrong_thread()
             return self.rebuild()
         raise os_error(res, "io_uring_enter")
 

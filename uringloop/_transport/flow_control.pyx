@@ -89,6 +89,7 @@ cdef class FlowControl(ReadTransport):
         return (self.low_water, self.high_water)
 
     def set_write_buffer_limits(self, high=None, low=None):
+        self.loop.check_owner()
         if high is None:
             high = HIGH_WATER if low is None else 4 * low
         if low is None:

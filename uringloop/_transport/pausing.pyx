@@ -208,6 +208,7 @@ cdef class ReadTransport(Transport):
         return self.paused
 
     def pause_reading(self):
+        self.loop.check_owner()
         if self.life >= CLOSING or self.paused:
             return
         self.paused = True
@@ -215,6 +216,7 @@ cdef class ReadTransport(Transport):
             logger.debug("%r pauses reading", self)
 
     def resume_reading(self):
+        self.loop.check_owner()
         if self.life >= CLOSING or not self.paused:
             return
         self.paused = False

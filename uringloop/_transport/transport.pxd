@@ -41,6 +41,7 @@ cdef class Transport(Flushable):
     cdef int adopt(self, LoopCore loop, object sock, dict extra) except -1
     cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1
     cdef str describe_io(self)
+    cdef int use_protocol(self, object protocol) except -1
     cdef object need_socket(self)
     cdef dict need_extra(self)
     cdef dict make_extra(self)
@@ -56,7 +57,6 @@ cdef class Transport(Flushable):
     cdef int warn_slow(self, int64_t began, object method) noexcept
     cdef int report(self, str message, object exc) except -1
     cdef int fatal_error(self, object exc, str message) except -1
-    cdef int check_thread(self) except -1
     cdef int force_close(self, object exc) except -1
     cdef int schedule_end(self, object exc) except -1
     cdef int release_when_done(self) except -1

@@ -26,10 +26,12 @@ import warnings
 from asyncio import transports, trsock
 from asyncio.log import logger
 
+cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport (
+    FREE_THREADED,
     PyContext_CopyCurrent,
     PyContext_Exit,
     PyContext_TryEnter,
@@ -47,7 +49,8 @@ from uringloop._cpython.pyapi cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
 from uringloop._transport.stream_reader cimport call_connection_lost
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.handles cimport new_handle
+from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
 
 
 # asyncio's sendfile() requires this subclass of asyncio.Transport.
@@ -83,6 +86,7 @@ cdef class Connections:
         cdef list found = []
         cdef Transport transport
         cdef int fd
+        self.loop.check_owner()
         for fd in range(self.loop.fd_table.size):
             if self.loop.fd_table.table[fd] != NULL:
                 transport = <Transport>self.loop.fd_table.table[fd]
@@ -110,6 +114,7 @@ cdef class Transport(Flushable):
         return 0
 
     cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
+        loop.check_owner()
         self.loop = loop
         self.context = PyContext_CopyCurrent()
         loop.fd_table.add(fd, <PyObject*>self)
@@ -296,10 +301,11 @@ cdef class Transport(Flushable):
         cdef int fd = self.fd
         if fd < 0:
             return 0
-        self.sock = None
         self.loop.fd_table.forget(fd)
-        self.fd = -1
-        self.protocol = None
+        with cython.critical_section(self):
+            self.fd = -1
+            self.sock = None
+            self.protocol = None
         self.server = None
         try:
             if sock is None:
@@ -328,7 +334,10 @@ cdef class Transport(Flushable):
 
     def __del__(self):
         cdef object protocol = self.protocol
-        if self.fd >= 0:
+        if self.fd >= 0 and FREE_THREADED and is_elsewhere(self.loop):
+            # The garbage collector may run in any thread.
+            self.loop.put(new_handle(self.loop, self.__del__, (), None))
+        elif self.fd >= 0:
             self.loop.fd_table.forget(self.fd)
             try:
                 warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
@@ -349,12 +358,14 @@ cdef class Transport(Flushable):
 
     cdef object need_socket(self):
         """Return the socket, or a pipe's file; None once closed."""
-        return self.sock
+        with cython.critical_section(self):
+            return self.sock
 
     cdef dict need_extra(self):
-        if self.extra is None:
-            self.extra = self.make_extra()
-        return self.extra
+        with cython.critical_section(self):
+            if self.extra is None:
+                self.extra = self.make_extra()
+            return self.extra
 
     cdef dict make_extra(self):
         raise NotImplementedError
@@ -365,6 +376,9 @@ cdef class Transport(Flushable):
     def __class__(self):
         # isinstance(transport, asyncio.Transport) holds without its memory layout.
         return STREAM_CLASS
+
+    # Any thread may call these. Only the loop's thread changes the fields that they read, in a
+    # critical section; it reads them without one.
 
     # Private names of asyncio's transports, which programs read.
 
@@ -377,6 +391,7 @@ cdef class Transport(Flushable):
         return self.life >= BROKEN
 
     @property
+    @cython.critical_section
     def _protocol(self):
         return self.protocol
 
@@ -394,22 +409,26 @@ cdef class Transport(Flushable):
     def is_closing(self):
         return self.life >= BROKEN
 
+    @cython.critical_section
     def get_protocol(self):
         return self.protocol
 
     def set_protocol(self, protocol):
-        self.protocol = protocol
+        self.loop.check_owner()
+        self.use_protocol(protocol)
+
+    cdef int use_protocol(self, object protocol) except -1:
+        with cython.critical_section(self):
+            self.protocol = protocol
+        return 0
 
     def abort(self):
-        self.check_thread()
+        self.loop.check_owner()
         self.force_close(None)
-
-    cdef int check_thread(self) except -1:
-        """In debug mode, raise RuntimeError in another thread than the loop's, as asyncio does."""
-        return self.loop.check_thread() if self.loop.debug else 0
 
     def _force_close(self, exc):
         """End the connection: asyncio's SSLProtocol calls this."""
+        self.loop.check_owner()
         self.force_close(exc)
 
 

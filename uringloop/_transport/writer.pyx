@@ -100,7 +100,9 @@ cdef class WriteTransport(FlowControl):
 
     cdef int put(self, object data) except -1:
         """Queue *data*. Each subclass defines `write`: an inherited one is slower to call."""
-        cdef bytes owned = data if type(data) is bytes else as_bytes(data)
+        cdef bytes owned
+        self.loop.check_owner()
+        owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
         if owned is None:
             if self.loses_writes():
@@ -117,6 +119,7 @@ cdef class WriteTransport(FlowControl):
         """Queue several buffers; they leave in one call to the kernel."""
         cdef list pieces
         cdef list items
+        self.loop.check_owner()
         if not LINES_ARE_JOINED:
             self.check_eof_of_lines()
         pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
@@ -143,6 +146,7 @@ cdef class WriteTransport(FlowControl):
         return self.queue_grew(size)
 
     def write_eof(self):
+        self.loop.check_owner()
         if self.life >= CLOSING or self.output != WRITABLE:
             return
         self.send_now()
@@ -161,7 +165,7 @@ cdef class WriteTransport(FlowControl):
 
     def close(self):
         if self.life < CLOSING:
-            self.check_thread()
+            self.loop.check_owner()
             self.begin_close()
 
     cdef int check_eof(self) except -1:

@@ -92,6 +92,7 @@ cdef class Watchers(Flushable):
         cdef Handle handle
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
+        self.loop.check_owner()
         self.loop.ring.check_inherited()
         # Before the descriptor is registered: without a handle nothing would clear its events.
         handle = self.loop._make_handle(callback, args)
@@ -117,7 +118,10 @@ cdef class Watchers(Flushable):
 
     def remove(self, fd, unsigned int event):
         """Stop watching *fd* for *event*; return whether it was watched."""
-        cdef Watched watched = self.watched.get(fd)
+        cdef Watched watched
+        if self.loop is not None:
+            self.loop.check_owner()
+        watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
             return False
         self.loop.ring.check_inherited()

@@ -10,7 +10,7 @@ cdef class Handle:
     cdef object callback          # None once cancelled
     cdef object args              # a tuple of arguments, or the only one; None once cancelled
     cdef bint single              # `args` is the only argument: most calls have none or one
-    cdef bint is_cancelled
+    cdef int is_cancelled         # by any thread
     cdef object context           # the contextvars.Context it runs in
     cdef object loop              # the loop that made it, for reports
     cdef PyObject *older          # in an inbox: the handle that was put before; owned by the inbox

@@ -1,7 +1,8 @@
 """Scheduled callbacks: asyncio.Handle and asyncio.TimerHandle, compiled.
 
 A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
-thread that runs the loop runs it; any thread may cancel it.
+thread that runs the loop runs it. Any thread may cancel it: what a cancel drops is read and dropped
+in the handle's critical section, which a build with a GIL does not need.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from uringloop._cpython.pyapi cimport (
     PyContext_CopyCurrent, PyContext_Exit, PyContext_TryEnter, PY_VECTORCALL_ARGUMENTS_OFFSET,
     PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending, tuple_items, visitproc,
 )
-from uringloop._kernel.atomics cimport count_size
+from uringloop._kernel.atomics cimport adjust_size, load_int, store_int
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
@@ -45,12 +46,13 @@ cdef class Handle:
 
     def cancelled(self):
         """Return True if the callback was cancelled."""
-        return self.is_cancelled
+        return load_int(&self.is_cancelled) != 0
 
     def get_context(self):
         """Return the contextvars.Context that the callback runs in."""
         return self.context
 
+    @cython.critical_section
     def __repr__(self):
         return self.cancelled_repr or self.describe()
 
@@ -65,15 +67,20 @@ cdef class Handle:
         return repr(stock_handle)
 
     cdef int drop(self) except -1:
-        if self.is_cancelled:
-            return 0
-        self.is_cancelled = True
-        if self.source_traceback is not None:
-            # The callback is dropped below; a report in debug mode still names it.
-            self.cancelled_repr = self.describe()
-        self.callback = None
-        self.args = None
-        self.single = False
+        cdef object callback, args
+        with cython.critical_section(self):
+            if self.is_cancelled:
+                return 0
+            store_int(&self.is_cancelled, True)
+            if self.source_traceback is not None:
+                # The callback is dropped below; a report in debug mode still names it.
+                self.cancelled_repr = self.describe()
+            callback = self.callback
+            args = self.args
+            self.callback = None
+            self.args = None
+            self.single = False
+        # Freed here: destructors may run any code.
         return 0
 
     cdef tuple all_args(self):
@@ -87,10 +94,12 @@ cdef class Handle:
         return asyncio.Handle
 
     @property
+    @cython.critical_section
     def _callback(self):
         return self.callback
 
     @property
+    @cython.critical_section
     def _args(self):
         return self.all_args()
 
@@ -104,7 +113,7 @@ cdef class Handle:
 
     @property
     def _cancelled(self):
-        return self.is_cancelled
+        return self.cancelled()
 
     @property
     def _source_traceback(self):
@@ -120,12 +129,15 @@ cdef class Handle:
         cdef PyObject *result
         cdef PyObject *call[2]
         # The callback may cancel its own handle, which drops these: keep them alive.
-        cdef object callback = self.callback
-        cdef object args = self.args
+        cdef object callback, args
         cdef object context = self.context
-        cdef bint single = self.single
-        if self.is_cancelled:
-            return 0
+        cdef bint single
+        with cython.critical_section(self):
+            if self.is_cancelled:
+                return 0
+            callback = self.callback
+            args = self.args
+            single = self.single
         if PyContext_TryEnter(context) < 0:
             return self._failed(callback, (args,) if single else args, False)
         if single:
@@ -215,9 +227,10 @@ cdef class TimerHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; the heap drops the handle later."""
-        if not self.is_cancelled and self.cancelled_count != NULL:
-            count_size(self.cancelled_count, 1)
-        self.drop()
+        with cython.critical_section(self):
+            if not self.is_cancelled and self.cancelled_count != NULL:
+                adjust_size(self.cancelled_count, 1)
+            self.drop()
 
     cdef object stock_handle(self):
         return asyncio.TimerHandle(

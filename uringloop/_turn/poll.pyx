@@ -13,7 +13,6 @@ from asyncio import Future
 
 cimport cython
 from cpython.object cimport PyObject
-from cpython.pythread cimport PyThread_get_thread_ident
 
 from uringloop._cpython.stdlib cimport add_io_refs, is_closed
 from uringloop._kernel.epoll cimport (
@@ -27,8 +26,8 @@ from uringloop._kernel.errors cimport ECANCELED, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, poll, POLLERR, pollfd, POLLHUP, POLLIN, POLLNVAL
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
-from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, Operation, operation_init
-from uringloop._turn.turn cimport LoopCore
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, Operation, is_used_elsewhere, operation_init
+from uringloop._turn.turn cimport LoopCore, runs_here
 
 
 cdef object SOCKET = socket.socket
@@ -111,14 +110,22 @@ cdef class PollOnce:
 
     cdef int finish(self) except -1:
         """End the call, also a cancelled one: the user's next close() takes effect at once."""
+        if is_used_elsewhere(self.loop.ring):
+            # The garbage collector, which may run in any thread, destroys the call.
+            self.loop.call_soon_threadsafe(self._finish)
+            return 0
         self.finished = True
         self.close_epoll()
         self.release_socket()
         if self.poll_op.in_flight:
-            if self.loop.thread_id == PyThread_get_thread_ident():
+            if runs_here(self.loop):
                 return self.loop.ring.reap(&self.poll_op)
             return self.loop.ring.cancel(&self.poll_op)
         return 0
+
+
+    def _finish(self):
+        self.finish()
 
 
 cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):

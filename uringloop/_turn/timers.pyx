@@ -12,6 +12,7 @@ creating a million timers. `traverse_timers` visits what they refer to, so that 
 is collected with its timers.
 """
 
+cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -25,7 +26,7 @@ from uringloop._cpython.pyapi cimport (
     prefetch,
     visitproc,
 )
-from uringloop._kernel.atomics cimport count_size, store_size
+from uringloop._kernel.atomics cimport adjust_size, count_size, load_int, store_size
 from uringloop._turn.handles cimport TimerHandle, traverse_waiting
 
 
@@ -53,9 +54,11 @@ cdef inline bint before(const Entry *left, const Entry *right) noexcept:
 cdef inline int release(PyObject *waiting) except -1:
     """Drop the reference to a timer that leaves the heap; the collector tracks it again."""
     cdef TimerHandle timer = <TimerHandle>waiting
-    if timer.is_cancelled:
-        count_size(timer.cancelled_count, -1)
-    timer.cancelled_count = NULL
+    # Another thread may cancel it.
+    with cython.critical_section(timer):
+        if timer.is_cancelled:
+            adjust_size(timer.cancelled_count, -1)
+        timer.cancelled_count = NULL
     PyObject_GC_Track(timer)
     Py_DECREF_owned(waiting)
     return 0
@@ -85,7 +88,7 @@ cdef class TimerHeap:
     cdef int64_t next_deadline_ns(self) except? -1:
         """Return the nearest deadline or NO_DEADLINE, dropping cancelled timers on top."""
         while self.count:
-            if not (<TimerHandle>self.entries[0].timer).is_cancelled:
+            if not load_int(&(<TimerHandle>self.entries[0].timer).is_cancelled):
                 return self.entries[0].ns
             release(self._pop())
         return NO_DEADLINE
@@ -147,13 +150,13 @@ cdef class TimerHeap:
         """Drop the cancelled timers."""
         cdef Py_ssize_t index
         cdef Py_ssize_t kept = 0
+        cdef TimerHandle timer
         # Freed at the end: destructors may run code that creates timers.
         cdef list dropped = []
         for index in range(self.count):
-            if (<TimerHandle>self.entries[index].timer).is_cancelled:
-                dropped.append(<TimerHandle>self.entries[index].timer)
-        for index in range(self.count):
-            if (<TimerHandle>self.entries[index].timer).is_cancelled:
+            timer = <TimerHandle>self.entries[index].timer
+            if load_int(&timer.is_cancelled):
+                dropped.append(timer)
                 release(self.entries[index].timer)
             else:
                 self.entries[kept] = self.entries[index]

@@ -109,9 +109,9 @@ cdef class LoopCore:
     cdef int check_call(self, object callback, str method) except -1
     cdef inline int check_owner(self) except -1:
         """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
-        if self.debug or FREE_THREADED:
-            return self.check_thread()
-        return 0
+        if FREE_THREADED:
+            return 0 if runs_here(self) else self.check_thread()
+        return self.check_thread() if self.debug else 0
     cdef inline int check_reader(self) except -1:
         """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""
         return self.check_thread() if FREE_THREADED else 0
@@ -168,3 +168,8 @@ cdef inline unsigned long running_thread(LoopCore loop) noexcept:
 cdef inline bint runs_here(LoopCore loop) noexcept:
     """Return whether the calling thread runs *loop*."""
     return load_long(&loop.thread_id) == this_thread()
+
+
+cdef inline bint is_elsewhere(LoopCore loop) noexcept:
+    """Return whether another thread runs *loop*."""
+    return running_thread(loop) not in (0, this_thread())

@@ -59,7 +59,7 @@ from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
-from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring
+from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring, wrong_thread
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
@@ -160,9 +160,9 @@ cdef class LoopCore:
 
     def call_soon(self, callback, *args, context=None):
         """Schedule *callback* for the next turn."""
-        if self.closed or self.debug:
+        if load_int(&self.closed) or load_int(&self.debug):
             self.check_closed()
-            if self.debug:
+            if load_int(&self.debug):
                 self.check_thread()
                 self.check_call(callback, "call_soon")
         return self.schedule(callback, args, context)
@@ -259,10 +259,8 @@ cdef class LoopCore:
         return 0
 
     cdef int check_thread(self) except -1:
-        cdef unsigned long thread = running_thread(self)
-        if thread != 0 and thread != this_thread():
-            raise RuntimeError(
-                "Non-thread-safe operation invoked on an event loop other than the current one")
+        if is_elsewhere(self):
+            raise wrong_thread()
         return 0
 
     cdef int check_call(self, object callback, str method) except -1:
@@ -273,7 +271,11 @@ cdef class LoopCore:
         return 0
 
     def create_future(self):
-        cdef dict options = self.future_options
+        cdef dict options
+        if FREE_THREADED and not runs_here(self):
+            # Only the loop's thread may use the field.
+            return PyObject_Call(FUTURE, NO_ARGS, {"loop": self})
+        options = self.future_options
         if options is None:
             options = {"loop": self}
             if not self.closed:
@@ -372,7 +374,7 @@ cdef class LoopCore:
         # If a timer raises KeyboardInterrupt, the others run in the next run_forever().
         cdef TimerHandle timer = self.timers.next_due()
         while timer is not None:
-            count_total(&self.counters.timers, not timer.is_cancelled)
+            count_total(&self.counters.timers, not load_int(&timer.is_cancelled))
             self.run_handle(timer)
             timer = self.timers.next_due()
         return 0
@@ -540,7 +542,7 @@ cdef class LoopCore:
         begin_turn(&self.times)
         try:
             take_over(self.ring)
-            self.ring.running = True
+            store_long(&self.ring.runner, self.thread_id)
             self.sending = True
             self.waker.arm()
             while True:
@@ -553,7 +555,7 @@ cdef class LoopCore:
             try:
                 end_run_operations(self.ring)
             finally:
-                self.ring.running = False
+                store_long(&self.ring.runner, 0)
                 store_int(&self.stopping, False)
                 store_long(&self.thread_id, 0)
 
@@ -611,6 +613,8 @@ cdef class LoopCore:
 
     def _current_traceback(self):
         """Return where the running callback was scheduled, in debug mode; else None."""
+        if FREE_THREADED and not runs_here(self):
+            return None
         return None if self.current_handle is None else self.current_handle.source_traceback
 
     def _count_sent(self, size):
@@ -619,6 +623,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None."""
+        self.check_owner()
         return self.fd_table.get(fd)
 
     # ── counters ─────────────────────────────────────────────────────────────────────────────
@@ -643,7 +648,7 @@ cdef object call_soon_fast(
     cdef PyObject *context = NULL
     cdef Handle handle
     cdef Py_ssize_t index
-    if size >= 1 and not loop.closed and not loop.debug:
+    if size >= 1 and not load_int(&loop.closed) and not load_int(&loop.debug):
         if names != NULL and PyTuple_GET_SIZE(<tuple>names) == 1:
             if <str>PyTuple_GET_ITEM_borrowed(<tuple>names, 0) == NAME_CONTEXT:
                 context = call[size]
