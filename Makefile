@@ -15,6 +15,8 @@ DEV = .venv-dev
 TOOLS = .venv-wheel
 DOCS = .venv-docs
 VERSIONS = 3.11 3.12 3.13 3.14 3.15
+# Builds without the GIL; used only where they are named.
+FREE_THREADED = 3.14t 3.15t
 LIBURING_MIN = 2.3
 PKG_CONFIG ?= pkg-config
 
@@ -26,6 +28,10 @@ PYTHON_DIRS = /usr/local/bin /usr/bin /opt/python/*/bin $(PYENV_ROOT)/versions/*
 # shim can exist without its interpreter.
 PROBE = import sys; v = sys.version_info; ok = v >= (3, 11) and sys.implementation.name == "cpython"; \
         print(v.minor, sys.executable) if ok else sys.exit(1)
+
+# Prints the version of a CPython without the GIL.
+PROBE_FREE = import sys, sysconfig; free = sysconfig.get_config_var("Py_GIL_DISABLED"); \
+             print("%d.%dt" % sys.version_info[:2]) if free else sys.exit(1)
 
 # help and clean need no interpreter.
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
@@ -52,7 +58,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -188,7 +194,7 @@ $(DEV)/tools: $(DEV)/python-$(TAG) pyproject.toml
 # One interpreter after the other, each with its own environment and log.
 test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 	@mkdir -p build; status=0; summary=; \
-	for version in $(VERSIONS); do \
+	for version in $(VERSIONS) $(FREE_THREADED); do \
 	  python=; \
 	  for name in python$$version $(PYTHON_DIRS:%=%/python$$version); do \
 	    python=$$($$name -c '$(PROBE)' 2>/dev/null | cut -d' ' -f2-) && [ -n "$$python" ] && break; \
@@ -202,6 +208,23 @@ test-all:  ## Build and test with every Python from 3.11 to 3.15 on this machine
 	    $$log | tail -n 1 | tr -d =)\n"; \
 	done; \
 	printf "$$summary"; exit $$status
+
+# Both rings, without the GIL whatever the tests import.
+free-threaded:  ## Build and test with CPython without the GIL: PYTHON=python3.14t, or all on this machine
+	@found=; \
+	for name in $(if $(filter command line,$(origin PYTHON)),$(PYTHON),\
+	    $(FREE_THREADED:%=python%) $(foreach dir,$(PYTHON_DIRS),$(FREE_THREADED:%=$(dir)/python%))); do \
+	  version=$$($$name -c '$(PROBE_FREE)' 2>/dev/null) || continue; \
+	  case "$$found" in *" $$version "*) continue;; esac; \
+	  found="$$found $$version "; \
+	  echo "Python $$version: $$name"; \
+	  PYTHON_GIL=0 $(MAKE) --no-print-directory test-rings PYTHON="$$name" VENV=.venv-$$version || exit 1; \
+	done; \
+	if [ -z "$$found" ] && [ "$(origin PYTHON)" = "command line" ]; then \
+	  echo "$(PYTHON) is not a CPython without the GIL"; exit 1; \
+	elif [ -z "$$found" ]; then \
+	  echo "No tests without the GIL: this machine has no $(FREE_THREADED:%=python%)"; \
+	fi
 
 test-python:  ## Build and test with one Python, from Debian if it is not installed: PY=3.14
 	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)

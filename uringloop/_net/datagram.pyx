@@ -316,7 +316,8 @@ cdef class DatagramTransport(FlowControl):
             res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         else:
             name = self.loop.senders.name_of(address, &name_size)
-            # The cache is for all sockets of the loop: an address of another family is an error for this one.
+            # The cache is for all sockets of the loop: an address of another family is an error for
+            # this one.
             if name == NULL or name.sin6_family != self.family:
                 return self.send_parsed(data, address)
             # A recent sender's address: it need not be parsed.

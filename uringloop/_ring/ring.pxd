@@ -11,7 +11,8 @@ from uringloop._kernel.trace cimport uring_trace
 from uringloop._ring.uring cimport uring, URING_CLOSED
 
 
-# Called in the loop's thread for every completion of the operation; an exception (-1) leaves the turn.
+# Called in the loop's thread for every completion of the operation; an exception (-1) leaves the
+# turn.
 ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
 
 

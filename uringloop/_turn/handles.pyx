@@ -66,21 +66,17 @@ cdef class Handle:
         stock_handle._source_traceback = self.source_traceback
         return repr(stock_handle)
 
+    @cython.critical_section
     cdef int drop(self) except -1:
-        cdef object callback, args
-        with cython.critical_section(self):
-            if self.is_cancelled:
-                return 0
-            store_int(&self.is_cancelled, True)
-            if self.source_traceback is not None:
-                # The callback is dropped below; a report in debug mode still names it.
-                self.cancelled_repr = self.describe()
-            callback = self.callback
-            args = self.args
-            self.callback = None
-            self.args = None
-            self.single = False
-        # Freed here: destructors may run any code.
+        if self.is_cancelled:
+            return 0
+        store_int(&self.is_cancelled, True)
+        if self.source_traceback is not None:
+            # The callback is dropped below; a report in debug mode still names it.
+            self.cancelled_repr = self.describe()
+        self.callback = None
+        self.args = None
+        self.single = False
         return 0
 
     cdef tuple all_args(self):

@@ -27,7 +27,7 @@ cdef enum Put:
 @cython.final
 cdef class Inbox:
     cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
-    cdef PyObject *oldest       # of those that the loop has taken out; owned, linked like the others
+    cdef PyObject *oldest       # of those that the loop has taken out; owned, linked to newer ones
     cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
     cdef unsigned int wakes_done    # of these, the ones whose thread has called woke()
 

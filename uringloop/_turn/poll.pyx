@@ -123,7 +123,6 @@ cdef class PollOnce:
             return self.loop.ring.cancel(&self.poll_op)
         return 0
 
-
     def _finish(self):
         self.finish()
 

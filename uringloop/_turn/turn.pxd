@@ -70,7 +70,7 @@ cdef class LoopCore:
     cdef Inbox inbox            # of handles from other threads
     cdef FreeList freelist      # of bytes objects
     cdef SenderCache senders    # of datagrams
-    cdef char *scratch          # SCRATCH_SIZE bytes; NULL before the first need, freed with the loop
+    cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     # By descriptor: the newest receive of a sock_*() method has emptied the socket. A stale mark
     # costs one poll. NULL before the first mark, freed with the loop.
     cdef unsigned char *emptied
@@ -143,7 +143,8 @@ cdef class LoopCore:
     cdef inline bint is_idle(self) noexcept:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
-                    or self.ring.has_completions() or self.has_starved() or PyList_GET_SIZE(self.flush_list))
+                    or self.ring.has_completions() or self.has_starved()
+                    or PyList_GET_SIZE(self.flush_list))
     cdef int submit_and_wait(self) except -1
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
