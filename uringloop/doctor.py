@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from uringloop import __version__
-from uringloop._cpython import stdlib
+from uringloop._cpython import gil, stdlib
 from uringloop._monitor import command_line
 from uringloop._ring import backends, features, limits
 from uringloop.loop import Loop
@@ -99,6 +99,7 @@ def examine() -> Report:
     return {
         "uringloop": __version__,
         "python": platform.python_version(),
+        "GIL": gil.state(),
         "liburing": features.LIBURING,
         "kernel": f"{platform.release()} {platform.machine()}",
         "kernel.io_uring_disabled": backends.read(backends.SYSCTL) or "no such setting",

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from uringloop.bench import cli, counters, loops, placement, reference
+from uringloop._cpython import gil
+from uringloop.bench import cli, counters, environment, loops, placement, reference
 from uringloop.bench.child import Refused
 from uringloop.bench.client import Measurement, explain_ring
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
@@ -566,6 +568,17 @@ def test_a_run_is_reported_as_table_markdown_and_json(tmp_path: Path) -> None:
     table = [line for line in files[1].read_text().splitlines() if line.startswith("|")]
     assert len(table) == 2 + 3
     assert len({line.count("|") for line in table}) == 1
+
+
+def test_the_report_names_a_free_threaded_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = f"CPython {platform.python_version()}"
+    seen = []
+    for free_threaded, on in ((False, True), (True, True), (True, False)):
+        monkeypatch.setattr(gil, "free_threaded", lambda built=free_threaded: built)
+        monkeypatch.setattr(gil, "enabled", lambda state=on: state)
+        seen.append(environment.describe([], "", "")["python"].partition(" (")[0])
+    threads = f"{version} free-threading"
+    assert seen == [version, f"{threads}, GIL on", f"{threads}, GIL off"]
 
 
 @pytest.mark.slow

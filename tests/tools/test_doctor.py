@@ -17,7 +17,7 @@ from support.loops import on_io_uring
 
 import uringloop
 from uringloop import doctor
-from uringloop._cpython import stdlib
+from uringloop._cpython import gil, stdlib
 from uringloop._ring import features
 
 Facts = TypedDict(
@@ -25,6 +25,7 @@ Facts = TypedDict(
     {
         "uringloop": str,
         "python": str,
+        "GIL": str,
         "liburing": str,
         "kernel": str,
         "kernel.io_uring_disabled": str,
@@ -123,7 +124,23 @@ def test_facts_are_those_of_the_process() -> None:
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     assert facts["descriptors"] == f"{soft} of {hard}"
-    assert all(isinstance(value, str) and value for value in list(facts.values())[:15])
+    assert all(isinstance(value, str) and value for value in list(facts.values())[:16])
+
+
+def test_the_gil_of_an_ordinary_build_is_on() -> None:
+    if gil.free_threaded():
+        pytest.skip("needs a build with a GIL")
+    _, facts, _ = examined()
+    assert facts["GIL"] == "on"
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_gil_of_a_free_threaded_build_is_reported(
+    on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gil, "free_threaded", lambda: True)
+    monkeypatch.setattr(gil, "enabled", lambda: on)
+    assert doctor.examine()["GIL"] == f"{'on' if on else 'off'} (free-threaded build)"
 
 
 def test_unknown_option_prints_the_usage_and_exits_with_status_2() -> None:

@@ -377,6 +377,13 @@ INTERPRETER = (
     ),
     Row(
         "sys",
+        "_is_gil_enabled",
+        "3.13",
+        "the doctor and the benchmark say whether a free-threaded build runs without the GIL",
+        "the GIL counts as on, as in every build before 3.13",
+    ),
+    Row(
+        "sys",
         "_current_frames",
         "3.0",
         "the monitor shows what a loop executes, and what blocks it",

@@ -8,6 +8,8 @@ import platform
 import sys
 from pathlib import Path
 
+from uringloop._cpython import gil
+
 from . import loops
 
 # Variables that change the allocators of glibc and CPython, and thereby the figures.
@@ -60,16 +62,23 @@ def _tcp() -> str:
         return "unknown"
 
 
+def _interpreter() -> str:
+    """Return implementation and version; of a free-threaded build also the state of the GIL."""
+    named = f"{platform.python_implementation()} {platform.python_version()}"
+    if gil.free_threaded():
+        named += f" free-threading, GIL {'on' if gil.enabled() else 'off'}"
+    return f"{named} ({sys.version.split('[', 1)[-1].rstrip(']')})"
+
+
 def describe(names: list[str], pinning: str, idle: str) -> dict[str, str]:
     """Return the facts that a reader needs to judge the figures, in the order of the report."""
     versions = ", ".join(f"{name} {loops.version(name)}" for name in names)
-    interpreter = f"{platform.python_implementation()} {platform.python_version()}"
     return {
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "python": f"{interpreter} ({sys.version.split('[', 1)[-1].rstrip(']')})",
+        "python": _interpreter(),
         "loops": versions,
         "allocator": _allocator(),
         "tcp": f"congestion control {_tcp()}",

@@ -1,0 +1,28 @@
+"""Whether this interpreter has a GIL: ordinary builds always do, free-threaded ones if it is on.
+
+A free-threaded build starts without the GIL. `-X gil=1`, `PYTHON_GIL=1` or the import of a compiled
+module that does not declare support for free threads switches it on for the process.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+
+
+def free_threaded() -> bool:
+    """Return whether the interpreter was built to run without a GIL."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def enabled() -> bool:
+    """Return whether threads of this process run Python code one at a time."""
+    # The function is new in Python 3.13, which has the first free-threaded builds.
+    state = getattr(sys, "_is_gil_enabled", None)
+    return state is None or bool(state())
+
+
+def state() -> str:
+    """Return the state of the GIL in words; a build that cannot run without it says `on` only."""
+    word = "on" if enabled() else "off"
+    return f"{word} (free-threaded build)" if free_threaded() else word
