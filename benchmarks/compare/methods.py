@@ -274,14 +274,18 @@ class Program:
 
     name: str
     backend: databases.Backend | None = None
+    # A program with threads that shall run at the same time has two cores, if there are two.
+    cores: int = 1
 
     @contextlib.contextmanager
     def __call__(self, bench: Bench) -> Iterator[Measure]:
         backend = self.backend or databases.nothing
+        apart = choose(False)
+        cpus = () if self.cores == 1 else (apart.server_cpu, apart.client_cpu)
         with backend(bench.placement, bench.directory) as address:
 
             def measure(loop: str) -> Figures:
-                task = program.Task(loop, self.name, bench.scale, address)
+                task = program.Task(loop, self.name, bench.scale, address, cpus)
                 answer = bench.run_module("the program", "program", asdict(task))
                 reading = program.Reading(**answer)
                 return {

@@ -40,6 +40,8 @@ class Task:
     name: str
     scale: float = 1.0
     address: Address | None = None
+    # The cores of the process; without any, those that it inherits.
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     task = Task(**json.loads(encoded))
     process.end_with_parent()
     process.warm_allocator()
+    if task.cpus:
+        os.sched_setaffinity(0, task.cpus)
     try:
         reading = run(task)
     except Exception as exc:

@@ -18,6 +18,9 @@ BATCH = 1000
 # Tasks of `sleep-100`.
 HUNDRED = 100
 
+# Threads of `threadsafe-4`.
+CALLERS = 4
+
 # Average seconds between the timers of `timers`: too short for any loop to wait for one. The
 # fastest take 1 us to create and run one.
 WINDOW = 1e-7
@@ -156,6 +159,30 @@ async def threadsafe(count: int) -> None:
     thread.join()
 
 
+async def threadsafe_four(count: int) -> None:
+    """Calls from four threads at the same time, which wait for nothing; the loop counts them."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    left = count
+
+    def call() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set_result(None)
+
+    def calls() -> None:
+        for _ in range(count // CALLERS):
+            loop.call_soon_threadsafe(call)
+
+    threads = [threading.Thread(target=calls) for _ in range(CALLERS)]
+    for thread in threads:
+        thread.start()
+    await done
+    for thread in threads:
+        thread.join()
+
+
 async def executor(count: int) -> None:
     """run_in_executor with a function that does nothing."""
     loop = asyncio.get_running_loop()
@@ -208,6 +235,7 @@ PROGRAMS = {
     "queue-1": Program(queue_one, 200_000),
     "queue-100": Program(queue_hundred, 300_000),
     "threadsafe": Program(threadsafe, 20_000),
+    "threadsafe-4": Program(threadsafe_four, 200_000, CALLERS),
     "executor": Program(executor, 10_000),
     "create-task": Program(create_task, 200_000),
     "timeout": Program(timeout, 100_000),
