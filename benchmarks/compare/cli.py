@@ -13,22 +13,24 @@ for invalid options, 130 after Ctrl-C and 143 after SIGTERM.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from uringloop.bench import environment, loops, placement, process, reference, terminal
+from uringloop.bench import environment, loops, placement, process, reference, rows, terminal
 from uringloop.bench.cli import Parser, check_file, check_picture, guarded, names, refuse
-from uringloop.bench.rows import OK, SUBJECT, Cell, cells_of, refusal_of, require_installed
+from uringloop.bench.rows import OK, SUBJECT, Cell, Round, cells_of, refusal_of, require_installed
 from uringloop.bench.settings import DEFAULT_LOOPS, BenchError
 
-from . import report
-from .methods import Bench, Measure
+from . import report, threads
+from .methods import Bench
 from .report import Table
 from .rows import Row, named
+from .threads import ThreadRow
 
 # uringloop comes last, beside the servers in C.
 ALL_LOOPS = (*(name for name in loops.KNOWN if name != SUBJECT), SUBJECT)
@@ -48,13 +50,13 @@ def columns_of(row: Row, chosen: tuple[str, ...], programs: dict[str, Path]) -> 
     return [*chosen, *layers, *(programs if row.references else ())]
 
 
-def one_figure(measure: Measure, figure: str) -> Callable[[str], float]:
-    """Return a function that measures *figure* on a loop; an exception becomes Refused."""
+def refusing(measure: Callable[[str], Round]) -> Callable[[str], Round]:
+    """Return a function that measures a loop; an exception becomes Refused."""
 
-    def measured(loop: str) -> float:
+    def measured(loop: str) -> Round:
         require_installed(loop)
         try:
-            return measure(loop)[figure]
+            return measure(loop)
         except Exception as exc:
             raise refusal_of(exc) from exc
 
@@ -64,11 +66,23 @@ def one_figure(measure: Measure, figure: str) -> Callable[[str], float]:
 def measure_row(row: Row, bench: Bench, rounds: int, step: terminal.Step) -> None:
     """Measure a row: all its cells in every round."""
     assert row.method is not None
+    with giving_up(row, step), row.method(bench) as measure:
+        one_figure = refusing(lambda loop: measure(loop)[row.figure])
+        row.measure(rounds, one_figure, lambda cell: step(described(row, cell)))
+
+
+def measure_threads(row: ThreadRow, bench: Bench, rounds: int, step: terminal.Step) -> None:
+    """Measure a row of threads: every arrangement of all its cells in every round."""
+    assert row.method is not None
+    with giving_up(row, step), row.method(bench) as measure:
+        row.measure(rounds, refusing(measure), lambda cell: step(threads.described(row, cell)))
+
+
+@contextlib.contextmanager
+def giving_up(row: rows.Row[Round], step: terminal.Step) -> Iterator[None]:
+    """Record an exception of the block in the cells that have no rounds."""
     try:
-        with row.method(bench) as measure:
-            row.measure(
-                rounds, one_figure(measure, row.figure), lambda cell: step(described(row, cell))
-            )
+        yield
     # If, for example, the server of a database dies, cells that have rounds keep them.
     except Exception as exc:
         refused = refusal_of(exc)
@@ -112,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def list_rows(rows: list[Row]) -> None:
+def list_rows(rows: list[Row | ThreadRow]) -> None:
     width = max(len(row.name) for row in rows)
     for row in rows:
         goal = f"{row.goal:.2f}" if row.goal is not None else "   -"
@@ -130,7 +144,7 @@ def built_references(rows: list[Row], directory: Path) -> dict[str, Path]:
         return {}
 
 
-def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
+def measured(arguments: argparse.Namespace, every: list[Row | ThreadRow]) -> Table:
     """Measure the rows and return the report."""
     quick: bool = arguments.quick
     rounds = arguments.rounds or (QUICK_ROUNDS if quick else DEFAULT_ROUNDS)
@@ -143,20 +157,27 @@ def measured(arguments: argparse.Namespace, rows: list[Row]) -> Table:
         placement.awake() as idle,
     ):
         directory = Path(name)
-        programs = {} if arguments.no_reference else built_references(rows, directory)
+        listed = [row for row in every if isinstance(row, Row)]
+        programs = {} if arguments.no_reference else built_references(listed, directory)
         bench = Bench(where, directory, duration, quick, programs)
-        rows = [replace(row, cells=cells_of(columns_of(row, chosen, programs))) for row in rows]
-        columns = list(dict.fromkeys([*chosen, *(name for row in rows for name in row.cells)]))
+        listed = [replace(row, cells=cells_of(columns_of(row, chosen, programs))) for row in listed]
+        threaded = [
+            replace(row, cells=cells_of(chosen)) for row in every if isinstance(row, ThreadRow)
+        ]
+        columns = list(dict.fromkeys([*chosen, *(name for row in listed for name in row.cells)]))
         facts = environment.describe(columns, where.note, idle)
         facts = {"python_version": ".".join(platform.python_version_tuple()[:2])} | facts
-        with terminal.progress(rounds * sum(len(row.cells) for row in rows)) as step:
-            for row in rows:
+        settings = {"rounds": rounds, "seconds": duration, "quick": quick}
+        table = Table([facts], [settings], columns, listed, threaded)
+        with terminal.progress(rounds * len(table.cells)) as step:
+            for row in listed:
                 measure_row(row, bench, rounds, step)
-    settings = {"rounds": rounds, "seconds": duration, "quick": quick}
-    return Table([facts], [settings], columns, rows)
+            for thread_row in threaded:
+                measure_threads(thread_row, bench, rounds, step)
+    return table
 
 
-def check(arguments: argparse.Namespace) -> list[Row]:
+def check(arguments: argparse.Namespace) -> list[Row | ThreadRow]:
     """Check the options before anything is measured; return the rows."""
     refuse(sys.platform != "linux", "the load generator needs Linux")
     rounds, duration = arguments.rounds, arguments.duration
@@ -176,14 +197,14 @@ def check(arguments: argparse.Namespace) -> list[Row]:
 
 def run(argv: list[str] | None) -> int:
     arguments = parser().parse_args(argv)
-    rows = check(arguments)
+    chosen = check(arguments)
     if arguments.list:
-        list_rows(rows)
+        list_rows(chosen)
         return 0
     if arguments.merge:
         table = report.merge([report.load(path) for path in arguments.merge])
     else:
-        table = measured(arguments, rows)
+        table = measured(arguments, chosen)
     text = report.markdown(table)
     print(text, end="")
     if arguments.json is not None:
@@ -194,7 +215,7 @@ def run(argv: list[str] | None) -> int:
         from . import plot
 
         plot.draw(table, arguments.plot)
-    failed = any(cell.status == "failed" for row in table.rows for cell in row.cells.values())
+    failed = any(cell.status == "failed" for cell in table.cells)
     return 1 if failed and not arguments.merge else 0
 
 

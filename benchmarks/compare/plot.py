@@ -1,4 +1,6 @@
-"""Draws the report: a heat map of the ratios, and beside it the cost against connections.
+"""Draws the report: a heat map of the ratios, beside it the cost against connections, below bars.
+
+The bars are the rows of threads, a panel for each. A part without measured rows is left out.
 
 Imported only for --plot, because it needs matplotlib.
 """
@@ -6,6 +8,8 @@ Imported only for --plot, because it needs matplotlib.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from uringloop.bench.rows import BASELINE
 
 from .report import CURVE, Table
 from .rows import Row, loop_of, python_of
+from .threads import ONE, PROCESSES, THREADS, ThreadRow
 
 # Sizes in inches, of a cell and of the space around the cells.
 CELL_WIDTH, CELL_HEIGHT, NAMES_WIDTH, CURVE_WIDTH, FRAME_HEIGHT = 1.15, 0.28, 3, 7, 1.6
@@ -26,24 +31,62 @@ MISSING_COLOUR = "#dddddd"
 # One marker for each Python in a merged report.
 MARKERS = "os^Dv"
 
+# Inches of a panel of bars, panels side by side, and the width of a bar: the three of a loop leave
+# space before those of the next one.
+PANEL_WIDTH, PANEL_HEIGHT, PANELS, BAR = 4.6, 2.8, 3, 0.28
+
+# Name and look of the bars, in the colour of their loop.
+BARS: dict[str, tuple[str, dict[str, Any]]] = {
+    ONE: ("one loop", {"alpha": 0.35}),
+    THREADS: ("two threads", {}),
+    PROCESSES: ("two processes", {"alpha": 0.6, "hatch": "///", "edgecolor": "white"}),
+}
+
 # Characters that fit into a cell without a ratio.
 WORD_LENGTH = 13
 
 
 def draw(table: Table, path: Path) -> None:
     """Draw the report into a file."""
+    bars = [row for row in table.threads if any(map(row.share, table.columns))]
+    parts = [part for part in (costs(table), threads(table, bars)) if part is not None]
+    with charts.styled() as figure:
+        if parts:
+            heights = [part.height for part in parts]
+            figure.set_size_inches(max(part.width for part in parts), sum(heights))
+            places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)
+            for part, (place,) in zip(parts, places, strict=True):
+                part.draw(place)
+        else:
+            figure.text(0.5, 0.5, "no row was measured", ha="center")
+        figure.savefig(path, dpi=charts.DENSITY)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the picture: its size in inches, and the function that draws it on a figure."""
+
+    width: float
+    height: float
+    draw: Callable[[Any], None]
+
+
+def costs(table: Table) -> Part | None:
+    """Return the part of the rows that have a cost."""
     mapped = [row for row in table.rows if not row.name.startswith(CURVE)]
     curve = [row for row in table.rows if row.name.startswith(CURVE)]
     map_width = NAMES_WIDTH + CELL_WIDTH * (len(table.columns) + 1)
     widths = [width for width, shown in ((map_width, mapped), (CURVE_WIDTH, curve)) if shown]
-    with charts.styled() as figure:
-        figure.set_size_inches(sum(widths), max(FRAME_HEIGHT + CELL_HEIGHT * len(mapped), 4.5))
+
+    def draw_on(figure: Any) -> None:
         axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
         if mapped:
             draw_map(table, mapped, axes[0])
         if curve:
             draw_curve(table, curve, axes[-1])
-        figure.savefig(path, dpi=charts.DENSITY)
+
+    height = max(FRAME_HEIGHT + CELL_HEIGHT * len(mapped), 4.5)
+    return Part(sum(widths), height, draw_on) if widths else None
 
 
 def colour(ratio: float | None) -> Any:
@@ -129,3 +172,61 @@ def few_decades(axes: Any) -> bool:
     """Return whether labels between the powers of ten fit."""
     low, high = axes.get_ylim()
     return bool(high / low < 50)
+
+
+# ── the rows of threads ──────────────────────────────────────────────────────────────────────
+
+
+def threads(table: Table, rows: list[ThreadRow]) -> Part | None:
+    """Return the part of the rows of threads."""
+    across = min(PANELS, len(rows))
+    down = math.ceil(len(rows) / PANELS)
+
+    def draw_on(figure: Any) -> None:
+        every = [axes for line in figure.subplots(down, across, squeeze=False) for axes in line]
+        for axes, row in zip(every, rows, strict=False):
+            draw_bars(table, row, axes)
+        for axes in every[len(rows) :]:
+            axes.set_visible(False)
+        handles = [patch({"facecolor": "#888888"} | look) for _, look in BARS.values()]
+        names = [name for name, _ in BARS.values()]
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.suptitle(
+            "Rates of loops with a core each; above two threads their share of two processes",
+            fontsize=9,
+        )
+
+    return Part(PANEL_WIDTH * across, PANEL_HEIGHT * down + 0.8, draw_on) if rows else None
+
+
+def draw_bars(table: Table, row: ThreadRow, axes: Any) -> None:
+    """Draw the rates of each loop, and above them the share, bold if it meets the goal."""
+    columns = [column for column in table.columns if row.share(column)]
+    names = list(dict.fromkeys(map(loop_of, columns)))
+    for x, column in enumerate(columns):
+        face = charts.style_of(loop_of(column), names)["color"]
+        for place, (arrangement, (_, look)) in enumerate(BARS.items(), -1):
+            rate = row.rate(column, arrangement)
+            assert rate is not None
+            error = [[rate.value - rate.low], [rate.high - rate.value]]
+            thin = {"elinewidth": 0.8, "capsize": 2, "ecolor": charts.INK}
+            look = {"width": BAR, "facecolor": face, "error_kw": thin} | look
+            axes.bar(x + place * BAR, rate.value, yerr=error, **look)
+            if arrangement == THREADS and (share := row.share(column)) is not None:
+                weight = "bold" if row.met(column) else "normal"
+                label = {"ha": "center", "va": "bottom", "fontsize": 8, "fontweight": weight}
+                axes.text(x, rate.high * 1.02, f"{share.value:.2f}", **label)
+    axes.set_xticks(range(len(columns)), [column.replace(" ", "\n", 1) for column in columns])
+    axes.tick_params(axis="x", length=0, labelsize=8)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.25, axis="y")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.12)
+    axes.set_title(f"{row.name}: {row.unit}s a second", fontsize=9)
+
+
+def patch(look: dict[str, Any]) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(**look)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from uringloop.bench.rows import BASELINE, OK, SPREAD_NOTE, SUBJECT, Cell
 from uringloop.bench.settings import BenchError
 
 from .rows import Row, loop_of, python_of
+from .threads import IMBALANCE, ONE, PROCESSES, THREADS, Rates, ThreadRow
 
 # Incremented when a field changes its meaning.
 SCHEMA = 1
@@ -27,7 +28,7 @@ SCHEMA = 1
 CURVE = "curve/"
 
 # Columns of the two tables that contain words, aligned to the left.
-WORDS = ("row", "figure", "goal is met")
+WORDS = ("row", "figure", "goal is met", "loop", "of")
 
 TIME_UNITS = ((1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 MEMORY_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1.0, "B"))
@@ -41,6 +42,13 @@ class Table:
     settings: list[dict[str, Any]]
     columns: list[str]
     rows: list[Row]
+    threads: list[ThreadRow] = field(default_factory=list)
+
+    @property
+    def cells(self) -> list[Cell[Any]]:
+        """The cells of all rows."""
+        cells: list[Cell[Any]] = [cell for row in self.rows for cell in row.cells.values()]
+        return cells + [cell for row in self.threads for cell in row.cells.values()]
 
     @property
     def judged(self) -> list[str]:
@@ -55,6 +63,12 @@ def _json_cell(row: Row, column: str) -> dict[str, Any]:
     cell, quantity = row.cells[column], row.quantity(column)
     encoded: dict[str, Any] = {"status": cell.status, "note": cell.note, "rounds": cell.rounds}
     return encoded | (quantity.json() if quantity else {}) | {"ratio": row.ratio(column)}
+
+
+def _json_threads(row: ThreadRow, column: str) -> dict[str, Any]:
+    cell, share = row.cells[column], row.share(column)
+    encoded: dict[str, Any] = {"status": cell.status, "note": cell.note, "rounds": cell.rounds}
+    return encoded | (share.json() | {"rounds": cell.rounds} if share else {})
 
 
 def to_json(table: Table) -> str:
@@ -77,6 +91,16 @@ def to_json(table: Table) -> str:
             }
             for row in table.rows
         ],
+        "threads": [
+            {
+                "name": row.name,
+                "goal": row.goal,
+                "unit": row.unit,
+                "met": {column: row.met(column) for column in table.judged},
+                "cells": {column: _json_threads(row, column) for column in row.cells},
+            }
+            for row in table.threads
+        ],
     }
     return json.dumps(document, indent=2) + "\n"
 
@@ -90,6 +114,14 @@ def _row_of(row: dict[str, Any]) -> Row:
     return replace(read, remark=row["remark"])
 
 
+def _thread_row_of(row: dict[str, Any]) -> ThreadRow:
+    cells = {
+        column: Cell[Rates](column, cell["status"], cell["note"], cell["rounds"])
+        for column, cell in row["cells"].items()
+    }
+    return ThreadRow(row["name"], None, row["unit"], row["goal"], cells=cells)
+
+
 def load(path: Path) -> Table:
     """Read a report written by to_json."""
     try:
@@ -101,6 +133,8 @@ def load(path: Path) -> Table:
             document["settings"],
             document["columns"],
             [_row_of(row) for row in document["rows"]],
+            # Older reports have none.
+            [_thread_row_of(row) for row in document.get("threads", [])],
         )
     except OSError as exc:
         raise BenchError(f"{path}: {exc.strerror}") from None
@@ -115,6 +149,7 @@ def merge(tables: list[Table]) -> Table:
     """Merge tables; the columns of each run get the version of its Python."""
     merged = Table([], [], [], [])
     rows: dict[str, Row] = {}
+    threads: dict[str, ThreadRow] = {}
     for table in tables:
         merged.environments += table.environments
         merged.settings += table.settings
@@ -129,7 +164,11 @@ def merge(tables: list[Table]) -> Table:
         for row in table.rows:
             whole = rows.setdefault(row.name, replace(row, cells={}))
             whole.cells |= {renamed[column]: cell for column, cell in row.cells.items()}
+        for each in table.threads:
+            threaded = threads.setdefault(each.name, replace(each, cells={}))
+            threaded.cells |= {renamed[column]: cell for column, cell in each.cells.items()}
     merged.rows = list(rows.values())
+    merged.threads = list(threads.values())
     return merged
 
 
@@ -189,8 +228,13 @@ def notes(table: Table) -> Iterator[str]:
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
     yield from (f"{row.name}: {row.remark}." for row in table.rows if row.remark)
+    yield from refusals(table.rows)
+
+
+def refusals(rows: Sequence[Row | ThreadRow]) -> Iterator[str]:
+    """Yield why cells have no figure: a line for each loop and reason."""
     rows_by_status: dict[tuple[str, str, str], list[str]] = {}
-    for row in table.rows:
+    for row in rows:
         for column, cell in row.cells.items():
             if cell.status != OK:
                 rows_by_status.setdefault((column, cell.status, cell.note), []).append(row.name)
@@ -213,12 +257,81 @@ def markdown(table: Table) -> str:
     for environment, settings in zip(table.environments, table.settings, strict=True):
         listed = ", ".join(f"{name} {value}" for name, value in settings.items())
         lines += [*md.facts(environment | {"settings": listed}), ""]
+    if table.rows:
+        lines += ratios_and_figures(table)
+    if table.threads:
+        lines += threads_section(table)
+    while lines[-1] == "":
+        del lines[-1]
+    return "\n".join(lines) + "\n"
+
+
+def ratios_and_figures(table: Table) -> list[str]:
+    """Return the tables of ratios and of figures, and the notes about them."""
     others = [column for column in table.columns if loop_of(column) != BASELINE]
     ratios = [[row.name, goal_of(row), *(ratio_of(row, c) for c in others)] for row in table.rows]
-    lines += [f"### How many times as cheap as {BASELINE}", ""]
+    lines = [f"### How many times as cheap as {BASELINE}", ""]
     lines += [*md.table(["row", "goal", *others], ratios, WORDS), ""]
     lines += ["Bold: the goal is reached.", "", "### The figures", ""]
     headings = ["row", "figure", "goal", "goal is met", *table.columns]
     lines += md.table(headings, (cells_of(table, row) for row in table.rows), WORDS)
-    lines += ["", *(f"- {note}" for note in notes(table))]
-    return "\n".join(lines) + "\n"
+    return [*lines, "", *(f"- {note}" for note in notes(table)), ""]
+
+
+# ── the rows of threads ──────────────────────────────────────────────────────────────────────
+
+
+def share_of(row: ThreadRow, column: str) -> str:
+    """Return two threads' share of two processes, bold if it meets the goal; or the status."""
+    share, cell = row.share(column), row.cells.get(column)
+    if share is None:
+        return "" if cell is None or cell.status == OK else cell.status
+    text = share.text(1.0, 2)
+    return f"**{text}**" if row.met(column) else text
+
+
+def rates_of(row: ThreadRow, column: str) -> list[str]:
+    """Return the line of one loop in a row: the rates of all arrangements, and the ratios."""
+    rates = [row.rate(column, arrangement) for arrangement in (ONE, THREADS, PROCESSES)]
+    shares = [row.share(column, base) for base in (ONE, PROCESSES)]
+    return [
+        row.name,
+        column,
+        row.unit,
+        *(rate.text(1.0, 0) if rate else "" for rate in rates),
+        *(share.text(1.0, 2) if share else "" for share in shares),
+    ]
+
+
+def thread_notes(table: Table) -> Iterator[str]:
+    """Yield the notes about the rows of threads."""
+    yield SPREAD_NOTE
+    yield (
+        "Two loops in two threads of one process, against two processes and against one loop; each"
+        " loop has a core of its own, and both ends of its connections."
+    )
+    yield "A ratio is of two rates of the same round, one measured right after the other."
+    for row in table.threads:
+        for column in row.cells:
+            if (imbalance := row.imbalance(column)) > IMBALANCE:
+                yield f"{column}, {row.name}: one thread was {imbalance:.2f} times as fast."
+    yield from refusals(table.threads)
+
+
+def threads_section(table: Table) -> list[str]:
+    """Return the tables and the notes of the rows of threads, or why they were not measured."""
+    rows, columns = table.threads, table.columns
+    lines = ["### Two threads, as a share of the rate of two processes", ""]
+    (status, note), *others = {(one.status, one.note) for row in rows for one in row.cells.values()}
+    if status != OK and not others:
+        return [*lines, f"{', '.join(row.name for row in rows)}: {status}: {note}."]
+    shares = [
+        [row.name, f"{row.goal:.2f}", *(share_of(row, column) for column in columns)]
+        for row in rows
+    ]
+    lines += [*md.table(["row", "goal", *columns], shares, WORDS), ""]
+    lines += ["Bold: the goal is reached.", "", "### Operations a second", ""]
+    headings = ["row", "loop", "of", "one loop", "two threads", "two processes"]
+    headings += ["threads / one", "threads / processes"]
+    rates = (rates_of(row, column) for row in rows for column in columns if row.share(column))
+    return [*lines, *md.table(headings, rates, WORDS), "", *(f"- {n}" for n in thread_notes(table))]

@@ -16,8 +16,10 @@ from uringloop.bench import rows
 from uringloop.bench.rows import BASELINE, OK, Quantity, median_of
 from uringloop.bench.settings import BenchError
 
+from . import threads
 from .databases import postgresql, redis
 from .methods import Echo, Http, Load, Method, Program, Tail, importing
+from .threads import ThreadRow
 
 # Connections of the idle-rss row, and the most on the curve.
 CONNECTIONS_MAX = 10_000
@@ -54,11 +56,6 @@ class Row(rows.Row[float]):
     layers: tuple[str, ...] = ()
     # A note for below the table.
     remark: str = ""
-
-    @property
-    def group(self) -> str:
-        """The group of the row: its name up to the slash."""
-        return self.name.partition("/")[0]
 
     def quantity(self, column: str) -> Quantity | None:
         """Return the median of a column; None if it has no figures or does not take part."""
@@ -169,14 +166,16 @@ ROWS: list[Row] = [
 ]
 
 
-def named(patterns: Sequence[str]) -> list[Row]:
+def named(patterns: Sequence[str]) -> list[Row | ThreadRow]:
     """Return the rows whose name or group matches a pattern; without patterns, all rows."""
     names = [pattern for pattern in patterns if pattern]
+    every: list[Row | ThreadRow] = [*ROWS, *threads.ROWS]
     for pattern in names:
-        if not any(matches(row, pattern) for row in ROWS):
+        if not any(matches(row, pattern) for row in every):
             raise BenchError(f"--rows: no row is named {pattern!r}; --list shows them")
-    return [row for row in ROWS if not names or any(matches(row, name) for name in names)]
+    return [row for row in every if not names or any(matches(row, name) for name in names)]
 
 
-def matches(row: Row, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(row.name, pattern) or fnmatch.fnmatchcase(row.group, pattern)
+def matches(row: Row | ThreadRow, pattern: str) -> bool:
+    group = row.name.partition("/")[0]
+    return fnmatch.fnmatchcase(row.name, pattern) or fnmatch.fnmatchcase(group, pattern)

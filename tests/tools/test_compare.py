@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from uringloop.bench import loops
+from uringloop._cpython import gil
+from uringloop.bench import loops, threads
 from uringloop.bench.loads import LOADS
 from uringloop.bench.placement import choose
 from uringloop.bench.rows import Cell
-from uringloop.bench.workloads import CLIENTS, DATAGRAMS, PROGRAMS, SERVERS
+from uringloop.bench.workloads import CLIENTS, DATAGRAMS, PAIRS, PROGRAMS, SERVERS
 from uringloop.bench.workloads.http import BODY
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -30,6 +31,7 @@ sys.path.insert(0, str(BENCHMARKS))
 compare = importlib.import_module("compare.cli")
 methods = importlib.import_module("compare.methods")
 rows = importlib.import_module("compare.rows")
+thread_rows = importlib.import_module("compare.threads")
 report = importlib.import_module("compare.report")
 
 pytestmark = pytest.mark.usefixtures("restored_sigterm")
@@ -70,7 +72,7 @@ def figures(method: Any, loop: str, directory: Path) -> dict[str, float]:
 
 
 def test_row_names_are_unique_and_goals_are_ratios() -> None:
-    names = [row.name for row in rows.ROWS]
+    names = [row.name for row in (*rows.ROWS, *thread_rows.ROWS)]
     assert len(set(names)) == len(names)
     for row in rows.ROWS:
         assert row.goal is None or 0.5 <= row.goal <= 4, row.name
@@ -91,16 +93,26 @@ def test_every_row_has_a_workload() -> None:
             assert method.load in LOADS, row.name
 
 
+def test_every_row_of_threads_has_a_workload() -> None:
+    for row in thread_rows.ROWS:
+        assert row.name.startswith("threads-")
+        assert row.method.name in (*PROGRAMS, *PAIRS), row.name
+
+
 def test_every_workload_has_a_row() -> None:
-    measured = {getattr(row.method, "mode", getattr(row.method, "name", "")) for row in rows.ROWS}
-    assert {*SERVERS, *PROGRAMS, *CLIENTS} <= measured
+    measured = {
+        getattr(row.method, "mode", getattr(row.method, "name", ""))
+        for row in (*rows.ROWS, *thread_rows.ROWS)
+    }
+    assert {*SERVERS, *PROGRAMS, *CLIENTS, *PAIRS} <= measured
     assert set(DATAGRAMS) <= set(SERVERS)
 
 
 def test_rows_are_chosen_by_name_group_and_pattern() -> None:
     assert [row.name for row in rows.named(["one-way"])] == ["one-way/receive", "one-way/send"]
     assert [row.name for row in rows.named(["udp", "tcp-10?k*"])] == ["tcp-100k/100000x50", "udp"]
-    assert rows.named([]) == rows.ROWS
+    assert rows.named(["threads-*"]) == thread_rows.ROWS
+    assert rows.named([]) == [*rows.ROWS, *thread_rows.ROWS]
 
 
 # ── the workloads, under every loop ──────────────────────────────────────────────────────────
@@ -163,6 +175,21 @@ def test_every_program_runs_to_its_end(loop: str, name: str) -> None:
         runner.run(PROGRAMS[name].run(2 if name == "subprocess" else 1000))
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_pair_runs_to_its_end(loop: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "cached"
+    file.write_bytes(bytes(16 * 4096))
+
+    async def main() -> None:
+        pair = PAIRS[name]
+        async with pair.connected(file) as run:
+            for _ in range(2):
+                await asyncio.wait_for(run(2 * pair.unit), 10)
+
+    with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
+        runner.run(main())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sleep-1", "create"])
 def test_a_program_is_measured_in_a_process_of_its_own(
@@ -198,6 +225,61 @@ def test_a_failed_load_raises_instead_of_giving_a_figure(output: str, words: str
     assert methods.requests_of("  1234 requests in 1.00s, 5.00MB read") == 1234
     with pytest.raises(methods.Refused, match=words):
         methods.requests_of(output)
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────
+
+
+def task(loop: str, cpus: int, name: str = "sleep-1") -> threads.Task:
+    """Return a task for a number of loops, which share the cores if there are not so many."""
+    cores = sorted(os.sched_getaffinity(0))
+    return threads.Task(loop, name, tuple(cores[n % len(cores)] for n in range(cpus)), SHORT, "")
+
+
+@pytest.mark.parametrize("name", ["sleep-1", "pair-protocol"])
+def test_a_worker_measures_its_rate_after_all_have_met(loop: str, name: str) -> None:
+    met = []
+    with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
+        rate = runner.run(threads.work(task(loop, 1, name), lambda: met.append(True)))
+    assert rate > 100
+    assert met == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [[1], [2], [1, 1]])
+def test_workers_run_together_if_there_is_no_gil(loop: str, processes: list[int]) -> None:
+    tasks = [task(loop, cpus) for cpus in processes]
+    if not gil.free_threaded():
+        # The workers look only when all have worked: a module may switch the GIL on at any time.
+        with pytest.raises(methods.Refused, match="cannot run without it") as refused:
+            thread_rows.run_together(tasks)
+        assert refused.value.kind == "GIL on"
+        return
+    rates = thread_rows.run_together(tasks)
+    assert len(rates) == sum(processes)
+    assert min(rates) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_a_worker_that_fails_ends_the_others(cpus: int) -> None:
+    with pytest.raises(methods.Refused, match="builtins") as refused:
+        thread_rows.run_together([task("builtins:nonesuch", cpus), task("asyncio", 1)])
+    assert refused.value.kind == "failed"
+    with pytest.raises(methods.Refused, match="TypeError"):
+        thread_rows.run_together([task("builtins:range", cpus)])
+
+
+def test_rows_of_threads_are_not_run_under_a_gil(tmp_path: Path) -> None:
+    if gil.free_threaded():
+        pytest.skip("needs a build with a GIL")
+    bench = methods.Bench(choose(True), tmp_path, SHORT)
+    with (
+        pytest.raises(methods.Refused, match="needs a free-threaded Python") as refused,
+        thread_rows.ROWS[0].method(bench),
+    ):
+        pass
+    assert refused.value.kind == "not run"
 
 
 # ── the command line ─────────────────────────────────────────────────────────────────────────
@@ -264,8 +346,9 @@ def test_a_failing_loop_is_a_failed_cell_and_status_1(tmp_path: Path) -> None:
 def test_the_list_has_every_row_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main(["--list"]) == 0
     lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    goals = ["-" if row.goal is None else f"{row.goal:.2f}" for row in rows.ROWS]
-    assert lines == [[row.name, goal] for row, goal in zip(rows.ROWS, goals, strict=True)]
+    listed = rows.named([])
+    goals = ["-" if row.goal is None else f"{row.goal:.2f}" for row in listed]
+    assert lines == [[row.name, goal] for row, goal in zip(listed, goals, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -343,6 +426,92 @@ def test_reports_of_several_pythons_are_merged(
     # A merged report can be loaded.
     assert report.load(merged).columns == document["columns"]
     assert compare.main(["--merge", str(paths[0]), str(paths[0])]) == 2
+
+
+def threads_table() -> Any:
+    """Return a report of two rows of threads: of the first, three loops have figures."""
+    made = table("3.14")
+    figures = {"uvloop": (100.0, 100.0), "uringloop": (290.0, 300.0), "rloop": (100.0, 200.0)}
+    made.columns = list(figures)
+    for name in ("threads-echo", "threads-files"):
+        cells = {
+            loop: Cell(
+                loop,
+                rounds=[
+                    {"one": [80.0], "threads": [two / 2, two / 2], "processes": [apart / 2] * 2}
+                ],
+            )
+            for loop, (two, apart) in figures.items()
+        }
+        made.threads.append(thread_rows.ThreadRow(name, None, "message", cells=cells))
+    made.threads[1].cells["rloop"] = Cell("rloop", "GIL on", "a module of the loop switched it on")
+    return made
+
+
+def test_the_share_of_two_threads_has_a_goal() -> None:
+    (row, _) = threads_table().threads
+    assert row.share("rloop").value == 0.5
+    assert row.share("rloop", "one").value == 1.25
+    assert [row.met(loop) for loop in ("uvloop", "uringloop", "rloop", "asyncio")] == [
+        *(True, True, False, None)
+    ]
+
+
+def test_the_report_of_threads_has_shares_and_rates() -> None:
+    text = report.markdown(threads_table())
+    assert "| threads-echo | 0.95 | **1.00 ±0%** | **0.97 ±0%** | 0.50 ±0% |" in text
+    assert "| threads-files | 0.95 | **1.00 ±0%** | **0.97 ±0%** | GIL on |" in text
+    assert (
+        "| threads-echo | uringloop | message | 80 ±0% | 290 ±0% | 300 ±0% | 3.62 ±0% | 0.97 ±0% |"
+        in text
+    )
+    assert "- rloop, threads-files: GIL on: a module of the loop switched it on" in text
+
+
+def test_threads_with_a_core_of_their_own_are_about_as_fast() -> None:
+    uneven = threads_table()
+    uneven.threads[0].cells["uvloop"].rounds[0]["threads"] = [20.0, 80.0]
+    assert "- uvloop, threads-echo: one thread was 4.00 times as fast" in report.markdown(uneven)
+
+
+def test_a_report_says_why_no_row_of_threads_was_run() -> None:
+    refused = threads_table()
+    for row in refused.threads:
+        for cell in row.cells.values():
+            cell.give_up("not run", "needs a free-threaded Python")
+    text = report.markdown(refused)
+    assert "threads-echo, threads-files: not run: needs a free-threaded Python.\n" in text
+    assert "Operations a second" not in text
+
+
+def test_rows_of_threads_are_written_read_and_merged(tmp_path: Path) -> None:
+    source = tmp_path / "report.json"
+    written = report.to_json(threads_table())
+    source.write_text(written)
+    read = report.load(source)
+    assert report.to_json(read) == written
+    other = threads_table()
+    other.environments = [{"python_version": "3.15"}]
+    merged = report.merge([read, other])
+    assert list(merged.threads[0].cells) == [
+        f"{loop} ({version})"
+        for version in ("3.14", "3.15")
+        for loop in ("uvloop", "uringloop", "rloop")
+    ]
+    assert merged.threads[0].share("rloop (3.15)").value == 0.5
+    document = json.loads(report.to_json(merged))
+    assert document["threads"][0]["met"] == {"uringloop (3.14)": True, "uringloop (3.15)": True}
+
+
+@pytest.mark.slow
+def test_rows_of_threads_are_drawn(tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib: pip install '.[compare]'")
+    source, picture = tmp_path / "report.json", tmp_path / "report.svg"
+    source.write_text(report.to_json(threads_table()))
+    ended = run("--merge", str(source), "--plot", str(picture))
+    assert ended.returncode == 0, ended.stderr
+    assert picture.stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 
-from . import databases, datagrams, echo, http, programs, secure, transfer
+from . import databases, datagrams, echo, http, pairs, programs, secure, transfer
 
 # Starts a server: returns as soon as it accepts connections; it serves as long as its loop runs.
 Serve = Callable[[socket.socket], Awaitable[None]]
@@ -38,3 +38,4 @@ DATAGRAMS = ("datagrams",)
 
 PROGRAMS = programs.PROGRAMS
 CLIENTS = databases.CLIENTS
+PAIRS = pairs.PAIRS

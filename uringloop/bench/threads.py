@@ -1,0 +1,180 @@
+"""The measured process of the rows of threads: `python -m uringloop.bench.threads TASK`.
+
+TASK is JSON. The process runs one loop for each of the task's cores, each in a thread of its own,
+and all do the same work. It prints a line when every loop is up and warm, waits for SIGUSR1, works
+for the task's time, and prints a Reading. Processes that shall work at the same time get the signal
+at the same time.
+
+Every worker counts whole batches of operations and leaves out the first and the last one. So all
+that is counted happens while every other worker works, too, although none of them starts or ends at
+exactly the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from uringloop._cpython import gil
+
+from . import loops, process, program
+from .settings import BenchError, explain
+from .workloads import PAIRS, PROGRAMS
+from .workloads.databases import Requests
+
+# Batches in the time of a measurement. More would make timers and connections few in each, fewer
+# would leave out more of the work.
+_BATCHES = 50
+
+# Share of a workload's operations for a first estimate of their time.
+_ESTIMATE_SHARE = 0.01
+
+# Share of the time for the warm-up. Every thread specialises its own copy of the bytecode.
+_WARM_UP = 0.25
+
+# Starts the work of a process that has reported that it is ready.
+START = signal.SIGUSR1
+
+
+class GilError(BenchError):
+    """The GIL is on, so threads do not run at the same time."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload by name, on one loop for each core; *seconds* is the time that is measured."""
+
+    loop: str
+    name: str
+    cpus: tuple[int, ...]
+    seconds: float
+    # Data for the workload that reads a file.
+    file: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Operations a second of each worker."""
+
+    rates: tuple[float, ...]
+
+
+@asynccontextmanager
+async def _prepared(task: Task) -> AsyncIterator[tuple[Requests, int, int]]:
+    """Yield the function to run, the operations of one measurement, and the unit of both."""
+    if task.name in PROGRAMS:
+        found = PROGRAMS[task.name]
+        yield found.run, found.count, found.unit
+    else:
+        pair = PAIRS[task.name]
+        async with pair.connected(Path(task.file)) as run:
+            yield run, pair.count, pair.unit
+
+
+async def work(task: Task, meet: Callable[[], object]) -> float:
+    """Run the workload on the running loop and return its operations a second."""
+    async with _prepared(task) as (run, count, unit):
+        sample = program.scaled(count, unit, _ESTIMATE_SHARE)
+        await run(sample)
+        began = time.perf_counter()
+        await run(sample)
+        each = (time.perf_counter() - began) / sample
+        batch = program.scaled(1, unit, task.seconds / _BATCHES / each / unit)
+        until = time.perf_counter() + task.seconds * _WARM_UP
+        while time.perf_counter() < until:
+            await run(batch)
+        # Blocks the loop, whose other callbacks have nothing to do.
+        meet()
+        until = time.perf_counter() + task.seconds
+        await run(batch)
+        began = ended = time.perf_counter()
+        done = 0
+        while True:
+            await run(batch)
+            now = time.perf_counter()
+            # One batch at least, if a worker is so slow that none ends in time.
+            if now > until and done:
+                break
+            ended = now
+            done += batch
+    return done / (ended - began)
+
+
+def _report_and_wait() -> None:
+    print(json.dumps({"ready": True}), flush=True)
+    signal.sigwait([START])
+
+
+def run(task: Task) -> Reading:
+    """Run the workers: one alone in this thread, several in threads of their own.
+
+    That is how programs are written. The main thread then owns the objects that are created by
+    imports, so no worker has an advantage over the other.
+    """
+    barrier = threading.Barrier(len(task.cpus), action=_report_and_wait)
+    rates = [0.0] * len(task.cpus)
+    errors: list[Exception] = []
+    factory = loops.load(task.loop)
+
+    def worker(number: int, cpu: int) -> None:
+        try:
+            os.sched_setaffinity(0, {cpu})
+            with asyncio.Runner(debug=False, loop_factory=factory) as runner:
+                rates[number] = runner.run(work(task, barrier.wait))
+        except threading.BrokenBarrierError:
+            # The worker that broke it has kept its own error.
+            return
+        except Exception as exc:
+            errors.append(exc)
+            barrier.abort()
+
+    if len(task.cpus) == 1:
+        worker(0, task.cpus[0])
+    else:
+        threads = [threading.Thread(target=worker, args=each) for each in enumerate(task.cpus)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    # Afterwards, because a loop may import modules when it first needs them.
+    if gil.enabled():
+        built = gil.free_threaded()
+        raise GilError(
+            "a module of the loop switched it on" if built else "this Python cannot run without it"
+        )
+    return Reading(tuple(rates))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
+    (encoded,) = sys.argv[1:] if argv is None else argv
+    task = Task(**json.loads(encoded))
+    process.end_with_parent()
+    process.warm_allocator()
+    # All threads inherit this; sigwait() takes the blocked signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [START])
+    try:
+        reading = run(task)
+    except GilError as exc:
+        print(json.dumps({"error": str(exc), "kind": "GIL on"}))
+        return 1
+    except Exception as exc:
+        print(json.dumps(explain(exc)))
+        return 1
+    print(json.dumps(asdict(reading)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
