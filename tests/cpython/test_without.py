@@ -158,13 +158,14 @@ async def main():
         while sum(protocol.sizes) < (number + 1) * SIZE:
             await asyncio.sleep(0)
     assert SIZE in protocol.sizes
+    # The loop keeps a bytes object of that size for the next message.
+    traces = tracemalloc.take_snapshot().traces
     transport.close()
     right.close()
+    return traces
 
 tracemalloc.start()
-uringloop.run(main())
-# A bytes object of that size that is kept for the next message.
-traces = tracemalloc.take_snapshot().traces
+traces = uringloop.run(main())
 print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
 """
     check_with_and_without(script, "kept_bytes", backend)

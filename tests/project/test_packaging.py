@@ -432,15 +432,16 @@ def test_compiling_in_place_beside_the_other_project_goes_on(tmp_path: Path) -> 
 
 
 @builds
-def test_a_build_for_a_python_without_a_gil_stops(tmp_path: Path) -> None:
+def test_a_build_for_python_3_13_without_the_gil_stops(tmp_path: Path) -> None:
     source = copied_source(tmp_path / "source")
     code = (
-        "import runpy, sysconfig\n"
+        "import runpy, setuptools, sys, sysconfig\n"
+        "sys.version_info = (3, 13, 9, 'final', 0)\n"
         "known = sysconfig.get_config_var\n"
         "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or known(name)\n"
         "runpy.run_path('setup.py')"
     )
     done = run(sys.executable, "-c", code, cwd=source)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "needs a CPython with a GIL" in done.stderr
+    assert "needs CPython 3.14 or newer if it is a free-threaded build" in done.stderr
     assert "Traceback" not in done.stderr

@@ -398,7 +398,7 @@ INTERPRETER = (
     ),
     Row(
         C,
-        "PyBytesObject.ob_shash Py_REFCNT",
+        "PyBytesObject.ob_shash Py_REFCNT PyUnstable_Object_IsUniquelyReferenced",
         "3.0",
         "a message is received into the memory of an earlier one without other references",
         "a new bytes object for each message",

@@ -5,3 +5,6 @@ from typing import Self, final
 @final
 class LocalEnd:
     def __new__(cls, family: int, type: int, proto: int) -> Self: ...
+
+@final
+class SenderCache: ...
