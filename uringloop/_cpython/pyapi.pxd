@@ -33,6 +33,8 @@ cdef extern from "Python.h":
     Py_UCS4 PyUnicode_MAX_CHAR_VALUE(object text)
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
+    # For two str it does not fail.
+    int PyUnicode_Compare(PyObject *one, object other)
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
     # `to` must be new, with no other reference.
     Py_ssize_t PyUnicode_CopyCharacters(
@@ -62,6 +64,13 @@ cdef extern from *:
     #define URINGLOOP_FREE_THREADED 0
     #endif
     #include <pthread.h>
+
+    #if PY_VERSION_HEX < 0x030D0000
+    /* Nothing uses it there: handles for other threads have a class of their own since 3.14. */
+    typedef struct { char unused; } PyMutex;
+    #define PyMutex_Lock(mutex) ((void)(mutex))
+    #define PyMutex_Unlock(mutex) ((void)(mutex))
+    #endif
 
     #if PY_VERSION_HEX >= 0x030E0000
     #define uringloop_is_only_reference(o) PyUnstable_Object_IsUniquelyReferenced(o)
@@ -175,6 +184,12 @@ cdef extern from *:
     #endif
     """
     const bint FREE_THREADED "URINGLOOP_FREE_THREADED"
+
+    # Since Python 3.13. A thread that waits lets others run.
+    ctypedef struct PyMutex:
+        pass
+    void PyMutex_Lock(PyMutex *mutex)
+    void PyMutex_Unlock(PyMutex *mutex)
 
     ctypedef struct PyMethodDef:
         pass

@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
-from uringloop._cpython.pyapi cimport visitproc
+from uringloop._cpython.pyapi cimport PyMutex, visitproc
 
 
 cdef class Handle:
@@ -27,7 +27,10 @@ cdef class Handle:
 
 
 cdef class ThreadSafeHandle(Handle):
-    cdef object lock                # held while the callback runs: cancel() waits for its end
+    cdef PyMutex mutex              # held while the callback runs: cancel() waits for its end
+    cdef unsigned long runner       # the thread that runs the callback; 0 if none does
+    cdef bint lock(self) noexcept
+    cdef void unlock(self, bint locked) noexcept
 
 
 cdef class TimerHandle(Handle):
@@ -42,7 +45,7 @@ cdef Handle new_handle(object loop, object callback, tuple args, object context)
 cdef Handle new_handle_for_threads(
     object loop, object callback, tuple args, object context)
 cdef Handle new_handle_of(
-    object loop, PyObject *const *call, Py_ssize_t size, PyObject *context)
+    object loop, PyObject *const *call, Py_ssize_t size, PyObject *context, bint for_threads)
 cdef TimerHandle new_timer(
     object loop, object when, object callback, tuple args, object context)
 

@@ -8,7 +8,6 @@ in the handle's critical section, which a build with a GIL does not need.
 import asyncio
 import contextvars
 import inspect
-import threading
 from asyncio import Task, events, format_helpers
 
 cimport cython
@@ -19,15 +18,15 @@ from libc.stdint cimport INT64_MAX, int64_t
 
 from uringloop._cpython.pyapi cimport (
     PyContext_CopyCurrent, PyContext_Exit, PyContext_TryEnter, PY_VECTORCALL_ARGUMENTS_OFFSET,
-    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending, tuple_items, visitproc,
+    PyMutex_Lock, PyMutex_Unlock, PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending,
+    this_thread, tuple_items, visitproc,
 )
-from uringloop._kernel.atomics cimport adjust_size, load_int, store_int
+from uringloop._kernel.atomics cimport adjust_size, load_int, load_long, store_int, store_long
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
 cdef object THREAD_SAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
-cdef object NEW_LOCK = threading.RLock
 cdef tuple NO_ARGS = ()
 # A deadline of this many seconds or more never comes: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
@@ -182,26 +181,38 @@ cdef class ThreadSafeHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; if it is running, wait for its end."""
-        self.lock.acquire()
+        cdef bint locked = self.lock()
         try:
             self.drop()
         finally:
-            self.lock.release()
+            self.unlock(locked)
 
     def cancelled(self):
         """Return True if the callback was cancelled; if it is running, wait for its end."""
-        self.lock.acquire()
-        try:
-            return self.is_cancelled
-        finally:
-            self.lock.release()
+        self.unlock(self.lock())
+        return load_int(&self.is_cancelled) != 0
+
+    cdef bint lock(self) noexcept:
+        """Wait for the end of a run in another thread; return whether unlock() must unlock."""
+        if load_long(&self.runner) == this_thread():
+            # The callback itself is the caller.
+            return False
+        PyMutex_Lock(&self.mutex)
+        return True
+
+    cdef void unlock(self, bint locked) noexcept:
+        if locked:
+            PyMutex_Unlock(&self.mutex)
 
     cdef int run(self) except -1:
-        self.lock.acquire()
+        cdef bint locked = self.lock()
+        store_long(&self.runner, this_thread())
         try:
             return Handle.run(self)
         finally:
-            self.lock.release()
+            if locked:
+                store_long(&self.runner, 0)
+            self.unlock(locked)
 
     cdef object stock_handle(self):
         return THREAD_SAFE_HANDLE(self.callback, self.all_args(), self.loop, self.context)
@@ -290,7 +301,6 @@ cdef Handle new_handle_for_threads(object loop, object callback, tuple args, obj
     if THREAD_SAFE_HANDLE is None:
         return new_handle(loop, callback, args, context)
     handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
-    handle.lock = NEW_LOCK()
     fill(handle, loop, callback, args, context)
     return handle
 
@@ -305,10 +315,17 @@ cdef inline int fill(
 
 
 cdef Handle new_handle_of(
-        object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
-    """Make a handle from *size* objects: a callback and its arguments."""
-    cdef Handle handle = Handle.__new__(Handle)
+        object loop, PyObject *const *call, Py_ssize_t size, PyObject *context, bint for_threads):
+    """Make a handle from *size* objects: a callback and its arguments.
+
+    With *for_threads* it is one of call_soon_threadsafe, see `new_handle_for_threads`.
+    """
+    cdef Handle handle
     cdef Py_ssize_t index
+    if for_threads and THREAD_SAFE_HANDLE is not None:
+        handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
+    else:
+        handle = Handle.__new__(Handle)
     handle.callback = <object>call[0]
     if size == 2:
         handle.single = True

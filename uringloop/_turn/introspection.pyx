@@ -8,7 +8,7 @@ with a GIL the other functions.
 from cpython.list cimport PyList_GET_SIZE
 
 from uringloop._turn.handles cimport TimerHandle
-from uringloop._turn.turn cimport LoopCore, running_thread
+from uringloop._turn.turn cimport LoopCore, running_thread, sort_inbox
 
 
 def thread_of(LoopCore loop not None):
@@ -21,8 +21,7 @@ def ready_of(LoopCore loop not None):
     cdef list items
     cdef Py_ssize_t room, index
     loop.check_reader()
-    if loop.inbox.has_new():
-        loop.inbox.take(loop.ready)
+    sort_inbox(loop)
     items = loop.ready.items
     room = PyList_GET_SIZE(items)
     return tuple([items[(loop.ready.head + index) & (room - 1)]

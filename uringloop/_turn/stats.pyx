@@ -31,7 +31,14 @@ from uringloop._turn.timing cimport (
     FOR_STALLS,
     turn_clock_ns,
 )
-from uringloop._turn.turn cimport BATCH_SIZES, Counters, LoopCore, note_lag, running_thread
+from uringloop._turn.turn cimport (
+    BATCH_SIZES,
+    Counters,
+    LoopCore,
+    note_lag,
+    running_thread,
+    sort_inbox,
+)
 
 
 # A turn that takes this long is a stall unless Loop(stall_ms=) says otherwise: asyncio's
@@ -101,6 +108,7 @@ def stats_of(LoopCore loop not None):
     cdef Py_ssize_t timers = (
         load_size(&loop.timers.count) + load_size(&loop.timers.due_end)
         - load_size(&loop.timers.due_begin) - load_size(&loop.timers.cancelled))
+    sort_inbox(loop)
     # lag_max never decreases, so it includes every lag that was returned.
     note_lag(loop, lag_ns)
     return {

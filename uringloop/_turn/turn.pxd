@@ -42,6 +42,12 @@ cdef class Flushable:
 
 
 cdef enum:
+    # A value of thread_id: no thread runs the loop, and one uses its queues for a moment. The
+    # address of a thread's memory is never that small.
+    CLAIMED = 1
+
+
+cdef enum:
     # Turns by their number of completions: 1, 2 to 3, 4 to 7, ... and 128 or more.
     BATCH_SIZES = 8
 
@@ -90,7 +96,7 @@ cdef class LoopCore:
     cdef bint sending           # sends may be submitted in mid-turn: during a run
     cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
-    cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does
+    cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef dict future_options      # arguments of every Future; None before the first and when closed
     cdef Handle current_handle    # the handle that runs, if handles are timed; else None
@@ -158,12 +164,14 @@ cdef class LoopCore:
         self, object when, object callback, tuple args, object context)
 
 
+cdef int sort_inbox(LoopCore loop) except -1
 cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
     """Return the thread that runs *loop*, or 0: a forked child inherits its identifier only."""
-    return 0 if loop.ring.u.life == URING_INHERITED else load_long(&loop.thread_id)
+    cdef unsigned long thread = load_long(&loop.thread_id)
+    return 0 if thread == CLAIMED or loop.ring.u.life == URING_INHERITED else thread
 
 
 cdef inline bint runs_here(LoopCore loop) noexcept:

@@ -36,6 +36,7 @@ from uringloop._cpython.pyapi cimport (
     PyObject_Call,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
+    PyUnicode_Compare,
     set_method,
     set_traverse,
     this_thread,
@@ -529,11 +530,13 @@ cdef class LoopCore:
 
     def _run(self):
         """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
-        cdef unsigned long nobody = 0
+        cdef unsigned long before = 0
         self.check_closed()
         self.ring.check_inherited()
-        if not replace_long(&self.thread_id, &nobody, this_thread()):
-            raise RuntimeError("This event loop is already running")
+        while not replace_long(&self.thread_id, &before, this_thread()):
+            if before != CLAIMED:
+                raise RuntimeError("This event loop is already running")
+            before = 0
         if load_int(&self.closed):
             # Another thread closes it: _close() looks for a running thread after setting `closed`.
             store_long(&self.thread_id, 0)
@@ -645,27 +648,75 @@ cdef object call_soon_fast(
         object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
     """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
     cdef LoopCore loop = <LoopCore>self
-    cdef PyObject *context = NULL
+    cdef PyObject *context = context_of(loop, call, size, names)
     cdef Handle handle
-    cdef Py_ssize_t index
+    if context == NULL:
+        return call_slowly(CALL_SOON, loop, call, size, names)
+    handle = new_handle_of(loop, call, size, context, False)
+    loop.push(handle)
+    return handle
+
+
+cdef object call_soon_threadsafe_fast(
+        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Do what call_soon_threadsafe does, like call_soon_fast."""
+    cdef LoopCore loop = <LoopCore>self
+    cdef PyObject *context = context_of(loop, call, size, names)
+    cdef Handle handle
+    if context == NULL:
+        return call_slowly(CALL_SOON_THREADSAFE, loop, call, size, names)
+    handle = new_handle_of(loop, call, size, context, True)
+    if runs_here(loop):
+        loop.push(handle)
+    else:
+        loop.put(handle)
+    return handle
+
+
+cdef PyObject *context_of(
+        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
+    """Return the argument `context`, or None; NULL if the call has to be made slowly."""
     if size >= 1 and not load_int(&loop.closed) and not load_int(&loop.debug):
-        if names != NULL and PyTuple_GET_SIZE(<tuple>names) == 1:
-            if <str>PyTuple_GET_ITEM_borrowed(<tuple>names, 0) == NAME_CONTEXT:
-                context = call[size]
-        if names == NULL or context != NULL:
-            handle = new_handle_of(loop, call, size, context)
-            loop.push(handle)
-            return handle
-    options = {}
+        if names == NULL:
+            return <PyObject*>None
+        if PyTuple_GET_SIZE(<tuple>names) == 1:
+            if PyUnicode_Compare(PyTuple_GET_ITEM_borrowed(<tuple>names, 0), NAME_CONTEXT) == 0:
+                return call[size]
+    return NULL
+
+
+cdef object call_slowly(
+        object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    cdef Py_ssize_t index
+    cdef dict options = {}
     if names != NULL:
         for index, name in enumerate(<tuple>names):
             options[name] = <object>call[size + index]
-    return CALL_SOON(loop, *[<object>call[index] for index in range(size)], **options)
+    return method(loop, *[<object>call[index] for index in range(size)], **options)
 
 
 cdef PyMethodDef call_soon_definition
+cdef PyMethodDef call_soon_threadsafe_definition
 cdef object CALL_SOON = LoopCore.call_soon
+cdef object CALL_SOON_THREADSAFE = LoopCore.call_soon_threadsafe
 set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_fast)
+set_method(
+    LoopCore, CALL_SOON_THREADSAFE, &call_soon_threadsafe_definition, call_soon_threadsafe_fast)
+
+
+cdef int sort_inbox(LoopCore loop) except -1:
+    """Move the handles of the inbox to the ready queue, unless another thread runs the loop."""
+    cdef unsigned long nobody = 0
+    if not loop.inbox.has_new():
+        return 0
+    if runs_here(loop):
+        return loop.inbox.take(loop.ready)
+    if replace_long(&loop.thread_id, &nobody, CLAIMED):
+        try:
+            loop.inbox.take(loop.ready)
+        finally:
+            store_long(&loop.thread_id, 0)
+    return 0
 
 
 cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept:
