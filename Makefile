@@ -58,7 +58,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -225,6 +225,9 @@ free-threaded:  ## Build and test with CPython without the GIL: PYTHON=python3.1
 	elif [ -z "$$found" ]; then \
 	  echo "No tests without the GIL: this machine has no $(FREE_THREADED:%=python%)"; \
 	fi
+
+threads-stress: $(VENV)/installed  ## Use loops from other threads, at random, for MINUTES=10: PYTHON=python3.14t
+	$(RUN) tests/threads/stress.py --seconds $$((60 * $(or $(MINUTES),10))) $(ARGS)
 
 test-python:  ## Build and test with one Python, from Debian if it is not installed: PY=3.14
 	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)

@@ -29,6 +29,7 @@ cdef extern from "_kernel/atomics.h" nogil:
     int load_int_acquire "uring_load_acquire" (const int *field)
     uintptr_t load_pointer_acquire "uring_load_acquire" (const uintptr_t *field)
     unsigned int load_uint_acquire "uring_load_acquire" (const unsigned int *field)
+    void store_long_release "uring_store_release" (unsigned long *field, unsigned long value)
     void store_int_release "uring_store_release" (int *field, int value)
     unsigned int add_uint_release "uring_add_release" (unsigned int *field, unsigned int more)
 

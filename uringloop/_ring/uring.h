@@ -123,7 +123,7 @@ static inline int uring_finish_open(uring *u) {
         io_uring_queue_exit(&u->ring);
         return res;
     }
-    u->life = URING_DISABLED;
+    uring_store(&u->life, URING_DISABLED);
     return 0;
 }
 
@@ -177,7 +177,7 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
         return res;
     /* Emulated by uring_wait_twice. */
     u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
-    u->life = URING_DISABLED;
+    uring_store(&u->life, URING_DISABLED);
     return 0;
 }
 
@@ -198,7 +198,7 @@ static inline int uring_enable(uring *u) {
         res = io_uring_enable_rings(&u->ring);
     if (res < 0)
         return res;
-    u->life = URING_ENABLED;
+    uring_store(&u->life, URING_ENABLED);
     return 0;
 }
 
@@ -215,6 +215,11 @@ static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbou
 }
 
 /* Returns whether the ring is open, and this process's own. */
+/* For other threads than the ring's. */
+static inline bool uring_is_inherited(const uring *u) {
+    return uring_load(&u->life) == URING_INHERITED;
+}
+
 static inline bool uring_is_usable(const uring *u) { return u->life >= URING_DISABLED; }
 
 /* Unmaps and closes the ring. An inherited one stays so: the fork handler has closed the
@@ -227,7 +232,7 @@ static inline void uring_close(uring *u) {
     else
         io_uring_queue_exit(&u->ring);
     uring_free_accept_epoll(u);
-    u->life = URING_CLOSED;
+    uring_store(&u->life, URING_CLOSED);
 }
 
 /* Opens and enables a ring of the size of *old*, to replace it, for the calling thread: the
@@ -276,7 +281,7 @@ static inline void uring_leave_to_parent(uring *u) {
         uring_empty_queues(&u->ring);
     }
     uring_free_accept_epoll(u);
-    u->life = URING_INHERITED;
+    uring_store(&u->life, URING_INHERITED);
 }
 
 static inline unsigned uring_room(const uring *u) {

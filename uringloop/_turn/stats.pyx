@@ -29,13 +29,13 @@ from uringloop._turn.timing cimport (
     FOR_MONITOR,
     FOR_PRECISION,
     FOR_STALLS,
+    note_longest,
     turn_clock_ns,
 )
 from uringloop._turn.turn cimport (
     BATCH_SIZES,
     Counters,
     LoopCore,
-    note_lag,
     running_thread,
     sort_inbox,
 )
@@ -82,7 +82,7 @@ def set_fallback_callback(LoopCore loop not None, function):
 def open_loops():
     """Return the open loops of this process, in no order. Any thread may call."""
     loops = [one() for one in list(LOOPS)]
-    return [loop for loop in loops if loop is not None and not (<LoopCore>loop).closed]
+    return [loop for loop in loops if loop is not None and not load_int(&(<LoopCore>loop).closed)]
 
 
 def thread_state_of(LoopCore loop not None):
@@ -110,7 +110,7 @@ def stats_of(LoopCore loop not None):
         - load_size(&loop.timers.due_begin) - load_size(&loop.timers.cancelled))
     sort_inbox(loop)
     # lag_max never decreases, so it includes every lag that was returned.
-    note_lag(loop, lag_ns)
+    note_longest(&counters.lag_max_ns, lag_ns)
     return {
         "turns": load_total(&counters.turns),
         "kernel_entries": load_total(&loop.ring.u.enters),

@@ -39,6 +39,7 @@ cdef struct Times:
 cdef int64_t turn_clock_ns(const Times *times) noexcept
 cdef void mark_begin(Times *times) noexcept
 cdef void mark_end(Times *times) noexcept
+cdef void note_longest(int64_t *longest, int64_t ns) noexcept
 cdef void add_duration(Durations *durations, int64_t took_ns) noexcept
 
 

@@ -11,7 +11,8 @@ kept for Prometheus only.
 
 from libc.stdint cimport int64_t
 
-from uringloop._kernel.atomics cimport count_ns, count_total, load_int, load_ns, store_ns
+from uringloop._kernel.atomics cimport (
+    count_ns, count_total, load_int, load_ns, replace_ns, store_ns)
 
 
 cdef extern from "_kernel/clock.h":
@@ -58,6 +59,13 @@ cdef void mark_end(Times *times) noexcept:
     if load_int(&times.timing_users) & FOR_HISTOGRAMS:
         add_duration(&times.turns, took)
     store_ns(&times.began_ns, now)
+
+
+cdef void note_longest(int64_t *longest, int64_t ns) noexcept:
+    """Store *ns* if it is longer; any thread may call."""
+    cdef int64_t before = load_ns(longest)
+    while ns > before and not replace_ns(longest, &before, ns):
+        pass
 
 
 cdef void add_duration(Durations *durations, int64_t took_ns) noexcept:

@@ -7,7 +7,7 @@ from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread
 from uringloop._kernel.atomics cimport load_int, load_long
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
-from uringloop._ring.uring cimport URING_INHERITED
+from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
@@ -165,13 +165,12 @@ cdef class LoopCore:
 
 
 cdef int sort_inbox(LoopCore loop) except -1
-cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
     """Return the thread that runs *loop*, or 0: a forked child inherits its identifier only."""
     cdef unsigned long thread = load_long(&loop.thread_id)
-    return 0 if thread == CLAIMED or loop.ring.u.life == URING_INHERITED else thread
+    return 0 if thread == CLAIMED or uring_is_inherited(&loop.ring.u) else thread
 
 
 cdef inline bint runs_here(LoopCore loop) noexcept:

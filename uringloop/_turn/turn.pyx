@@ -32,12 +32,7 @@ from libc.stdint cimport int64_t, uint64_t
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
-    PyMethodDef,
     PyObject_Call,
-    PyTuple_GET_ITEM_borrowed,
-    PyTuple_GET_SIZE,
-    PyUnicode_Compare,
-    set_method,
     set_traverse,
     this_thread,
     traverseproc,
@@ -46,13 +41,12 @@ from uringloop._cpython.pyapi cimport (
 from uringloop._kernel.atomics cimport (
     count_total,
     load_int,
-    load_ns,
     replace_int,
     replace_long,
-    replace_ns,
     store_int,
     store_int_release,
     store_long,
+    store_long_release,
     store_ns,
 )
 from uringloop._kernel.clock cimport uring_clock_ns
@@ -61,7 +55,7 @@ from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, e
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring, wrong_thread
-from uringloop._ring.uring cimport URING_FOREVER
+from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
@@ -73,14 +67,18 @@ from uringloop._turn.handles cimport (
     nanoseconds,
     new_handle,
     new_handle_for_threads,
-    new_handle_of,
     new_timer,
 )
 from uringloop._turn.inbox cimport (
     Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox)
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
-from uringloop._turn.timing cimport FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most
+from uringloop._turn.timing cimport (
+    FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
+
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -100,7 +98,6 @@ cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
-cdef str NAME_CONTEXT = "context"
 
 
 cdef class Flushable:
@@ -217,7 +214,14 @@ cdef class LoopCore:
         timer = new_timer(self, when, callback, args, context)
         if self.debug:
             timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        self.timers.push(timer)
+        if runs_here(self) or not FREE_THREADED:
+            self.timers.push(timer)
+        else:
+            claim(self)
+            try:
+                self.timers.push(timer)
+            finally:
+                store_long_release(&self.thread_id, 0)
         return timer
 
     def time(self):
@@ -366,7 +370,7 @@ cdef class LoopCore:
             now = self.now_ns()
             if deadline <= now:
                 store_ns(&self.counters.lag_ns, now - deadline)
-                note_lag(self, now - deadline)
+                note_longest(&self.counters.lag_max_ns, now - deadline)
                 add_duration(&self.times.lags, now - deadline)
             self.timers.expire(now)
         return 0
@@ -531,21 +535,25 @@ cdef class LoopCore:
     def _run(self):
         """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
         cdef unsigned long before = 0
+        cdef int cpu_clock
         self.check_closed()
         self.ring.check_inherited()
         while not replace_long(&self.thread_id, &before, this_thread()):
             if before != CLAIMED:
                 raise RuntimeError("This event loop is already running")
             before = 0
+            with nogil:
+                sched_yield()
         if load_int(&self.closed):
             # Another thread closes it: _close() looks for a running thread after setting `closed`.
-            store_long(&self.thread_id, 0)
+            store_long_release(&self.thread_id, 0)
             self.check_closed()
-        pthread_getcpuclockid(pthread_self(), &self.cpu_clock)
+        if pthread_getcpuclockid(pthread_self(), &cpu_clock) == 0:
+            store_int(&self.cpu_clock, cpu_clock)
         begin_turn(&self.times)
         try:
             take_over(self.ring)
-            store_long(&self.ring.runner, self.thread_id)
+            store_long(&self.ring.runner, this_thread())
             self.sending = True
             self.waker.arm()
             while True:
@@ -560,7 +568,7 @@ cdef class LoopCore:
             finally:
                 store_long(&self.ring.runner, 0)
                 store_int(&self.stopping, False)
-                store_long(&self.thread_id, 0)
+                store_long_release(&self.thread_id, 0)
 
     def _close(self):
         """Close the ring and drop every callback. The loop must not run."""
@@ -571,7 +579,7 @@ cdef class LoopCore:
             store_int(&self.closed, False)
             raise RuntimeError("Cannot close a running event loop")
         try:
-            self.inbox.close(self.ring.u.life == URING_INHERITED)
+            self.inbox.close(uring_is_inherited(&self.ring.u))
             self.ready.clear()
             self.timers.clear()
             drain(self.ring)
@@ -644,87 +652,37 @@ cdef class LoopCore:
         return self.ring.u.enters
 
 
-cdef object call_soon_fast(
-        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
-    cdef LoopCore loop = <LoopCore>self
-    cdef PyObject *context = context_of(loop, call, size, names)
-    cdef Handle handle
-    if context == NULL:
-        return call_slowly(CALL_SOON, loop, call, size, names)
-    handle = new_handle_of(loop, call, size, context, False)
-    loop.push(handle)
-    return handle
-
-
-cdef object call_soon_threadsafe_fast(
-        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_soon_threadsafe does, like call_soon_fast."""
-    cdef LoopCore loop = <LoopCore>self
-    cdef PyObject *context = context_of(loop, call, size, names)
-    cdef Handle handle
-    if context == NULL:
-        return call_slowly(CALL_SOON_THREADSAFE, loop, call, size, names)
-    handle = new_handle_of(loop, call, size, context, True)
-    if runs_here(loop):
-        loop.push(handle)
-    else:
-        loop.put(handle)
-    return handle
-
-
-cdef PyObject *context_of(
-        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
-    """Return the argument `context`, or None; NULL if the call has to be made slowly."""
-    if size >= 1 and not load_int(&loop.closed) and not load_int(&loop.debug):
-        if names == NULL:
-            return <PyObject*>None
-        if PyTuple_GET_SIZE(<tuple>names) == 1:
-            if PyUnicode_Compare(PyTuple_GET_ITEM_borrowed(<tuple>names, 0), NAME_CONTEXT) == 0:
-                return call[size]
-    return NULL
-
-
-cdef object call_slowly(
-        object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    cdef Py_ssize_t index
-    cdef dict options = {}
-    if names != NULL:
-        for index, name in enumerate(<tuple>names):
-            options[name] = <object>call[size + index]
-    return method(loop, *[<object>call[index] for index in range(size)], **options)
-
-
-cdef PyMethodDef call_soon_definition
-cdef PyMethodDef call_soon_threadsafe_definition
-cdef object CALL_SOON = LoopCore.call_soon
-cdef object CALL_SOON_THREADSAFE = LoopCore.call_soon_threadsafe
-set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_fast)
-set_method(
-    LoopCore, CALL_SOON_THREADSAFE, &call_soon_threadsafe_definition, call_soon_threadsafe_fast)
-
-
 cdef int sort_inbox(LoopCore loop) except -1:
     """Move the handles of the inbox to the ready queue, unless another thread runs the loop."""
-    cdef unsigned long nobody = 0
     if not loop.inbox.has_new():
         return 0
     if runs_here(loop):
         return loop.inbox.take(loop.ready)
-    if replace_long(&loop.thread_id, &nobody, CLAIMED):
+    if try_to_claim(loop):
         try:
             loop.inbox.take(loop.ready)
         finally:
-            store_long(&loop.thread_id, 0)
+            store_long_release(&loop.thread_id, 0)
     return 0
 
 
-cdef int note_lag(LoopCore loop, int64_t lag_ns) noexcept:
-    """Remember the longest lag; any thread may call."""
-    cdef int64_t longest = load_ns(&loop.counters.lag_max_ns)
-    while lag_ns > longest:
-        if replace_ns(&loop.counters.lag_max_ns, &longest, lag_ns):
-            break
+cdef bint try_to_claim(LoopCore loop) noexcept:
+    """Use the queues of a loop that does not run for a moment; return False if a thread runs it."""
+    cdef unsigned long before = 0
+    while not replace_long(&loop.thread_id, &before, CLAIMED):
+        if before != CLAIMED:
+            return False
+        before = 0
+        # The other thread may be waiting for this one.
+        with nogil:
+            sched_yield()
+    return True
+
+
+cdef int claim(LoopCore loop) except -1:
+    """Like try_to_claim(), but raise RuntimeError if another thread runs the loop."""
+    if not try_to_claim(loop):
+        raise wrong_thread()
     return 0
 
 

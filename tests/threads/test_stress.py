@@ -1,0 +1,19 @@
+"""A short run of the stress of loops that other threads use; `make threads-stress` runs longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STRESS = Path(__file__).parent / "stress.py"
+
+
+@pytest.mark.slow
+def test_threads_that_use_loops_of_other_threads_lose_no_callback() -> None:
+    command = [sys.executable, str(STRESS), "--seconds", "3", "--threads", "4", "--loops", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "post" in done.stdout

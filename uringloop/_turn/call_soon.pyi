@@ -1,0 +1,1 @@
+"""call_soon() and call_soon_threadsafe() by vectorcall."""
