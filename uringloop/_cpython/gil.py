@@ -7,12 +7,12 @@ module that does not declare support for free threads switches it on for the pro
 from __future__ import annotations
 
 import sys
-import sysconfig
 
 
 def free_threaded() -> bool:
     """Return whether the interpreter was built to run without a GIL."""
-    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    # sysconfig would read a file, which another user may not be allowed to.
+    return "t" in sys.abiflags
 
 
 def enabled() -> bool:

@@ -278,7 +278,12 @@ async def _serve(
         sock.setblocking(False)
     server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
     if start_serving:
-        await server.start_serving()
+        try:
+            await server.start_serving()
+        except BaseException:
+            # The task was cancelled: nobody gets the server.
+            server.close()
+            raise
     if loop.get_debug():
         logger.info("%r is serving", server)
     return server
