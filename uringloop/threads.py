@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from uringloop._cpython import gil
 from uringloop.policy import new_event_loop
 
 T = TypeVar("T")
@@ -99,9 +100,7 @@ def _processor_count() -> int:
 def _warn_of_gil() -> None:
     """Warn the caller of run_threads(), once in a process, if Python runs one thread at a time."""
     global _warned
-    # Before 3.13 there is always a GIL, and no function that tells.
-    has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-    if _warned or not has_gil():
+    if _warned or not gil.enabled():
         return
     _warned = True
     warnings.warn(

@@ -28,8 +28,8 @@ PRIVATE = re.compile(r"_[a-z]\w*$|_[A-Z]\w*[a-z]\w*$")
 
 # namedtuple's method is documented; the others are names of pytest, nest_asyncio and uvicorn.
 OTHERS = {"_replace", "_fixtureinfo", "_nest_patched", "_install_sigquit_handler"}
-# Documented functions of the standard library.
-OTHERS |= {"_exit", "_is_gil_enabled"}
+# A documented function of the standard library.
+OTHERS |= {"_exit"}
 
 WORDS = {
     word for row in TABLE for name in (row.owner, *row.names.split()) for word in name.split(".")
