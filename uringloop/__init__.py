@@ -10,7 +10,7 @@ uringloop.install()                                         for programs that us
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
@@ -22,7 +22,9 @@ from uringloop._loop.base import Stats
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
-from uringloop.threads import run_threads
+
+if TYPE_CHECKING:
+    from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
 SUBMODULES = (
@@ -36,6 +38,8 @@ SUBMODULES = (
     "top",
     "workers",
 )
+# A function in a module that is imported on first access, too.
+DEFERRED = "run_threads"
 
 __all__ = [
     "BufferedFile",
@@ -59,12 +63,14 @@ __version__ = "0.1.0"
 
 # repr(), pickles and tracebacks name the package instead of the private defining module.
 for _name in __all__:
-    if _name != "__version__":
+    if _name not in ("__version__", DEFERRED):
         globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> Any:
-    """Import a submodule on first access."""
+    """Import a submodule, or the module of run_threads(), on first access."""
+    if name == DEFERRED:
+        return importlib.import_module(f"{__name__}.threads").run_threads
     if name not in SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

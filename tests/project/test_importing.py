@@ -77,6 +77,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "prometheus",
         "pytest_plugin",
         "tempfile",
+        "threads",
         "top",
     }
     # The modules of private packages, except those that are loaded on first use.
