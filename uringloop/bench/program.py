@@ -14,10 +14,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from . import counters, loops, process
 from .settings import Address, explain
 from .workloads import CLIENTS, PROGRAMS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Share of the operations for a first estimate and for the warm-up, which fills caches and prepares
 # the allocator and specialised bytecode.
@@ -129,8 +133,13 @@ def main(argv: list[str] | None = None) -> int:
     process.warm_allocator()
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
+    return print_reading(lambda: run(task))
+
+
+def print_reading(measure: Callable[[], DataclassInstance]) -> int:
+    """Print what *measure* returns, or why it fails, as JSON; return the exit status."""
     try:
-        reading = run(task)
+        reading = measure()
     except Exception as exc:
         print(json.dumps(explain(exc)))
         return 1

@@ -26,6 +26,10 @@ class BenchError(Exception):
     """Ends the benchmark with its message on one line and exit status 2."""
 
 
+class GilError(Exception):
+    """The GIL is on, so threads do not run at the same time; the message names the reason."""
+
+
 class MissingError(Exception):
     """A workload needs something that is not installed; the message names it."""
 
@@ -34,6 +38,8 @@ def explain(exc: Exception) -> dict[str, str]:
     """Return the message of an error of a measured process, and the status of its cell."""
     if isinstance(exc, MissingError):
         return {"error": str(exc), "kind": "missing"}
+    if isinstance(exc, GilError):
+        return {"error": str(exc), "kind": "GIL on"}
     if isinstance(exc, ModuleNotFoundError):
         return {"error": f"{exc.name} is not installed", "kind": "missing"}
     if isinstance(exc, NotImplementedError):

@@ -21,13 +21,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from uringloop._cpython import gil
 
 from . import loops, process, program
-from .settings import BenchError, explain
+from .settings import GilError
 from .workloads import PAIRS, PROGRAMS
 from .workloads.databases import Requests
 
@@ -43,10 +43,6 @@ _WARM_UP = 0.25
 
 # Starts the work of a process that has reported that it is ready.
 START = signal.SIGUSR1
-
-
-class GilError(BenchError):
-    """The GIL is on, so threads do not run at the same time."""
 
 
 @dataclass(frozen=True)
@@ -164,16 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     process.warm_allocator()
     # All threads inherit this; sigwait() takes the blocked signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, [START])
-    try:
-        reading = run(task)
-    except GilError as exc:
-        print(json.dumps({"error": str(exc), "kind": "GIL on"}))
-        return 1
-    except Exception as exc:
-        print(json.dumps(explain(exc)))
-        return 1
-    print(json.dumps(asdict(reading)))
-    return 0
+    return program.print_reading(lambda: run(task))
 
 
 if __name__ == "__main__":

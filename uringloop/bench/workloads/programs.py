@@ -30,6 +30,20 @@ def _nothing() -> None:
     """Do nothing, as the callback of a timer that is cancelled."""
 
 
+def _countdown(count: int) -> tuple[Callable[[], None], asyncio.Future[None]]:
+    """Return a callback, and a future that has its result after *count* calls of it."""
+    done = asyncio.get_running_loop().create_future()
+    left = count
+
+    def call() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set_result(None)
+
+    return call, done
+
+
 async def sleep_one(count: int) -> None:
     """One task that yields: sleep(0)."""
     for _ in range(count):
@@ -97,15 +111,7 @@ async def call_later_cancel(count: int) -> None:
 async def timers(count: int) -> None:
     """Timers at random times within a window, all created first: creating and running them."""
     loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    left = count
-
-    def call() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set_result(None)
-
+    call, done = _countdown(count)
     # The same numbers for every loop.
     chance = random.Random(1)
     begin, span = loop.time(), count * WINDOW
@@ -162,14 +168,7 @@ async def threadsafe(count: int) -> None:
 async def threadsafe_four(count: int) -> None:
     """Calls from four threads at the same time, which wait for nothing; the loop counts them."""
     loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    left = count
-
-    def call() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set_result(None)
+    call, done = _countdown(count)
 
     def calls() -> None:
         for _ in range(count // CALLERS):
