@@ -234,14 +234,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> tuple[asyncio.Transport, P]:
-        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = upgrade.options(
-            ssl,
-            server_side=True,
-            server_hostname="",
-            handshake_timeout=ssl_handshake_timeout,
-            shutdown_timeout=ssl_shutdown_timeout,
-        )
+        tls_options = _options_for_accepted(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return await clients.connect_accepted_socket(self, protocol_factory, sock, tls_options)
 
     def adopt(
@@ -264,14 +257,7 @@ class Loop(RunningLoop):
         closed before. The future then gets the exception. If this raises an exception, as it does
         for wrong arguments and a closed loop, the socket remains the caller's.
         """
-        argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-        tls_options = upgrade.options(
-            ssl,
-            server_side=True,
-            server_hostname="",
-            handshake_timeout=ssl_handshake_timeout,
-            shutdown_timeout=ssl_shutdown_timeout,
-        )
+        tls_options = _options_for_accepted(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return adopting.adopt(self, protocol_factory, sock, tls_options)
 
     # ── datagrams ────────────────────────────────────────────────────────────────────────────
@@ -564,3 +550,17 @@ class Loop(RunningLoop):
         transport = self._transport_of(fd)
         if transport is not None and not transport.is_closing():
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
+
+
+def _options_for_accepted(
+    ssl: SSLArgument, handshake_timeout: float | None, shutdown_timeout: float | None
+) -> upgrade.Options | None:
+    """Check the TLS arguments of a connection that a listening socket has accepted."""
+    argument_checks.check_ssl_timeouts(ssl, handshake_timeout, shutdown_timeout)
+    return upgrade.options(
+        ssl,
+        server_side=True,
+        server_hostname="",
+        handshake_timeout=handshake_timeout,
+        shutdown_timeout=shutdown_timeout,
+    )

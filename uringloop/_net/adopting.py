@@ -14,7 +14,7 @@ from asyncio.log import logger
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from uringloop._net.argument_checks import check_socket
+from uringloop._net.argument_checks import check_socket, check_stream
 from uringloop._net.stream import make_stream
 from uringloop._tls import upgrade
 
@@ -31,8 +31,7 @@ def adopt(
     sock: socket.socket,
     tls_options: upgrade.Options | None,
 ) -> Result[P]:
-    if sock.type != socket.SOCK_STREAM:
-        raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+    check_stream(sock)
     check_socket(sock)
     if tls_options is not None and tls_options.context is None:
         raise ValueError("Server side SSL needs a valid SSLContext")

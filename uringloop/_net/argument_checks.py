@@ -31,6 +31,12 @@ def check_processor(name: str, number: int) -> None:
     check_range(name, number, os.sysconf("SC_NPROCESSORS_CONF") - 1)
 
 
+def check_stream(sock: socket.socket) -> None:
+    """Raise ValueError for a socket of another type; the family does not matter, as in asyncio."""
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+
+
 def check_socket(sock: socket.socket) -> None:
     """Raise TypeError for an SSLSocket: a transport would read encrypted records."""
     if isinstance(sock, ssl.SSLSocket):

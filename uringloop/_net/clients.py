@@ -14,7 +14,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from uringloop._net.argument_checks import bind_failure, check_socket
+from uringloop._net.argument_checks import bind_failure, check_socket, check_stream
 from uringloop._net.resolver import AddressInfo, ensure_resolved
 from uringloop._net.stream import make_stream
 from uringloop._tls import upgrade
@@ -66,9 +66,7 @@ async def create_connection(
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
-        # A UNIX socket is allowed, as in asyncio: only the type is checked.
-        if sock.type != socket.SOCK_STREAM:
-            raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+        check_stream(sock)
         protocols = make()
     transport = await open_transport(loop, sock, protocols)
     if loop.get_debug():
@@ -111,8 +109,7 @@ async def connect_accepted_socket(
     sock: socket.socket,
     tls_options: upgrade.Options | None,
 ) -> tuple[asyncio.Transport, P]:
-    if sock.type != socket.SOCK_STREAM:
-        raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+    check_stream(sock)
     check_socket(sock)
     protocols = make_protocols(loop, protocol_factory, tls_options)
     transport = await open_transport(loop, sock, protocols)
