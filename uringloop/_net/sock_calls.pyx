@@ -134,7 +134,7 @@ cdef object try_recv(LoopCore loop, object sock, object n):
     cdef long wanted = 0
     cdef int too_large = 0
     cdef int fd = checked_fd(loop, sock)
-    cdef char *scratch = loop.scratch_memory()
+    cdef char *scratch
     if type(sock) is PLAIN and type(n) is int:
         wanted = PyLong_AsLongAndOverflow(n, &too_large)
     if wanted > 0:
@@ -142,6 +142,7 @@ cdef object try_recv(LoopCore loop, object sock, object n):
             return None
         # A larger receive is passed to socket.recv().
         while wanted <= SCRATCH_SIZE:
+            scratch = loop.scratch_memory()
             res = recv(fd, scratch, wanted, MSG_DONTWAIT)
             if res >= 0:
                 note_received(loop, fd, res, wanted)
