@@ -15,7 +15,7 @@ from uringloop._cpython.pyapi cimport (
 )
 from uringloop._kernel.atomics cimport load_int
 from uringloop._turn.handles cimport Handle, new_handle_of
-from uringloop._turn.turn cimport LoopCore, runs_here
+from uringloop._turn.turn cimport LoopCore
 
 
 cdef str NAME_CONTEXT = "context"
@@ -43,10 +43,7 @@ cdef object call_soon_threadsafe_fast(
     if context == NULL:
         return call_slowly(CALL_SOON_THREADSAFE, loop, call, size, names)
     handle = new_handle_of(loop, call, size, context, True)
-    if runs_here(loop):
-        loop.push(handle)
-    else:
-        loop.put(handle)
+    loop.push_from_any_thread(handle)
     return handle
 
 

@@ -130,6 +130,9 @@ cdef class LoopCore:
         if self.inbox.has_new():
             self.inbox.take(self.ready)
         return self.ready.push(handle)
+    cdef inline int push_from_any_thread(self, Handle handle) except -1:
+        """Like `push`, and wake the loop if another thread runs it."""
+        return self.push(handle) if runs_here(self) else self.put(handle)
     cdef int put(self, Handle handle) except -1
     cdef inline char *scratch_memory(self) except NULL:
         """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""

@@ -174,10 +174,7 @@ cdef class LoopCore:
         handle = new_handle_for_threads(self, callback, args, context)
         if load_int(&self.debug):
             handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        if runs_here(self):
-            self.push(handle)
-        else:
-            self.put(handle)
+        self.push_from_any_thread(handle)
         return handle
 
     cdef int put(self, Handle handle) except -1:
