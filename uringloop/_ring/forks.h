@@ -49,14 +49,17 @@ static inline void uring_forget(uring *u) {
     pthread_mutex_unlock(&uring_live_lock);
 }
 
-/* *fresh* takes the place of *u* in memory, and in the list. */
+/* *fresh* takes the place of *u* in memory, and in the list. Other threads may read what stands
+ * before `ring`. */
 static inline void uring_take_place(uring *u, const uring *fresh) {
     uring *next;
 
     pthread_mutex_lock(&uring_live_lock);
     next = u->next;
-    *u = *fresh;
+    memcpy(&u->ring, &fresh->ring, sizeof(*u) - offsetof(uring, ring));
     u->next = next;
+    uring_store(&u->enters, fresh->enters);
+    uring_store(&u->life, fresh->life);
     pthread_mutex_unlock(&uring_live_lock);
 }
 

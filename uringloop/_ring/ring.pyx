@@ -68,12 +68,14 @@ from uringloop._ring.uring cimport (
     uring_completion,
     uring_consume,
     URING_FOREVER,
+    uring_get_life,
     uring_get_submission,
     uring_has_overflow,
     uring_has_task_work,
     uring_head,
     uring_is_forbidden,
     uring_is_usable,
+    uring_life,
     uring_disable_features,
     uring_limit_workers,
     uring_move_submission,
@@ -187,11 +189,12 @@ cdef class Ring:
         return load_uint(&uring_forks)
 
     cdef int check_inherited(self) except -1:
-        if self.u.life == URING_INHERITED:
+        cdef uring_life life = uring_get_life(&self.u)
+        if life == URING_INHERITED:
             raise RuntimeError(
                 "the event loop was inherited through a fork; a child process must create its own"
             )
-        if self.u.life == URING_CLOSED:
+        if life == URING_CLOSED:
             raise RuntimeError("Event loop is closed")
         return 0
 

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,12 +59,13 @@ typedef enum uring_life {
 } uring_life;
 
 typedef struct uring {
+    /* What other threads read, see uring_take_place. */
+    uint64_t enters; /* system calls made */
+    uring_life life;
     struct io_uring ring;
     softring *soft;       /* the software ring; NULL for the kernel's */
-    uint64_t enters;      /* system calls made */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
-    uring_life life;
-    bool threaded; /* a kernel thread takes the submissions (SQPOLL) */
+    bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
     /* Shared listening sockets, see shared_sockets.h. */
     int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
     int eventfd;              /* the eventfd there that the kernel writes to, or -1 */
@@ -77,6 +79,22 @@ typedef struct uring {
     bool slept;            /* nothing waited when the newest sleep began */
     struct uring *next;    /* the list of live rings that the fork handler walks */
 } uring;
+
+/* The thread sanitizer does not see that liburing unmaps a ring, and that the kernel maps the next
+ * one at its address: all that was done to the first happened before all that is done to the second. */
+#ifndef __has_feature
+#define __has_feature(name) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+__attribute__((weak)) char uring_memory;
+#define URING_MAPPED() __tsan_acquire(&uring_memory)
+#define URING_UNMAPS() __tsan_release(&uring_memory)
+#else
+#define URING_MAPPED() ((void)0)
+#define URING_UNMAPS() ((void)0)
+#endif
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
 
@@ -115,6 +133,7 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
 static inline int uring_finish_open(uring *u) {
     int res;
 
+    URING_MAPPED();
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
     /* A forked child must not see the rings: one store there would corrupt the parent's. */
@@ -214,19 +233,22 @@ static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbou
     return io_uring_register_iowq_max_workers(&u->ring, limits);
 }
 
-/* Returns whether the ring is open, and this process's own. */
-/* For other threads than the ring's. */
+/* Any thread may call these three. */
+static inline uring_life uring_get_life(const uring *u) { return uring_load(&u->life); }
+
 static inline bool uring_is_inherited(const uring *u) {
-    return uring_load(&u->life) == URING_INHERITED;
+    return uring_get_life(u) == URING_INHERITED;
 }
 
-static inline bool uring_is_usable(const uring *u) { return u->life >= URING_DISABLED; }
+/* Returns whether the ring is open, and this process's own. */
+static inline bool uring_is_usable(const uring *u) { return uring_get_life(u) >= URING_DISABLED; }
 
 /* Unmaps and closes the ring. An inherited one stays so: the fork handler has closed the
  * descriptor, and the mappings were never there (other memory may be at their addresses). */
 static inline void uring_close(uring *u) {
     if (!uring_is_usable(u))
         return;
+    URING_UNMAPS();
     if (u->soft != NULL)
         softring_close(u->soft);
     else

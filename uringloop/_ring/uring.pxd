@@ -36,6 +36,7 @@ cdef extern from "_ring/uring.h" nogil:
     bint uring_is_forbidden(int res)
     int uring_enable(uring *u)
     void uring_disable_features(uring *u, bint no_iowait, bint min_wait)
+    uring_life uring_get_life(const uring *u)
     bint uring_is_inherited(const uring *u)
     bint uring_is_usable(const uring *u)
     void uring_close(uring *u)
