@@ -113,14 +113,9 @@ class Loop(RunningLoop):
             raise
         self._children: set[subprocesses.Child] = set()
 
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            # super().close() raises RuntimeError for a running loop, which stays open.
-            if self.is_closed():
-                self._watchers.close()
-                subprocesses.close(self)
+    def _release(self) -> None:
+        self._watchers.close()
+        subprocesses.close(self)
 
     def _run_nested(self) -> None:
         self._watchers.resume()

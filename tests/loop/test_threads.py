@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import os
 import socket
 import sys
 import threading
@@ -17,6 +18,8 @@ import pytest
 from support.loops import LoopFactory, run_turns
 from support.protocols import Echo
 from support.roles import in_thread
+
+import uringloop
 
 T = TypeVar("T")
 
@@ -357,6 +360,28 @@ def test_loop_may_be_closed_by_another_thread(loop_factory: LoopFactory) -> None
     in_thread(lambda: run_there.run_until_complete(asyncio.sleep(0.001)))
     run_there.close()
     assert run_there.is_closed()
+
+
+def test_loop_may_be_closed_by_several_threads() -> None:
+    for _ in range(20):
+        loop = uringloop.new_event_loop()
+        run_turns(loop)
+        together = threading.Barrier(4)
+
+        def close(loop: uringloop.Loop, together: threading.Barrier) -> None:
+            together.wait(PATIENCE)
+            loop.close()
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            closings = [pool.submit(close, loop, together) for _ in range(3)]
+            together.wait(PATIENCE)
+            # Would get the number of a descriptor that is closed twice.
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+            for closing in closings:
+                closing.result()
+        for file in files:
+            os.close(file)
+        assert loop.is_closed()
 
 
 def test_running_loop_cannot_be_closed_by_another_thread(each_loop: AbstractEventLoop) -> None:

@@ -203,7 +203,8 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             return
         if _is_finalizing():
             # Module globals, of this module and of others, may be cleared by now.
-            self._close()
+            if self._begin_close():
+                self._close()
             return
         try:
             self.close()
@@ -284,16 +285,19 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         return waited.result()
 
     def close(self) -> None:
-        if self.is_running():
-            raise RuntimeError("Cannot close a running event loop")
-        if self.is_closed():
+        # Several threads may close a loop; one of them does it.
+        if not self._begin_close():
             return
-        self._close()
         try:
+            self._close()
             # Raises ValueError in a thread other than the main thread.
             signals.close(self)
         finally:
             self._executor.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Release what a derived class owns; called once, when the loop is closed."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

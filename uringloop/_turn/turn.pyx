@@ -216,6 +216,7 @@ cdef class LoopCore:
         else:
             claim(self)
             try:
+                self.check_closed()
                 self.timers.push(timer)
             finally:
                 store_long_release(&self.thread_id, 0)
@@ -542,7 +543,7 @@ cdef class LoopCore:
             with nogil:
                 sched_yield()
         if load_int(&self.closed):
-            # Another thread closes it: _close() looks for a running thread after setting `closed`.
+            # Another thread has claimed and closed it meanwhile.
             store_long_release(&self.thread_id, 0)
             self.check_closed()
         if pthread_getcpuclockid(pthread_self(), &cpu_clock) == 0:
@@ -567,14 +568,24 @@ cdef class LoopCore:
                 store_int(&self.stopping, False)
                 store_long_release(&self.thread_id, 0)
 
-    def _close(self):
-        """Close the ring and drop every callback. The loop must not run."""
+    def _begin_close(self):
+        """Refuse work from now on; return True to the one caller that has to close the loop."""
         cdef int is_open = False
-        if not replace_int(&self.closed, &is_open, True):
-            return
-        if running_thread(self):
-            store_int(&self.closed, False)
+        cdef bint inherited
+        if load_int(&self.closed):
+            return False
+        # In a forked child the threads do not exist, and nobody gives the loop back.
+        inherited = uring_is_inherited(&self.ring.u)
+        if not inherited and not try_to_claim(self):
             raise RuntimeError("Cannot close a running event loop")
+        # Whoever claims the loop from now on finds it closed.
+        was_open = bool(replace_int(&self.closed, &is_open, True))
+        if not inherited:
+            store_long_release(&self.thread_id, 0)
+        return was_open
+
+    def _close(self):
+        """Close the ring and drop every callback, after _begin_close()."""
         try:
             self.inbox.close(uring_is_inherited(&self.ring.u))
             self.ready.clear()
@@ -657,7 +668,8 @@ cdef int sort_inbox(LoopCore loop) except -1:
         return loop.inbox.take(loop.ready)
     if try_to_claim(loop):
         try:
-            loop.inbox.take(loop.ready)
+            if not load_int(&loop.closed):
+                loop.inbox.take(loop.ready)
         finally:
             store_long_release(&loop.thread_id, 0)
     return 0
