@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import gc
 import os
 import socket
 import sys
@@ -163,6 +164,25 @@ def test_a_running_threadsafe_call_may_cancel_itself(each_loop: AbstractEventLoo
     run_turns(each_loop, 2)
     assert asked == [True]
     assert "cancelled" in repr(handle)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="a promise of Python 3.14")
+def test_the_destructor_of_a_cancelled_callback_may_use_its_handle(
+    each_loop: AbstractEventLoop,
+) -> None:
+    asked: list[bool] = []
+
+    class Callback:
+        def __call__(self) -> None: ...
+
+        def __del__(self) -> None:
+            handle.cancel()
+            asked.append(handle.cancelled())
+
+    handle = in_thread(lambda: each_loop.call_soon_threadsafe(Callback()))
+    handle.cancel()
+    gc.collect()
+    assert asked == [True]
 
 
 def test_threadsafe_call_may_be_cancelled_by_its_handle(each_loop: AbstractEventLoop) -> None:

@@ -28,7 +28,7 @@ cdef class Handle:
 
 cdef class ThreadSafeHandle(Handle):
     cdef PyMutex mutex              # held while the callback runs: cancel() waits for its end
-    cdef unsigned long runner       # the thread that runs the callback; 0 if none does
+    cdef unsigned long holder       # the thread that holds the mutex, which may lock it again; or 0
     cdef bint lock(self) noexcept
     cdef void unlock(self, bint locked) noexcept
 

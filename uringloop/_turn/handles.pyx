@@ -181,6 +181,7 @@ cdef class ThreadSafeHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; if it is running, wait for its end."""
+        # Destructors of what is dropped may use the handle.
         cdef bint locked = self.lock()
         try:
             self.drop()
@@ -194,24 +195,23 @@ cdef class ThreadSafeHandle(Handle):
 
     cdef bint lock(self) noexcept:
         """Wait for the end of a run in another thread; return whether unlock() must unlock."""
-        if load_long(&self.runner) == this_thread():
-            # The callback itself is the caller.
+        if load_long(&self.holder) == this_thread():
+            # The callback itself is the caller, or a destructor.
             return False
         PyMutex_Lock(&self.mutex)
+        store_long(&self.holder, this_thread())
         return True
 
     cdef void unlock(self, bint locked) noexcept:
         if locked:
+            store_long(&self.holder, 0)
             PyMutex_Unlock(&self.mutex)
 
     cdef int run(self) except -1:
         cdef bint locked = self.lock()
-        store_long(&self.runner, this_thread())
         try:
             return Handle.run(self)
         finally:
-            if locked:
-                store_long(&self.runner, 0)
             self.unlock(locked)
 
     cdef object stock_handle(self):
