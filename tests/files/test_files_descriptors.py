@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.file_pairs import opened
-from support.loops import LoopFactory
+from support.loops import LoopFactory, drain_executor
 from support.processes import thread_names
 from support.roles import wait_until
 
@@ -80,6 +80,45 @@ def test_closing_a_loop_during_opens_loses_no_descriptor(
     loop_factory: LoopFactory, tmp_path: Path
 ) -> None:
     close_after_start(loop_factory, [opened(tmp_path / str(n), "wb") for n in range(MANY)])
+
+
+def test_running_a_loop_in_another_thread_during_opens_loses_no_descriptor(
+    loop_factory: LoopFactory, tmp_path: Path
+) -> None:
+    loop = loop_factory()
+
+    async def begin() -> list[asyncio.Future[Any]]:
+        calls: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(opened(tmp_path / str(n), "xb")) for n in range(MANY)
+        ]
+        await asyncio.sleep(0)
+        return calls
+
+    async def end(calls: list[asyncio.Future[Any]]) -> None:
+        for call in calls:
+            await (await call).close()
+
+    calls = loop.run_until_complete(begin())
+    thread = threading.Thread(target=loop.run_until_complete, args=(end(calls),))
+    thread.start()
+    thread.join()
+    assert all(call.result().closed for call in calls)
+    drain_executor(loop)
+    loop.close()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_run_waits_once_for_the_open_of_a_fifo(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    opening = loop.create_task(opened(tmp_path / "fifo", "rb"))
+    before = time.monotonic()
+    for _ in range(10):
+        loop.run_until_complete(asyncio.sleep(0))
+    assert time.monotonic() - before < 1
+    with open(tmp_path / "fifo", "wb"):
+        loop.run_until_complete(loop.run_until_complete(opening).close())
 
 
 def no_open_waits(fifo: Path) -> bool:

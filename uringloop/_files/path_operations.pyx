@@ -59,7 +59,7 @@ from uringloop._kernel.paths cimport (
     uring_stat_cached,
 )
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
-from uringloop._ring.ring cimport HOLDS_DESCRIPTOR
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 # Unsuitable arguments: the function of `os` is then called, to raise its own error.
@@ -79,7 +79,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
         fd = uring_open_cached(name, flags)
         if fd != -EAGAIN:
             return checked(fd, path)
-    operation = new_operation(None, name)
+    operation = new_call(name)
     io_uring_prep_openat(&operation.request, AT_FDCWD, name, flags, mode)
     # The open of a FIFO must wait for its peer; without a worker the ring's open would not.
     uring_leave_to_worker(&operation.request)
@@ -129,7 +129,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.s
         if result is not None:
             return result
     facts = take_bytes(PyBytes_New(NULL, sizeof(statx)))
-    operation = new_operation(None, (name, facts))
+    operation = new_call((name, facts))
     io_uring_prep_statx(
         &operation.request, folder, name, flags, STATX_BASIC_STATS,
         <statx*>PyBytes_AS_STRING(facts))
@@ -176,7 +176,7 @@ async def mkdir(path, mode=0o777, dir_fd=None):
     """os.mkdir, on the ring."""
     cdef FileOperation operation
     try:
-        operation = new_operation(None, name_of(path))
+        operation = new_call(name_of(path))
         io_uring_prep_mkdirat(
             &operation.request, dir_fd_of(dir_fd), operation.held, PyNumber_Index(mode))
     except BAD_ARGUMENT:
@@ -190,7 +190,7 @@ async def unlink(path, dir_fd=None, *, os_function=os.unlink):
     """os.unlink or os.remove, on the ring; *os_function* is the one that raises argument errors."""
     cdef FileOperation operation
     try:
-        operation = new_operation(None, name_of(path))
+        operation = new_call(name_of(path))
         io_uring_prep_unlinkat(&operation.request, dir_fd_of(dir_fd), operation.held, 0)
     except BAD_ARGUMENT:
         return os_function(path, dir_fd=dir_fd)
@@ -203,7 +203,7 @@ async def rmdir(path, dir_fd=None):
     """os.rmdir, on the ring."""
     cdef FileOperation operation
     try:
-        operation = new_operation(None, name_of(path))
+        operation = new_call(name_of(path))
         io_uring_prep_unlinkat(
             &operation.request, dir_fd_of(dir_fd), operation.held, AT_REMOVEDIR)
     except BAD_ARGUMENT:
@@ -220,7 +220,7 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, os_function=os.r
     try:
         old = name_of(src)
         new = name_of(dst)
-        operation = new_operation(None, (old, new))
+        operation = new_call((old, new))
         io_uring_prep_renameat(
             &operation.request, dir_fd_of(src_dir_fd), old, dir_fd_of(dst_dir_fd), new, 0)
     except BAD_ARGUMENT:
@@ -237,7 +237,7 @@ async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=
     try:
         old = name_of(src)
         new = name_of(dst)
-        operation = new_operation(None, (old, new))
+        operation = new_call((old, new))
         io_uring_prep_linkat(
             &operation.request, dir_fd_of(src_dir_fd), old, dir_fd_of(dst_dir_fd), new,
             AT_SYMLINK_FOLLOW if follow_symlinks else 0)
@@ -259,10 +259,10 @@ async def link_and_rename(src, temporary, dst):
     cdef bytes target = name_of(dst)
     sys.audit("os.link", src, temporary, -1, -1)
     sys.audit("os.rename", temporary, dst, -1, -1)
-    linking = new_operation(None, (source, between))
+    linking = new_call((source, between))
     io_uring_prep_linkat(
         &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
-    renaming = new_operation(None, (between, target))
+    renaming = new_call((between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
     if ring_loop() is None:
         await wait_uncancelled(
@@ -303,7 +303,7 @@ async def symlink(src, dst, dir_fd=None):
     try:
         target = name_of(src)
         name = name_of(dst)
-        operation = new_operation(None, (target, name))
+        operation = new_call((target, name))
         io_uring_prep_symlinkat(&operation.request, target, dir_fd_of(dir_fd), name)
     except BAD_ARGUMENT:
         return os.symlink(src, dst, dir_fd=dir_fd)
@@ -314,7 +314,7 @@ async def symlink(src, dst, dir_fd=None):
 
 async def sync(int fd, path):
     """fsync the descriptor *fd*, on the ring; an OSError has *path* as its filename."""
-    cdef FileOperation operation = new_operation(None, None)
+    cdef FileOperation operation = new_call(None)
     operation.traits |= IDEMPOTENT
     io_uring_prep_fsync(&operation.request, fd, 0)
     await operation.run()
@@ -322,6 +322,13 @@ async def sync(int fd, path):
 
 
 # ── arguments and results ────────────────────────────────────────────────────────────────────
+
+
+cdef FileOperation new_call(object held):
+    """Make an operation after which a run ends: another thread would not get its result."""
+    cdef FileOperation operation = new_operation(None, held)
+    operation.op.policy |= RUN_WAITS
+    return operation
 
 
 cdef bytes name_of(object path):

@@ -8,7 +8,7 @@ from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
 from uringloop._ring.ring cimport ENTER_FORBIDDEN, FALLEN_BACK, FORBIDDEN, REPLACED
-from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, NEVER_CANCELLED, WORKER_OWNS_MEMORY
+from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, NEVER_CANCELLED, RUN_WAITS, WORKER_OWNS_MEMORY
 from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, ends_with_run, operation_of
 from uringloop._ring.uring cimport (
     URING_DISABLED,
@@ -31,7 +31,12 @@ from uringloop._ring.uring cimport (
 # that moment, which happens hundreds of times with busy peers.
 CANCEL_ROUNDS_MAX = 4096
 
+# Rounds of LINGER, a quarter of a second in all, that the end of a run waits for opens: a descriptor
+# that is opened after it may be lost, but the open of a FIFO waits for its peer.
+OPEN_ROUNDS_MAX = 8
+
 cdef int CANCEL_ROUNDS = CANCEL_ROUNDS_MAX
+cdef int OPEN_ROUNDS = OPEN_ROUNDS_MAX
 
 
 cdef bint take_over(Ring ring) except -1:
@@ -88,7 +93,7 @@ cdef int end_run_operations(Ring ring) except -1:
 
 
 cdef int await_workers(Ring ring) except -1:
-    """Wait, for a limited time, for workers that read or write files for the program.
+    """Wait, for a limited time, for workers that use files for the program.
 
     Only this thread can take their completions.
     """
@@ -99,7 +104,19 @@ cdef int await_workers(Ring ring) except -1:
             uring_wait_more(&ring.u, 1, LINGER)
         ring._take_completions_of(NULL)
         waits = 0 if ring.run_waits_count < before else waits + 1
+        if waits == OPEN_ROUNDS:
+            leave_opens(ring)
     return 0
+
+
+cdef void leave_opens(Ring ring) noexcept:
+    """No longer wait for files that are being opened: a FIFO may wait for its peer for ever."""
+    cdef Operation *op = ring.in_flight.next
+    while op != &ring.in_flight:
+        if op.policy & HOLDS_DESCRIPTOR and op.policy & RUN_WAITS:
+            op.policy &= ~RUN_WAITS
+            ring.run_waits_count -= 1
+        op = op.next
 
 
 cdef int fall_back(Ring ring) except -1:
