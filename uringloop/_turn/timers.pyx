@@ -69,9 +69,11 @@ cdef class TimerHeap:
     def __dealloc__(self):
         self.clear()
 
-    cdef int push(self, TimerHandle timer) except -1:
+    cdef object push(self, TimerHandle timer):
+        """Add *timer*; return what the caller has to free: its destructors may create timers."""
+        cdef object dropped = None
         if self.cancelled > COMPACT and 2 * self.cancelled > self.count:
-            self._compact()
+            dropped = self._compact()
         if self.count == self.capacity:
             self._resize(max(2 * self.capacity, FIRST))
         self.sequence += 1
@@ -83,7 +85,7 @@ cdef class TimerHeap:
         self.entries[self.count].timer = <PyObject*>timer
         count_size(&self.count, 1)
         self._sift_up(self.count - 1)
-        return 0
+        return dropped
 
     cdef int64_t next_deadline_ns(self) except? -1:
         """Return the nearest deadline or NO_DEADLINE, dropping cancelled timers on top."""
@@ -146,12 +148,11 @@ cdef class TimerHeap:
         PyMem_Free(storage)
         return 0
 
-    cdef int _compact(self) except -1:
-        """Drop the cancelled timers."""
+    cdef list _compact(self):
+        """Remove and return the cancelled timers."""
         cdef Py_ssize_t index
         cdef Py_ssize_t kept = 0
         cdef TimerHandle timer
-        # Freed at the end: destructors may run code that creates timers.
         cdef list dropped = []
         for index in range(self.count):
             timer = <TimerHandle>self.entries[index].timer
@@ -164,7 +165,7 @@ cdef class TimerHeap:
         store_size(&self.count, kept)
         for index in range((kept - 2) >> 2, -1, -1):
             self._sift_down(index)
-        return 0
+        return dropped
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────
 

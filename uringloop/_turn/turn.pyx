@@ -217,7 +217,8 @@ cdef class LoopCore:
             claim(self)
             try:
                 self.check_closed()
-                self.timers.push(timer)
+                # Freed when the loop has been given back.
+                dropped = self.timers.push(timer)
             finally:
                 store_long_release(&self.thread_id, 0)
         return timer
