@@ -35,9 +35,10 @@ PROBE_FREE = import sys, sysconfig; free = sysconfig.get_config_var("Py_GIL_DISA
 
 # help and clean need no interpreter.
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
+NEWEST = $(shell for name in python3 $(VERSIONS:%=python%); do $$name -c '$(PROBE)' 2>/dev/null; \
+           done | sort -s -k1,1nr | head -n1 | cut -d' ' -f2-)
 ifndef PYTHON
-PYTHON := $(shell for name in python3 $(VERSIONS:%=python%); do $$name -c '$(PROBE)' 2>/dev/null; \
-            done | sort -s -k1,1nr | head -n1 | cut -d' ' -f2-)
+PYTHON := $(NEWEST)
 endif
 TAG := $(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
 ifeq ($(TAG),)
@@ -58,7 +59,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress test-python pythons kernels asan ubsan simulate mutants fuzz tsan valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -312,6 +313,30 @@ tsan: build/fuzz/tsan  ## Run random programs on the software ring under the thr
 valgrind: build/fuzz/plain  ## Run random programs on the software ring under valgrind: SEEDS=100
 	valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite \
 	  --errors-for-leak-kinds=definite build/fuzz/plain $(or $(SEEDS),100)
+
+# PYTHON is built by clang with --disable-gil --with-thread-sanitizer (CONTRIBUTING.md), SUPPRESSIONS
+# is Tools/tsan/suppressions_free_threading.txt of its sources. Races inside CPython are printed, and
+# do not fail the target.
+TSAN = .venv-tsan
+TSAN_TESTS = tests/turn tests/loop/test_threads.py tests/loop/test_run_threads.py \
+  tests/net/test_adopting.py tests/tools/test_monitor.py
+TSAN_RUN = TSAN_OPTIONS="suppressions=$(SUPPRESSIONS):log_path=$(CURDIR)/build/tsan/report:history_size=7:exitcode=0" \
+  PYTHONSAFEPATH=1 $(TSAN)/bin/python
+tsan-threads:  ## Use loops from other threads under the thread sanitizer: PYTHON=, SUPPRESSIONS=, MINUTES=2
+	@$(MAKE) --no-print-directory dev PYTHON="$(NEWEST)"
+	@$(MAKE) --no-print-directory $(TSAN)/threads
+	@rm -rf build/tsan; mkdir -p build/tsan
+	$(TSAN_RUN) tests/threads/stress.py --seconds $$((60 * $(or $(MINUTES),2))) $(ARGS)
+	$(TSAN_RUN) -m pytest -m "not slow" $(TSAN_TESTS) || echo "Slow Pythons fail tests of times; only reports count"
+	$(RUN_DEV) tests/threads/reports.py build/tsan
+
+# `make dev` has generated the C files: under the sanitizer Cython would take half an hour.
+$(TSAN)/threads: $(TSAN)/python-$(TAG) $(SOURCES)
+	$(TSAN)/bin/python -m pip install --quiet "cython>=3.1" "setuptools>=77" pytest pytest-asyncio hypothesis
+	find uringloop -name '*.pyx' | sed 's/pyx$$/c/' | xargs touch
+	URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-fsanitize=thread -g" CC=clang \
+	  $(TSAN)/bin/python -m pip install --quiet --no-build-isolation --no-deps .
+	@touch $@
 
 # Docstrings come from the installed package; Sphinx does not notice their changes, hence -E.
 docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings are errors

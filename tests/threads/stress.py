@@ -1,42 +1,94 @@
 """Threads that use the loops of other threads, at random.
 
-    python tests/threads/stress.py --seconds 60 --threads 8 --loops 4 --seed 7
+    python tests/threads/stress.py --seconds 60 --threads 8 --loops 4 --seed 7 --only post,stop
 
-Each of several threads makes a loop, serves echo connections on it, reads files and sleeps, then
-closes it and makes the next one. Other threads call everything that any thread may call on these
-loops, also on loops that have been closed meanwhile. Each callback must run once, in the order of
-its thread; a closed loop must refuse callbacks; a loop must not sleep while a callback waits; and
-nothing must be left at the end. The program prints what it did, and exits with 1 if something was
-wrong.
+Each of several threads makes a loop, does work of all kinds on it, and makes the next one. The
+loop is stopped and run again, in this thread and in others, and closed, also by several threads at
+once. Other threads call everything that any thread may call on these loops, also on loops that are
+closed meanwhile. Each callback must run once, in the order of its thread; a closed loop must refuse
+callbacks; a loop must not sleep while a callback waits; and nothing must be left at the end.
+
+The program prints what it did, and exits with 1 if something was wrong. A thread that waits for too
+long ends it, with the stacks of all threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
+import errno
 import faulthandler
 import gc
 import os
 import random
+import signal
+import socket
+import ssl
 import sys
 import tempfile
 import threading
 import time
+import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import uringloop
+from uringloop import fs, monitor, prometheus
+from uringloop._monitor.client import CannotWatch, Connection, Ended
 from uringloop._monitor.snapshots import snapshot
 
 # A loop that has not run a callback for so long sleeps for ever.
 PATIENCE_S = 30.0
 # Callbacks of one action: more than the loop runs in a turn, sometimes.
 BURST_MAX = 200
+# How long a loop lives.
+LIFE_S = 0.3
 CLOSED = "Event loop is closed"
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+SERVER_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+SERVER_CONTEXT.load_cert_chain(CERTIFICATES / "server.pem")
+CLIENT_CONTEXT = ssl.create_default_context(cafile=str(CERTIFICATES / "ca.pem"))
+
+# What loops do, and what other threads do, each with its weight: names of methods below.
+WORKS = {
+    "tcp": 4,
+    "tls": 1,
+    "udp": 2,
+    "files": 3,
+    "paths": 2,
+    "executor": 1,
+    "process": 1,
+    "signals": 1,
+    "cycles": 2,
+}
+ACTIONS = {
+    "post": 8,
+    "ask": 4,
+    "cancel": 4,
+    "look": 3,
+    "stop": 4,
+    "adopt": 2,
+    "own": 2,
+    "abandon": 1,
+    "poke": 2,
+    "scrape": 1,
+    "watch": 1,
+    "collect": 1,
+}
+
+Work = Callable[["Target", random.Random], Coroutine[Any, Any, None]]
+Action = Callable[[int, "Target", random.Random], None]
 
 
 class Echo(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
@@ -44,16 +96,36 @@ class Echo(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+class Answers(asyncio.DatagramProtocol):
+    """One end of a pair that sends datagrams back and forth."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.DatagramTransport)
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, address: Any) -> None:
+        self.received += 1
+        if len(data) > 1:
+            self.transport.sendto(data[1:], address)
+
 
 class Target:
     """A loop, and what each calling thread has sent to it and seen run."""
 
     def __init__(self, loop: uringloop.Loop) -> None:
         self.loop = loop
-        self.sent: Counter[int] = Counter()
-        self.ran: Counter[int] = Counter()
-        # Callers that may still send; the loop is drained when there are none.
+        # Each thread has numbers of its own: it counts what it sends, the loop what runs.
+        self.sent: dict[int, int] = {}
+        self.ran: dict[int, int] = {}
         self.lock = threading.Lock()
+        # Callers that may still send; the loop is drained when there are none.
         self.callers = 0
         self.is_open = True
         self.wrong: list[str] = []
@@ -69,36 +141,61 @@ class Target:
 
     def call(self, thread: int, number: int) -> None:
         """Run in the loop's thread: numbers of a thread follow each other."""
-        if number != self.ran[thread]:
-            self.wrong.append(f"thread {thread}: {number} ran in place of {self.ran[thread]}")
+        expected = self.ran.get(thread, 0)
+        if number != expected:
+            self.wrong.append(f"thread {thread}: {number} ran in place of {expected}")
         self.ran[thread] = number + 1
+
+    def is_drained(self) -> bool:
+        with self.lock:
+            return not self.is_open and not self.callers and self.ran == self.sent
 
 
 class Stress:
-    def __init__(self, seed: int, threads: int, loops: int) -> None:
+    def __init__(self, seed: int, threads: int, loops: int, only: set[str]) -> None:
         self.seed = seed
         self.deadline = 0.0
         self.targets: list[Target | None] = [None] * loops
         self.threads = threads
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
+        # Runs and closes loops of other threads.
+        self.strangers = concurrent.futures.ThreadPoolExecutor(4, "stranger")
+        self.folder = tempfile.TemporaryDirectory(prefix="stress")
+        self.file = os.path.join(self.folder.name, "file")
+        Path(self.file).write_bytes(b"x" * 10_000)
+        self.works = self.chosen(only, WORKS)
+        self.actions = self.chosen(only, ACTIONS)
+
+    def chosen(self, only: set[str], names: dict[str, int]) -> list[Any]:
+        """Return the methods *names*, each as often as it says, or those in *only*."""
+        return [
+            getattr(self, name)
+            for name, weight in names.items()
+            for _ in range(weight)
+            if not only or name in only
+        ]
 
     def run(self, seconds: float) -> None:
+        """Use loops for so many seconds, one of them in this thread, the main thread."""
         self.deadline = time.monotonic() + seconds
+        homes = range(1, len(self.targets))
         workers = [
-            *(
-                threading.Thread(target=self.guard(self.home), args=(n,))
-                for n in range(len(self.targets))
-            ),
+            *(threading.Thread(target=self.guard(self.home), args=(n,)) for n in homes),
             *(
                 threading.Thread(target=self.guard(self.caller), args=(n,))
                 for n in range(self.threads)
             ),
         ]
+        monitor.start(os.path.join(self.folder.name, "monitor.sock"))
         for worker in workers:
             worker.start()
+        self.guard(self.home)(0)
         for worker in workers:
             worker.join()
+        monitor.stop()
+        self.strangers.shutdown()
+        self.folder.cleanup()
 
     def guard(self, work: Callable[[int], None]) -> Callable[[int], None]:
         def guarded(number: int) -> None:
@@ -106,97 +203,210 @@ class Stress:
                 work(number)
             except BaseException as exc:
                 self.wrong.append(f"{work.__name__} {number}: {exc!r}")
-                raise
+                traceback.print_exc()
+                if isinstance(exc, TimeoutError) and len(self.wrong) == 1:
+                    faulthandler.dump_traceback()
+            finally:
+                # The others end, too.
+                if self.wrong:
+                    self.deadline = 0.0
 
         return guarded
 
-    # ── the threads that run loops ───────────────────────────────────────────────────────────
+    # ── the threads that own loops ───────────────────────────────────────────────────────────
 
     def home(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)
         while time.monotonic() < self.deadline:
             target = Target(uringloop.new_event_loop())
             self.targets[number] = target
-            loop = target.loop
-            try:
-                loop.run_until_complete(self.serve(chance))
-                if chance.random() < 0.3:
-                    # Other threads may call the loop between two runs.
-                    loop.run_until_complete(asyncio.sleep(0))
-                self.drain(target)
-            finally:
-                loop.close()
+            self.live(target, chance)
+            self.close(target, chance)
+            if target.loop._operations_in_flight or target.loop._buffers_out:
+                target.wrong.append(f"operations are left: {target.loop.stats()}")
             self.done["loops"] += 1
             self.wrong += target.wrong
-            if target.ran != target.sent:
-                self.wrong.append(f"sent {target.sent}, ran {target.ran}")
 
-    def drain(self, target: Target) -> None:
-        """Run what the callers have sent; from now on they send nothing."""
+    def live(self, target: Target, chance: random.Random) -> None:
+        """Run the loop, in this thread and in others, until no caller uses it."""
+        patience = time.monotonic() + LIFE_S + PATIENCE_S
+        task: asyncio.Task[None] = target.loop.create_task(self.work(target, chance))
+        task.add_done_callback(lambda _: target.loop.stop())
+        while not task.done():
+            self.run_once(target, chance)
+        task.result()
         with target.lock:
             target.is_open = False
-        patience = time.monotonic() + PATIENCE_S
-        while target.callers or target.ran.total() < target.sent.total():
-            target.loop.run_until_complete(asyncio.sleep(0))
+        while not target.is_drained():
+            target.loop.call_soon_threadsafe(target.loop.stop)
+            target.loop.run_forever()
             if time.monotonic() > patience:
-                self.wrong.append(f"callbacks did not run: {target.sent} {target.ran}")
-                break
+                raise TimeoutError(f"callbacks did not run: {target.sent} {target.ran}")
+        if threading.current_thread() is threading.main_thread():
+            target.loop.remove_signal_handler(signal.SIGUSR1)
+        for ending in (target.loop.shutdown_asyncgens, target.loop.shutdown_default_executor):
+            shutdown = target.loop.create_task(ending())
+            while not shutdown.done():
+                # A stop of another thread may still wait in the loop.
+                with contextlib.suppress(RuntimeError):
+                    target.loop.run_until_complete(shutdown)
 
-    async def serve(self, chance: random.Random) -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(Echo, "127.0.0.1", 0)
+    def run_once(self, target: Target, chance: random.Random) -> None:
+        """Run the loop until it is stopped, in one of several threads."""
+        self.done["runs"] += 1
+        if chance.random() < 0.7:
+            target.loop.run_forever()
+        elif chance.random() < 0.5:
+            self.strangers.submit(target.loop.run_forever).result(LIFE_S + PATIENCE_S)
+        else:
+            # Only one of them can run it.
+            both = [self.strangers.submit(target.loop.run_forever) for _ in range(2)]
+            # The second may begin when the first has ended, with nothing left to do.
+            while concurrent.futures.wait(both, 0.01).not_done:
+                target.loop.call_soon_threadsafe(target.loop.stop)
+            for run in both:
+                with contextlib.suppress(RuntimeError):
+                    run.result()
+
+    def close(self, target: Target, chance: random.Random) -> None:
+        """Close the loop, in one of several threads or in several."""
+        closings: list[concurrent.futures.Future[None]] = []
+        if chance.random() < 0.5:
+            count = chance.choice((1, 2, 3))
+            closings = [self.strangers.submit(target.loop.close) for _ in range(count)]
+        if not closings or chance.random() < 0.5:
+            target.loop.close()
+        for closing in closings:
+            closing.result(PATIENCE_S)
+
+    async def work(self, target: Target, chance: random.Random) -> None:
+        end = target.loop.time() + chance.uniform(0.001, LIFE_S)
+        while target.loop.time() < end:
+            works: list[Work] = [chance.choice(self.works) for _ in range(3) if self.works]
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+                for work in works:
+                    group.create_task(work(target, chance))
+                    self.done[work.__name__] += 1
+            # The loop sleeps until another thread wakes it, or the time is over.
+            await asyncio.sleep(chance.choice((0, 0.0001, 0.01)))
+
+    # ── what loops do ────────────────────────────────────────────────────────────────────────
+
+    async def tcp(self, target: Target, chance: random.Random) -> None:
+        await self.talk(target, chance, None, None)
+
+    async def tls(self, target: Target, chance: random.Random) -> None:
+        await self.talk(target, chance, SERVER_CONTEXT, CLIENT_CONTEXT)
+
+    async def talk(
+        self,
+        target: Target,
+        chance: random.Random,
+        context: ssl.SSLContext | None,
+        client_context: ssl.SSLContext | None,
+    ) -> None:
+        server = await target.loop.create_server(Echo, "127.0.0.1", 0, ssl=context)
         port = server.sockets[0].getsockname()[1]
-        end = loop.time() + chance.uniform(0.001, 0.3)
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(b"x" * 10_000)
-            file.flush()
-            while loop.time() < end:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                data = bytes(chance.randrange(1, 50_000))
-                writer.write(data)
-                assert await reader.readexactly(len(data)) == data
-                writer.close()
-                async with uringloop.open(file.name, "rb") as opened:
-                    assert len(await opened.read()) == 10_000
-                # The loop sleeps until another thread wakes it, or the time is over.
-                await asyncio.sleep(chance.choice((0, 0.0001, 0.01)))
-                self.done["rounds"] += 1
+        name = "localhost" if context else None
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=client_context, server_hostname=name
+        )
+        for _ in range(chance.randrange(1, 5)):
+            data = bytes(chance.randrange(1, 50_000))
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+        writer.close()
+        await writer.wait_closed()
         server.close()
+        await server.wait_closed()
+
+    async def udp(self, target: Target, chance: random.Random) -> None:
+        one, protocol = await target.loop.create_datagram_endpoint(
+            Answers, local_addr=("127.0.0.1", 0)
+        )
+        other, _ = await target.loop.create_datagram_endpoint(Answers, local_addr=("127.0.0.1", 0))
+        count = chance.randrange(2, 20)
+        one.sendto(bytes(count), other.get_extra_info("sockname"))
+        while protocol.received < count // 2:
+            await asyncio.sleep(0)
+        one.close()
+        other.close()
+
+    async def files(self, target: Target, chance: random.Random) -> None:
+        async with uringloop.open(self.file, "rb") as file:
+            assert len(await file.read()) == 10_000
+        name = f"{self.file}-{id(target)}-{chance.random()}"
+        async with uringloop.open(name, "wb") as file:
+            await file.write(bytes(chance.randrange(1, 20_000)))
+        try:
+            await fs.remove(name)
+        except OSError as exc:
+            # Another thread has run the loop meanwhile: whether the file is removed is unknown.
+            if exc.errno != errno.ECANCELED:
+                raise
+
+    async def paths(self, target: Target, chance: random.Random) -> None:
+        read = await asyncio.gather(*(fs.read_bytes(self.file) for _ in range(3)))
+        assert [len(data) for data in read] == [10_000] * 3
+        assert (await fs.stat(self.file)).st_size == 10_000
+
+    async def executor(self, target: Target, chance: random.Random) -> None:
+        assert await target.loop.run_in_executor(None, int, "7") == 7
+        assert await target.loop.getaddrinfo("localhost", 80)
+
+    async def process(self, target: Target, chance: random.Random) -> None:
+        child = await asyncio.create_subprocess_exec(
+            "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        data = bytes(chance.randrange(1, 50_000))
+        output, _ = await child.communicate(data)
+        assert output == data
+        assert child.returncode == 0
+
+    async def signals(self, target: Target, chance: random.Random) -> None:
+        """Handle a signal. It may be late if another thread has run the loop meanwhile."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        arrived = asyncio.Event()
+        # live() removes the handler, in the main thread again.
+        target.loop.add_signal_handler(signal.SIGUSR1, arrived.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(arrived.wait(), 0.1)
+
+    async def cycles(self, target: Target, chance: random.Random) -> None:
+        """Leave handles for the garbage collector, which may run in any thread."""
+        waiting = target.loop.create_future()
+        cycle: list[object] = [waiting]
+        cycle += [cycle, target.loop.call_soon(cycle.append, waiting)]
+        timer = target.loop.call_later(100, cycle.append, cycle)
+        cycle.append(timer)
+        timer.cancel()
 
     # ── the threads that call ────────────────────────────────────────────────────────────────
 
     def caller(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + 500 + number)
-        actions = [
-            self.post,
-            self.post,
-            self.post,
-            self.ask,
-            self.cancel,
-            self.look,
-            self.own,
-            self.poke,
-        ]
         while time.monotonic() < self.deadline:
             target = chance.choice(self.targets)
-            if target is None:
+            if target is None or not self.actions:
+                time.sleep(0.001)
                 continue
-            action = chance.choice(actions)
+            action: Action = chance.choice(self.actions)
             if target.enter():
                 try:
                     action(number, target, chance)
                 finally:
                     target.leave()
-            elif target.loop.is_closed():
-                self.refused(target)
-            self.done[action.__name__] += 1
-            if chance.random() < 0.002:
-                gc.collect()
+                self.done[action.__name__] += 1
+            else:
+                self.intrude(target)
 
     def post(self, number: int, target: Target, chance: random.Random) -> None:
-        for _ in range(chance.randrange(1, BURST_MAX)):
-            target.loop.call_soon_threadsafe(target.call, number, target.sent[number])
-            target.sent[number] += 1
+        first = target.sent.get(number, 0)
+        for sent in range(first, first + chance.randrange(1, BURST_MAX)):
+            target.loop.call_soon_threadsafe(target.call, number, sent)
+            target.sent[number] = sent + 1
 
     def ask(self, number: int, target: Target, chance: random.Random) -> None:
         async def answer() -> int:
@@ -210,7 +420,8 @@ class Stress:
     def cancel(self, number: int, target: Target, chance: random.Random) -> None:
         ran: list[int] = []
         handle = target.loop.call_soon_threadsafe(ran.append, number)
-        repr(handle)
+        if chance.random() < 0.3:
+            repr(handle)
         handle.cancel()
         assert handle.cancelled()
         before = len(ran)
@@ -227,10 +438,34 @@ class Stress:
         if chance.random() < 0.1:
             snapshot()
 
+    def stop(self, number: int, target: Target, chance: random.Random) -> None:
+        if chance.random() < 0.5:
+            target.loop.stop()
+        else:
+            target.loop.call_soon_threadsafe(target.loop.stop)
+
+    def adopt(self, number: int, target: Target, chance: random.Random) -> None:
+        one, other = socket.socketpair()
+        with other:
+            other.settimeout(PATIENCE_S)
+            _, protocol = target.loop.adopt(one, Echo).result(PATIENCE_S)
+            other.sendall(b"echo")
+            assert other.recv(10) == b"echo"
+        if not protocol.lost.wait(PATIENCE_S):
+            raise TimeoutError("the end of a connection was lost")
+
     def own(self, number: int, target: Target, chance: random.Random) -> None:
         loop = uringloop.new_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+    def abandon(self, number: int, target: Target, chance: random.Random) -> None:
+        """Leave a loop to the garbage collector, which closes it in any thread."""
+        loop = uringloop.new_event_loop()
+        if chance.random() < 0.5:
+            loop.run_until_complete(asyncio.sleep(0))
+        loop.call_later(100, loop.stop)
+        loop.call_soon_threadsafe(loop.stop)
 
     def poke(self, number: int, target: Target, chance: random.Random) -> None:
         """Do what is an error, on a loop that another thread runs; it must only not crash."""
@@ -239,39 +474,82 @@ class Stress:
         with contextlib.suppress(RuntimeError):
             target.loop.call_soon(int)
 
-    def refused(self, target: Target) -> None:
+    def scrape(self, number: int, target: Target, chance: random.Random) -> None:
+        assert "uringloop_turns_total" in prometheus.text(target.loop)
+
+    def watch(self, number: int, target: Target, chance: random.Random) -> None:
+        """Ask the monitor, as uringloop.top does; it answers a limited number of clients."""
+        with (
+            contextlib.suppress(CannotWatch, Ended),
+            Connection(os.path.join(self.folder.name, "monitor.sock")) as connection,
+        ):
+            connection.ask(PATIENCE_S)
+
+    def collect(self, number: int, target: Target, chance: random.Random) -> None:
+        if chance.random() < 0.2:
+            gc.collect()
+
+    def intrude(self, target: Target) -> None:
+        """Use a loop that is being closed, or is closed. What it has taken need not run."""
+        ran: list[int] = []
+        was_closed = target.loop.is_closed()
+        target.loop.stats()
         try:
-            target.loop.call_soon_threadsafe(int)
+            handle = target.loop.call_soon_threadsafe(ran.append, 1)
         except RuntimeError as exc:
             if str(exc) != CLOSED:
                 self.wrong.append(repr(exc))
         else:
-            self.wrong.append("a closed loop took a callback")
+            if was_closed:
+                self.wrong.append("a closed loop took a callback")
+            handle.cancel()
+            if len(ran) > 1:
+                self.wrong.append("a callback ran twice")
+        self.done["intrude"] += 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--loops", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=8, help="threads that call")
+    parser.add_argument("--loops", type=int, default=4, help="loops at a time")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", default="", help=f"names of {', '.join({**WORKS, **ACTIONS})}")
     options = parser.parse_args()
+    only = set(filter(None, options.only.split(",")))
+    if not only <= WORKS.keys() | ACTIONS.keys():
+        parser.error(f"unknown: {', '.join(only - WORKS.keys() - ACTIONS.keys())}")
     # Threads that wait for each other are shown, and the program ends.
-    faulthandler.dump_traceback_later(options.seconds + 2 * PATIENCE_S, exit=True)
-    before = len(os.listdir("/proc/self/fd"))
-    stress = Stress(options.seed, options.threads, options.loops)
+    faulthandler.dump_traceback_later(options.seconds + 3 * PATIENCE_S, exit=True)
+    warnings.filterwarnings("ignore", "unclosed event loop", ResourceWarning)
+    before = open_files()
+    threads = threading.active_count()
+    stress = Stress(options.seed, options.threads, options.loops, only)
     stress.run(options.seconds)
     stress.targets.clear()
     gc.collect()
-    left = len(os.listdir("/proc/self/fd")) - before
-    if left > 0:
-        stress.wrong.append(f"{left} descriptors are left")
+    left = open_files() - before
+    # A sanitizer opens files when it reports something.
+    if left and "TSAN_OPTIONS" not in os.environ:
+        stress.wrong.append(f"descriptors are left: {sorted(left)}")
+    if threading.active_count() > threads:
+        stress.wrong.append(f"threads are left: {threading.enumerate()}")
     print(
         f"seed {options.seed}:", *(f"{name} {count}" for name, count in sorted(stress.done.items()))
     )
     for wrong in stress.wrong[:20]:
         print("wrong:", wrong)
     sys.exit(1 if stress.wrong else 0)
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return the open descriptors, each with the name of its file."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        # The descriptor that lists the folder is closed.
+        with contextlib.suppress(OSError):
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
 
 
 if __name__ == "__main__":
