@@ -49,12 +49,14 @@ static inline void uring_forget(uring *u) {
     pthread_mutex_unlock(&uring_live_lock);
 }
 
-/* *fresh* takes the place of *u* in memory, and in the list. Other threads may read what stands
- * before `ring`. */
+/* Closes *u*; *fresh* takes its place in memory, and in the list. Other threads may read what stands
+ * before `ring`. A fork waits: its child would close the descriptor of *u*, which may belong to
+ * another file as soon as it is closed here. */
 static inline void uring_take_place(uring *u, const uring *fresh) {
     uring *next;
 
     pthread_mutex_lock(&uring_live_lock);
+    uring_close(u);
     next = u->next;
     memcpy(&u->ring, &fresh->ring, sizeof(*u) - offsetof(uring, ring));
     u->next = next;

@@ -594,7 +594,6 @@ cdef class Ring:
             assert self.permission == FORBIDDEN or self.permission == ENTER_FORBIDDEN
             self.permission = REPLACED
         uring_move_accept_epoll(fresh, &self.u)
-        uring_close(&self.u)
         uring_take_place(&self.u, fresh)
         self.marked = uring_head(&self.u)
         self.workers_limited = False
