@@ -116,6 +116,15 @@ class Answers(asyncio.DatagramProtocol):
             self.transport.sendto(data[1:], address)
 
 
+class Knot:
+    """An object in reference cycles with handles."""
+
+    things: list[object]
+
+    def tie(self) -> None:
+        self.things.append(self)
+
+
 class Target:
     """A loop, and what each calling thread has sent to it and seen run."""
 
@@ -376,11 +385,9 @@ class Stress:
 
     async def cycles(self, target: Target, chance: random.Random) -> None:
         """Leave handles for the garbage collector, which may run in any thread."""
-        waiting = target.loop.create_future()
-        cycle: list[object] = [waiting]
-        cycle += [cycle, target.loop.call_soon(cycle.append, waiting)]
-        timer = target.loop.call_later(100, cycle.append, cycle)
-        cycle.append(timer)
+        knot = Knot()
+        timer = target.loop.call_later(100, knot.tie)
+        knot.things = [knot, timer, target.loop.call_soon(knot.tie), target.loop.create_future()]
         timer.cancel()
 
     # ── the threads that call ────────────────────────────────────────────────────────────────
