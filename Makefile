@@ -327,7 +327,7 @@ tsan-threads:  ## Use loops from other threads under the thread sanitizer: PYTHO
 	@$(MAKE) --no-print-directory $(TSAN)/threads
 	@rm -rf build/tsan; mkdir -p build/tsan
 	$(TSAN_RUN) tests/threads/stress.py --seconds $$((60 * $(or $(MINUTES),2))) $(ARGS)
-	$(TSAN_RUN) -m pytest -m "not slow" $(TSAN_TESTS) || echo "Slow Pythons fail tests of times; only reports count"
+	$(TSAN_RUN) -m pytest -m "not slow" -o faulthandler_timeout=0 $(TSAN_TESTS) || echo "Slow Pythons fail tests of times; only reports count"
 	$(RUN_DEV) tests/threads/reports.py build/tsan
 
 # `make dev` has generated the C files: under the sanitizer Cython would take half an hour.

@@ -104,16 +104,17 @@ class Answers(asyncio.DatagramProtocol):
     """One end of a pair that sends datagrams back and forth."""
 
     def __init__(self) -> None:
-        self.received = 0
+        self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.DatagramTransport)
         self.transport = transport
 
     def datagram_received(self, data: bytes, address: Any) -> None:
-        self.received += 1
         if len(data) > 1:
             self.transport.sendto(data[1:], address)
+        if len(data) <= 2:
+            self.ended.set()
 
 
 class Knot:
@@ -336,8 +337,7 @@ class Stress:
         other, _ = await target.loop.create_datagram_endpoint(Answers, local_addr=("127.0.0.1", 0))
         count = chance.randrange(2, 20)
         one.sendto(bytes(count), other.get_extra_info("sockname"))
-        while protocol.received < count // 2:
-            await asyncio.sleep(0)
+        await protocol.ended.wait()
         one.close()
         other.close()
 

@@ -31,8 +31,8 @@ from uringloop._ring.uring cimport (
 # that moment, which happens hundreds of times with busy peers.
 CANCEL_ROUNDS_MAX = 4096
 
-# Rounds of LINGER, a quarter of a second in all, that the end of a run waits for opens: a descriptor
-# that is opened after it may be lost, but the open of a FIFO waits for its peer.
+# Rounds of LINGER, a quarter of a second in all, that a run's end waits for opens. A descriptor
+# that is opened later may be lost, but the open of a FIFO waits for its peer.
 OPEN_ROUNDS_MAX = 8
 
 cdef int CANCEL_ROUNDS = CANCEL_ROUNDS_MAX

@@ -7,8 +7,9 @@ with a GIL the other functions.
 
 from cpython.list cimport PyList_GET_SIZE
 
+from uringloop._kernel.atomics cimport load_int, store_long_release
 from uringloop._turn.handles cimport TimerHandle
-from uringloop._turn.turn cimport LoopCore, running_thread, sort_inbox
+from uringloop._turn.turn cimport LoopCore, running_thread, runs_here, try_to_claim
 
 
 def thread_of(LoopCore loop not None):
@@ -44,3 +45,18 @@ def scheduled_of(LoopCore loop not None):
 def order_of(TimerHandle timer):
     """Return the heap's sort key: equal deadlines run in the order of creation."""
     return timer.deadline_ns(), timer.sequence
+
+
+cdef int sort_inbox(LoopCore loop) except -1:
+    """Move the handles of the inbox to the ready queue, unless another thread runs the loop."""
+    if not loop.inbox.has_new():
+        return 0
+    if runs_here(loop):
+        return loop.inbox.take(loop.ready)
+    if try_to_claim(loop):
+        try:
+            if not load_int(&loop.closed):
+                loop.inbox.take(loop.ready)
+        finally:
+            store_long_release(&loop.thread_id, 0)
+    return 0

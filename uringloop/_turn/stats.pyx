@@ -22,6 +22,7 @@ from uringloop._kernel.atomics cimport (
     store_ns,
 )
 from uringloop._ring.ring cimport REPLACED
+from uringloop._turn.introspection cimport sort_inbox
 from uringloop._turn.timing cimport (
     DURATION_BOUNDS,
     Durations,
@@ -37,7 +38,6 @@ from uringloop._turn.turn cimport (
     Counters,
     LoopCore,
     running_thread,
-    sort_inbox,
 )
 
 

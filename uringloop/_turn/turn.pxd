@@ -167,7 +167,7 @@ cdef class LoopCore:
         self, object when, object callback, tuple args, object context)
 
 
-cdef int sort_inbox(LoopCore loop) except -1
+cdef bint try_to_claim(LoopCore loop) noexcept
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:

@@ -218,7 +218,7 @@ cdef class LoopCore:
             try:
                 self.check_closed()
                 # Freed when the loop has been given back.
-                dropped = self.timers.push(timer)
+                _dropped = self.timers.push(timer)
             finally:
                 store_long_release(&self.thread_id, 0)
         return timer
@@ -659,21 +659,6 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.u.enters
-
-
-cdef int sort_inbox(LoopCore loop) except -1:
-    """Move the handles of the inbox to the ready queue, unless another thread runs the loop."""
-    if not loop.inbox.has_new():
-        return 0
-    if runs_here(loop):
-        return loop.inbox.take(loop.ready)
-    if try_to_claim(loop):
-        try:
-            if not load_int(&loop.closed):
-                loop.inbox.take(loop.ready)
-        finally:
-            store_long_release(&loop.thread_id, 0)
-    return 0
 
 
 cdef bint try_to_claim(LoopCore loop) noexcept:
