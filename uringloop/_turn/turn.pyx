@@ -686,10 +686,12 @@ cdef traverseproc traverse_fields
 
 cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
     """Visit, for the collector, also the untracked timers and the operations in flight."""
-    cdef LoopCore loop = <LoopCore>self
-    return (traverse_fields(self, visit, argument) or traverse_timers(loop.timers, visit, argument)
-            or traverse_inbox(loop.inbox, visit, argument)
-            or (loop._del_closes and traverse_ring(loop.ring, visit, argument)))
+    # No variable: it would be the last reference to a loop that the collector is about to free.
+    return (traverse_fields(self, visit, argument)
+            or traverse_timers((<LoopCore>self).timers, visit, argument)
+            or traverse_inbox((<LoopCore>self).inbox, visit, argument)
+            or ((<LoopCore>self)._del_closes
+                and traverse_ring((<LoopCore>self).ring, visit, argument)))
 
 
 traverse_fields = set_traverse(LoopCore, traverse_all)
