@@ -133,6 +133,7 @@ class Loop(RunningLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> list[AddressInfo]:
+        self._check_owner()
         return await resolver.getaddrinfo(
             self, host, port, family=family, type=type, proto=proto, flags=flags
         )
@@ -142,6 +143,7 @@ class Loop(RunningLoop):
         sockaddr: resolver.SocketAddress,
         flags: int = 0,
     ) -> tuple[str, str]:
+        self._check_owner()
         return await resolver.getnameinfo(self, sockaddr, flags)
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
@@ -165,6 +167,7 @@ class Loop(RunningLoop):
         interleave: int | None = None,
         all_errors: bool = False,
     ) -> tuple[asyncio.Transport, P]:
+        self._check_owner()
         argument_checks.check_server_hostname(ssl, server_hostname, host)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         if sock is not None:
@@ -202,6 +205,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> tuple[asyncio.Transport, P]:
+        self._check_owner()
         if ssl and server_hostname is None:
             raise ValueError("you have to pass server_hostname when using ssl")
         argument_checks.check_server_hostname(ssl, server_hostname, None)
@@ -229,6 +233,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> tuple[asyncio.Transport, P]:
+        self._check_owner()
         tls_options = _options_for_accepted(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return await clients.connect_accepted_socket(self, protocol_factory, sock, tls_options)
 
@@ -272,6 +277,7 @@ class Loop(RunningLoop):
         allow_broadcast: bool | None = None,
         sock: socket.socket | None = None,
     ) -> tuple[asyncio.DatagramTransport, D]:
+        self._check_owner()
         datagram_endpoints.check_reuse_address(reuse_address)
         return await datagram_endpoints.create_datagram_endpoint(
             self,
@@ -306,6 +312,7 @@ class Loop(RunningLoop):
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
     ) -> servers.Server:
+        self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return await servers.create_server(
@@ -338,6 +345,7 @@ class Loop(RunningLoop):
         cleanup_socket: bool | None = CLEANUP_SOCKET,
         mode: int | None = None,
     ) -> servers.Server:
+        self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return await servers.create_unix_server(
@@ -365,6 +373,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> asyncio.Transport | None:
+        self._check_owner()
         return await upgrade.start(
             self,
             transport,
@@ -392,6 +401,7 @@ class Loop(RunningLoop):
         *,
         fallback: bool = True,
     ) -> int:
+        self._check_owner()
         return await asyncio.BaseEventLoop.sendfile(
             self,  # type: ignore[arg-type]
             transport,
@@ -410,6 +420,7 @@ class Loop(RunningLoop):
         *,
         fallback: bool | None = True,
     ) -> int:
+        self._check_owner()
         return await asyncio.BaseEventLoop.sock_sendfile(
             self,  # type: ignore[arg-type]
             sock,
@@ -438,21 +449,25 @@ class Loop(RunningLoop):
     async def connect_read_pipe(
         self, protocol_factory: Callable[[], P], pipe: Any
     ) -> tuple[asyncio.ReadTransport, P]:
+        self._check_owner()
         return await pipes.connect_read_pipe(self, protocol_factory, pipe)
 
     async def connect_write_pipe(
         self, protocol_factory: Callable[[], P], pipe: Any
     ) -> tuple[asyncio.WriteTransport, P]:
+        self._check_owner()
         return await pipes.connect_write_pipe(self, protocol_factory, pipe)
 
     async def subprocess_exec(
         self, protocol_factory: Callable[[], P], program: Any, *args: Any, **options: Any
     ) -> tuple[asyncio.SubprocessTransport, P]:
+        self._check_owner()
         return await subprocesses.subprocess_exec(self, protocol_factory, program, *args, **options)
 
     async def subprocess_shell(
         self, protocol_factory: Callable[[], P], cmd: bytes | str, **options: Any
     ) -> tuple[asyncio.SubprocessTransport, P]:
+        self._check_owner()
         return await subprocesses.subprocess_shell(self, protocol_factory, cmd, **options)
 
     # Loop methods that asyncio's own subprocess_exec and subprocess_shell call.
@@ -462,6 +477,7 @@ class Loop(RunningLoop):
     # ── the program's own sockets ────────────────────────────────────────────────────────────
 
     def _check_sock(self, sock: socket.socket) -> None:
+        self._check_owner()
         argument_checks.check_socket(sock)
         if self.get_debug():
             argument_checks.check_nonblocking(sock)

@@ -160,6 +160,7 @@ class Server(asyncio.Server):
                 self._loop._first_server = sock.getsockname()
 
     async def start_serving(self) -> None:
+        self._loop._check_owner()
         if self._sockets is None:
             raise RuntimeError(f"server {self!r} is closed")
         self._begin()
@@ -167,6 +168,7 @@ class Server(asyncio.Server):
         await asyncio.sleep(0)
 
     async def serve_forever(self) -> None:
+        self._loop._check_owner()
         if self._serving_forever_fut is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         if self._sockets is None:
@@ -186,6 +188,7 @@ class Server(asyncio.Server):
 
     def close(self) -> None:
         """Stop listening. The ports are free when this returns; connections stay open."""
+        self._loop._check_owner()
         sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
@@ -208,6 +211,7 @@ class Server(asyncio.Server):
 
         As in asyncio, this returns at once for a closed server before Python 3.12.
         """
+        self._loop._check_owner()
         if self._waiters is None:
             return
         if self._sockets is None and sys.version_info < (3, 12):

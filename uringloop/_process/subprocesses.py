@@ -245,6 +245,9 @@ class SubprocessTransport(BaseSubprocessTransport):
         self._proc.send_signal(signal)
 
     def close(self) -> None:
+        if self._loop is not None:
+            # A pipe's transport would refuse to close, after this one is marked as closed.
+            self._loop._check_owner()
         if self._loop is None or not self._loop.is_closed():
             super().close()
             return

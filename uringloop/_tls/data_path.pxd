@@ -17,11 +17,11 @@ cdef class TLSCore(WriteSource):
     # an underscore are set by a property, which updates the derived fields below.
     cdef object sslobj                      # SSLObject
     cdef object state                       # SSLProtocolState
+    cdef object app_protocol                # the program's
     cdef object transport                   # of the records; None before and after the connection
     cdef object context                     # the connection's; None before the connection
     cdef object incoming_high_water         # bytes, a number of any type
     cdef object outgoing_high_water         # bytes, a number of any type
-    cdef public object _app_protocol
     cdef public object _app_protocol_get_buffer
     cdef public object _app_protocol_buffer_updated
     cdef public object _write_backlog       # deque of data that OpenSSL has not encrypted

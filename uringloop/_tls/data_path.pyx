@@ -16,7 +16,8 @@ This works only while those methods use the names that they used when this was w
 `_cpython/stdlib.pyx` checks. SSLProtocol's own methods do the handshake and the shutdown, and all
 of a connection whose objects are not exactly of the `ssl` module's classes.
 
-Nothing here touches a socket. Only the loop's thread may call it.
+Nothing here touches a socket. Only the loop's thread may call it; other threads may read the fields
+whose properties have critical sections.
 """
 
 import ssl
@@ -144,12 +145,24 @@ cdef class TLSCore(WriteSource):
         self.enter_state(state)
 
     @property
+    @cython.critical_section
+    def _app_protocol(self):
+        return self.app_protocol
+
+    @_app_protocol.setter
+    def _app_protocol(self, app_protocol):
+        with cython.critical_section(self):
+            self.app_protocol = app_protocol
+
+    @property
+    @cython.critical_section
     def _transport(self):
         return self.transport
 
     @_transport.setter
     def _transport(self, transport):
-        self.transport = transport
+        with cython.critical_section(self):
+            self.transport = transport
         if transport is not None:
             self.context = context_of(transport)
         self.writer = None
@@ -157,21 +170,25 @@ cdef class TLSCore(WriteSource):
             self.writer = transport
 
     @property
+    @cython.critical_section
     def _incoming_high_water(self):
         return self.incoming_high_water
 
     @_incoming_high_water.setter
     def _incoming_high_water(self, size):
-        self.incoming_high_water = size
+        with cython.critical_section(self):
+            self.incoming_high_water = size
         self.reading_stops = min(size, sys.maxsize)
 
     @property
+    @cython.critical_section
     def _outgoing_high_water(self):
         return self.outgoing_high_water
 
     @_outgoing_high_water.setter
     def _outgoing_high_water(self, size):
-        self.outgoing_high_water = size
+        with cython.critical_section(self):
+            self.outgoing_high_water = size
         self.writing_stops = min(size, sys.maxsize)
 
     # ── overrides of SSLProtocol's methods ───────────────────────────────────────────────────
@@ -321,7 +338,7 @@ cdef class TLSCore(WriteSource):
 
     cdef int deliver(self, bytes data) except -1:
         """Pass plaintext to the protocol; *data* is None if no record was complete."""
-        cdef object app_protocol = self._app_protocol
+        cdef object app_protocol = self.app_protocol
         if data is not None and not (appends_to_reader(app_protocol) and append_to_reader(
                 app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
             app_protocol.data_received(data)

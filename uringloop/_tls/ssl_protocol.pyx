@@ -16,6 +16,7 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 
 from uringloop._cpython.stdlib cimport COMPILED_TLS, uses
 from uringloop._tls.data_path cimport COMPILED, TLSCore
+from uringloop._turn.turn cimport LoopCore
 
 from uringloop._cpython.stdlib import find
 
@@ -131,6 +132,14 @@ cdef int receive_records(object protocol, const char *data, Py_ssize_t size) exc
 # ── the program's transport ──────────────────────────────────────────────────────────────────
 
 
+cdef int check_owner(object transport) except -1:
+    """Raise RuntimeError in a wrong thread, as the transports below TLS do."""
+    cdef object loop = transport._loop
+    if isinstance(loop, LoopCore):
+        (<LoopCore>loop).check_owner()
+    return 0
+
+
 cdef class TransportCore:
     """The compiled half of SSLTransport."""
 
@@ -138,6 +147,7 @@ cdef class TransportCore:
         """Write *data*; a mutable buffer may be changed as soon as this returns."""
         cdef object protocol = self._ssl_protocol
         cdef TLSCore core
+        check_owner(self)
         if type(data) is bytes and type(protocol) is PROTOCOL:
             core = <TLSCore>protocol
             if core.path == COMPILED and not core._write_backlog:
@@ -148,7 +158,9 @@ cdef class TransportCore:
 
     def writelines(self, list_of_data):
         """Write the pieces, joined to as few records as they fill."""
-        cdef list pieces = list(list_of_data)
+        cdef list pieces
+        check_owner(self)
+        pieces = list(list_of_data)
         if all([type(piece) is bytes for piece in pieces]):
             self.write(b"".join(pieces))
         else:
@@ -156,4 +168,49 @@ cdef class TransportCore:
 
 
 class SSLTransport(TransportCore, STOCK_TRANSPORT):
-    """The transport that the program gets: asyncio's, with a compiled write()."""
+    """The transport that the program gets: asyncio's, with a compiled write().
+
+    Its methods that change the connection, or read OpenSSL's state, check the thread.
+    """
+
+    def set_protocol(self, protocol):
+        check_owner(self)
+        STOCK_TRANSPORT.set_protocol(self, protocol)
+
+    def close(self):
+        check_owner(self)
+        STOCK_TRANSPORT.close(self)
+
+    def abort(self):
+        check_owner(self)
+        STOCK_TRANSPORT.abort(self)
+
+    def _force_close(self, exc):
+        check_owner(self)
+        STOCK_TRANSPORT._force_close(self, exc)
+
+    def pause_reading(self):
+        check_owner(self)
+        STOCK_TRANSPORT.pause_reading(self)
+
+    def resume_reading(self):
+        check_owner(self)
+        STOCK_TRANSPORT.resume_reading(self)
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        check_owner(self)
+        STOCK_TRANSPORT.set_write_buffer_limits(self, high, low)
+
+    def set_read_buffer_limits(self, high=None, low=None):
+        check_owner(self)
+        STOCK_TRANSPORT.set_read_buffer_limits(self, high, low)
+
+    def get_write_buffer_size(self):
+        # Writes that are held are encrypted first.
+        check_owner(self)
+        return STOCK_TRANSPORT.get_write_buffer_size(self)
+
+    def get_read_buffer_size(self):
+        # OpenSSL is asked.
+        check_owner(self)
+        return STOCK_TRANSPORT.get_read_buffer_size(self)

@@ -32,7 +32,7 @@ from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._turn.poll cimport PollOnce, poll_once
-from uringloop._turn.turn cimport QUEUED_BYTES_MAX
+from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
 
 
 # From this size on bytes are sent by write() itself: at the end of the turn they are no longer in
@@ -455,7 +455,12 @@ cdef class WriteTransport(FlowControl):
         return self.queue.size
 
     def get_write_buffer_size(self):
-        """Send what the socket has room for, and return the number of bytes that are left."""
+        """Send what the socket has room for, and return the number of bytes that are left.
+
+        In another thread than the loop's it sends nothing.
+        """
+        if is_elsewhere(self.loop):
+            return self.queue.size
         self.send_now()
         # An aborted send may still hold bytes; they are not the protocol's any more.
         return 0 if self.life >= ENDING else self.queue.size

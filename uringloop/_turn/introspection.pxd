@@ -1,4 +1,4 @@
-"""Values for the private attributes of asyncio's loops that other programs read."""
+"""The thread that runs a loop, and private attributes of loops that other programs read."""
 
 from uringloop._turn.turn cimport LoopCore
 
