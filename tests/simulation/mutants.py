@@ -278,15 +278,15 @@ MUTANTS = (
     Mutant(
         "a short write to a file counts as complete",
         "_files/open_file.pyx",
-        "            operation = self.start_write(view, written, start + written)\n"
-        "            if operation.stage != ENDED:\n"
-        "                await operation.run()\n"
-        "            written += self.written_of(operation, written)\n",
-        "            operation = self.start_write(view, written, start + written)\n"
-        "            if operation.stage != ENDED:\n"
-        "                await operation.run()\n"
-        "            self.written_of(operation, written)\n"
-        "            written = size\n",
+        "                operation = self.start_write(view, written, start + written)\n"
+        "                if operation.stage != ENDED:\n"
+        "                    await operation.run()\n"
+        "                written += self.written_of(operation, written)\n",
+        "                operation = self.start_write(view, written, start + written)\n"
+        "                if operation.stage != ENDED:\n"
+        "                    await operation.run()\n"
+        "                self.written_of(operation, written)\n"
+        "                written = size\n",
     ),
     Mutant(
         "an operation of a file does not become BEGUN",

@@ -23,7 +23,7 @@ from uringloop._files.lines import LineFile
 from uringloop._files.memory import bytes_of, room_in
 from uringloop._files.open_file import OpenFile
 from uringloop._files.requests import REQUEST_MAX
-from uringloop._files.scheduling import CallLock, joined
+from uringloop._files.scheduling import joined
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,7 +50,6 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
             appending=mode[0] == "a",
         )
         self.mode = mode
-        self._lock = CallLock()
 
     def __repr__(self) -> str:
         return f"<uringloop.{type(self).__name__} name={self.name!r} mode={self.mode!r}>"
@@ -477,6 +476,13 @@ class BufferedFile(LineFile, BinaryFile):
 
     def detach(self) -> IO[bytes]:
         """Return a built-in file that takes over the descriptor and the buffered writes."""
+        self._lock.begin()
+        try:
+            return self._detach()
+        finally:
+            self._lock.end()
+
+    def _detach(self) -> IO[bytes]:
         self._check_open()
         unread = len(self._ahead) - self._start
         if unread:

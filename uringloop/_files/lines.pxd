@@ -9,10 +9,11 @@ cdef class LineFile(OpenFile):
     cdef public Py_ssize_t _start
     cdef public bytearray _pending  # bytes to be written; empty while _ahead is not
     cdef public Py_ssize_t _buffer_size
-    cdef public CallLock _lock
 
     cdef Py_ssize_t end_of_line(self) noexcept
     cdef bytes next_line(self)
+    cdef bytes cut_line(self)
+    cdef bint buffered_at_once(self, bytes data) except -1
 
 
 cdef class LineText:
@@ -24,3 +25,4 @@ cdef class LineText:
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1
     cdef str next_line(self)
+    cdef str cut_line(self)

@@ -23,7 +23,6 @@ class LineFile(OpenFile):
     _start: int
     _pending: bytearray
     _buffer_size: int
-    _lock: CallLock
 
     def __anext__(self) -> Awaitable[bytes]: ...
     async def readline(self, size: int | None = -1) -> bytes: ...

@@ -16,6 +16,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memchr, memcpy
 
 from uringloop._cpython.pyapi cimport (
+    FREE_THREADED,
     PyUnicode_FindChar,
     PyUnicode_Substring,
     set_step,
@@ -55,17 +56,25 @@ cdef class ReadyLine:
         raise StopIteration
 
     def __dealloc__(self):
-        if self.line is not None:
-            if self.file is not None and self.file._start == self.end:
-                self.file._start -= len(self.line)
-            elif self.text is not None and self.text._used == self.end:
-                self.text._used -= len(self.line)
+        cdef CallLock lock
+        if self.line is None:
+            return
+        lock = self.text._lock if self.file is None else self.file._lock
+        # Dropped while another thread uses the file, the line is lost.
+        if FREE_THREADED and not lock.add_call():
+            return
+        if self.file is not None and self.file._start == self.end:
+            self.file._start -= len(self.line)
+        elif self.text is not None and self.text._used == self.end:
+            self.text._used -= len(self.line)
+        lock.leave()
 
 
 cdef PyObject *ready_line_step(PyObject *step) noexcept:
     cdef ReadyLine ready = <ReadyLine>step
-    line = ready.line
-    ready.line = None
+    with cython.critical_section(ready):
+        line = ready.line
+        ready.line = None
     stop_with(StopIteration, line)
     return NULL
 
@@ -87,7 +96,6 @@ cdef class LineFile(OpenFile):
     def __cinit__(self, *args, **options):
         self._ahead = b""
         self._pending = bytearray()
-        self._lock = CallLock()
 
     cdef Py_ssize_t end_of_line(self) noexcept:
         """Return the index after the next line end that was read ahead, 0 if there is none."""
@@ -101,6 +109,13 @@ cdef class LineFile(OpenFile):
 
     cdef bytes next_line(self):
         """Return the next line if it was read ahead and the turn has time for it, else None."""
+        self._lock.enter()
+        try:
+            return self.cut_line()
+        finally:
+            self._lock.leave()
+
+    cdef bytes cut_line(self):
         cdef Py_ssize_t start = self._start
         cdef Py_ssize_t end
         if self.fd < 0 or not self._readable or self._pending or self._lock.locked:
@@ -121,10 +136,18 @@ cdef class LineFile(OpenFile):
 
     async def write(self, data):
         """Buffer *data* or write it; it must not change before this returns."""
-        if not self._lock.locked and type(data) is bytes and not self._lock.is_spent():
-            if self._try_to_buffer(data):
-                return PyBytes_GET_SIZE(data)
+        if type(data) is bytes and self.buffered_at_once(data):
+            return PyBytes_GET_SIZE(data)
         return await self._write_now(data)
+
+    cdef bint buffered_at_once(self, bytes data) except -1:
+        """Buffer *data* if no call is in progress, and the turn has time for it."""
+        self._lock.enter()
+        try:
+            return (not self._lock.locked and not self._lock.is_spent()
+                    and self._try_to_buffer(data))
+        finally:
+            self._lock.leave()
 
     async def _write_now(self, data):
         """Write *data* that `_try_to_buffer` refuses; the Python subclass implements this."""
@@ -195,6 +218,13 @@ cdef class LineText:
 
     cdef str next_line(self):
         """Return the next line if it was read ahead and the turn has time for it, else None."""
+        self._lock.enter()
+        try:
+            return self.cut_line()
+        finally:
+            self._lock.leave()
+
+    cdef str cut_line(self):
         cdef Py_ssize_t start = self._used
         cdef Py_ssize_t end
         if self.buffer.fd < 0 or self._lock.locked:

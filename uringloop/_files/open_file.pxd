@@ -3,9 +3,11 @@
 from libc.stdint cimport int64_t
 
 from uringloop._files.requests cimport FileRequests
+from uringloop._files.scheduling cimport CallLock
 
 
 cdef class OpenFile(FileRequests):
+    cdef public CallLock _lock      # without which no call begins
     cdef readonly bint closefd
     cdef readonly bint _readable
     cdef readonly bint _writable

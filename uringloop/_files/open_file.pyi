@@ -6,9 +6,11 @@ from typing import Final, overload
 from typing_extensions import Buffer, disjoint_base
 
 from uringloop._files.requests import FileRequests
+from uringloop._files.scheduling import CallLock
 
 @disjoint_base
 class OpenFile(FileRequests):
+    _lock: CallLock
     closefd: Final[bool]
     _readable: Final[bool]
     _writable: Final[bool]

@@ -21,6 +21,7 @@ from uringloop._files.operation cimport (
     ring_loop,
 )
 from uringloop._files.requests cimport FileRequests
+from uringloop._files.scheduling cimport CallLock
 from uringloop._kernel.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._kernel.files cimport (
     IORING_FSYNC_DATASYNC,
@@ -57,6 +58,9 @@ cdef object UnsupportedOperation = io.UnsupportedOperation
 
 
 cdef class OpenFile(FileRequests):
+
+    def __cinit__(self, *args, **options):
+        self._lock = CallLock()
 
     def __init__(self, int fd, name, *, closefd=True, readable=False, writable=False,
                  appending=False):
@@ -113,15 +117,19 @@ cdef class OpenFile(FileRequests):
         """Read up to *n* bytes at *offset*; less only at the end of the file."""
         cdef FileOperation operation
         cdef int64_t start
-        self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at_offset)
-        if n < 0:
-            raise ValueError("negative size")
-        operation = self.start_read(None, 0, n, start)
-        operation.set_trait(DETACHABLE, self._regular)
-        if operation.stage != ENDED:
-            await self._complete_read(operation)
-        return self.result_of(operation)
+        self._lock.enter()
+        try:
+            self.check(self._readable, "not readable")
+            start = self.start_at(offset, self.reads_at_offset)
+            if n < 0:
+                raise ValueError("negative size")
+            operation = self.start_read(None, 0, n, start)
+            operation.set_trait(DETACHABLE, self._regular)
+            if operation.stage != ENDED:
+                await self._complete_read(operation)
+            return self.result_of(operation)
+        finally:
+            self._lock.leave()
 
     async def pread_into(self, buffer, offset):
         """Read at *offset* into *buffer*; return the number of bytes.
@@ -131,13 +139,17 @@ cdef class OpenFile(FileRequests):
         """
         cdef FileOperation operation
         cdef int64_t start
-        self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at_offset)
-        view = room_in(buffer)
-        operation = self.start_read(view, 0, len(view), start)
-        if operation.stage != ENDED:
-            await self._complete_read(operation)
-        return self.count_of(operation)
+        self._lock.enter()
+        try:
+            self.check(self._readable, "not readable")
+            start = self.start_at(offset, self.reads_at_offset)
+            view = room_in(buffer)
+            operation = self.start_read(view, 0, len(view), start)
+            if operation.stage != ENDED:
+                await self._complete_read(operation)
+            return self.count_of(operation)
+        finally:
+            self._lock.leave()
 
     async def pwrite(self, data, offset):
         """Write all of *data* at *offset*; return its size in bytes.
@@ -148,56 +160,68 @@ cdef class OpenFile(FileRequests):
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
         cdef int64_t start
-        self.check(self._writable, "not writable")
-        start = self.start_at(offset, self.writes_at_offset)
-        view = bytes_of(data)
-        size = len(view)
-        if self.has_to_wait(size):
-            await self._next_turn()
-        while written < size:
-            operation = self.start_write(view, written, start + written)
-            if operation.stage != ENDED:
-                await operation.run()
-            written += self.written_of(operation, written)
-        return written
+        self._lock.enter()
+        try:
+            self.check(self._writable, "not writable")
+            start = self.start_at(offset, self.writes_at_offset)
+            view = bytes_of(data)
+            size = len(view)
+            if self.has_to_wait(size):
+                await self._next_turn()
+            while written < size:
+                operation = self.start_write(view, written, start + written)
+                if operation.stage != ENDED:
+                    await operation.run()
+                written += self.written_of(operation, written)
+            return written
+        finally:
+            self._lock.leave()
 
     async def preadv(self, buffers, offset):
         """Read at *offset* into *buffers*, one after the other; return the number of bytes."""
         cdef FileOperation operation
         cdef int64_t start
-        self.check(self._readable, "not readable")
-        start = self.start_at(offset, self.reads_at_offset)
-        views = [room_in(buffer) for buffer in buffers]
-        vectors = vectors_of(views, 0)
-        operation = new_operation(self, (views, vectors))
-        operation.op.policy |= RUN_WAITS
-        operation.traits |= IDEMPOTENT
-        io_uring_prep_readv(
-            &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
-        await operation.run()
-        return self.count_of(operation)
+        self._lock.enter()
+        try:
+            self.check(self._readable, "not readable")
+            start = self.start_at(offset, self.reads_at_offset)
+            views = [room_in(buffer) for buffer in buffers]
+            vectors = vectors_of(views, 0)
+            operation = new_operation(self, (views, vectors))
+            operation.op.policy |= RUN_WAITS
+            operation.traits |= IDEMPOTENT
+            io_uring_prep_readv(
+                &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors), len(views), start)
+            await operation.run()
+            return self.count_of(operation)
+        finally:
+            self._lock.leave()
 
     async def pwritev(self, buffers, offset):
         """Write all of *buffers* at *offset*; return their size in bytes. See `pwrite`."""
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
         cdef int64_t start
-        self.check(self._writable, "not writable")
-        start = self.start_at(offset, self.writes_at_offset)
-        views = [bytes_of(buffer) for buffer in buffers]
-        size = sum(map(len, views))
-        while written < size:
-            vectors = vectors_of(views, written)
-            operation = new_operation(self, (views, vectors))
-            operation.op.policy |= RUN_WAITS
-            operation.set_trait(IDEMPOTENT, not self._appending)
-            self.writes += 1
-            io_uring_prep_writev(
-                &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
-                PyBytes_GET_SIZE(vectors) // sizeof(iovec), start + written)
-            await operation.run()
-            written += self.written_of(operation, written)
-        return written
+        self._lock.enter()
+        try:
+            self.check(self._writable, "not writable")
+            start = self.start_at(offset, self.writes_at_offset)
+            views = [bytes_of(buffer) for buffer in buffers]
+            size = sum(map(len, views))
+            while written < size:
+                vectors = vectors_of(views, written)
+                operation = new_operation(self, (views, vectors))
+                operation.op.policy |= RUN_WAITS
+                operation.set_trait(IDEMPOTENT, not self._appending)
+                self.writes += 1
+                io_uring_prep_writev(
+                    &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
+                    PyBytes_GET_SIZE(vectors) // sizeof(iovec), start + written)
+                await operation.run()
+                written += self.written_of(operation, written)
+            return written
+        finally:
+            self._lock.leave()
 
     cdef int64_t start_at(self, object offset, bint able) except -1:
         """Return *offset* as an int64; raise ValueError if negative, ESPIPE unless *able*."""
@@ -398,7 +422,11 @@ cdef class OpenFile(FileRequests):
         await self._write_and_sync(IORING_FSYNC_DATASYNC)
 
     async def _write_and_sync(self, unsigned int flags):
-        await self._sync(flags)
+        self._lock.enter()
+        try:
+            await self._sync(flags)
+        finally:
+            self._lock.leave()
 
     async def _sync(self, unsigned int flags):
         cdef FileOperation operation
@@ -421,15 +449,19 @@ cdef class OpenFile(FileRequests):
     async def fallocate(self, offset, size, *, mode=0):
         """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
         cdef FileOperation operation
-        self.check(self._writable, "not writable")
-        operation = new_operation(self, None)
-        operation.traits |= IDEMPOTENT
-        io_uring_prep_fallocate(
-            &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
-            PyNumber_Index(size))
-        self.writes += 1
-        await operation.run()
-        self.count_of(operation)
+        self._lock.enter()
+        try:
+            self.check(self._writable, "not writable")
+            operation = new_operation(self, None)
+            operation.traits |= IDEMPOTENT
+            io_uring_prep_fallocate(
+                &operation.request, self.fd, PyNumber_Index(mode), PyNumber_Index(offset),
+                PyNumber_Index(size))
+            self.writes += 1
+            await operation.run()
+            self.count_of(operation)
+        finally:
+            self._lock.leave()
 
     async def _resize(self, int64_t size):
         cdef FileOperation operation

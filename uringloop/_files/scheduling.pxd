@@ -1,4 +1,4 @@
-"""The order of a file's calls, and the time of files in the loop's turn."""
+"""The order of a file's calls, their thread, and the time of files in the loop's turn."""
 
 from libc.stdint cimport int64_t
 
@@ -6,6 +6,13 @@ from libc.stdint cimport int64_t
 cdef class CallLock:
     cdef readonly bint locked       # a call holds the lock
     cdef object waiting             # a deque of the futures of later calls, or None
+    # Without a GIL: the calls in progress, and their thread. Used in the critical section.
+    cdef Py_ssize_t calls
+    cdef unsigned long thread
     cdef int64_t until              # under other loops: when calls must wait for the next turn
 
+    cdef int enter(self) except -1
+    cdef void leave(self) noexcept
+    cdef bint add_call(self) noexcept
+    cdef void drop_call(self) noexcept
     cdef bint is_spent(self) except -1

@@ -1,15 +1,20 @@
-"""The order of a file's calls, and the time of files in the loop's turn.
+"""The order of a file's calls, their thread, and the time of files in the loop's turn.
 
 A call that does not have to wait does not suspend its task, so a task that makes many such calls
 would block the loop. Each call therefore checks the time here first, and a long one checks again
 and again. On a uringloop.Loop files have a share of each turn, which is not used up while no other
 work waits. Other loops do not expose their turns: a call waits for the next one whenever the file's
 time is over.
+
+Without a GIL the calls that are in progress are those of one thread: `enter` refuses other threads
+until the last of these calls has ended. With a GIL no call of another thread runs halfway through
+what is done here at once.
 """
 
 from asyncio import get_running_loop, sleep
 from collections import deque
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -17,6 +22,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport (
+    FREE_THREADED,
     Py_REFCNT,
     PyBytes_New,
     PyList_GET_ITEM_borrowed,
@@ -25,6 +31,7 @@ from uringloop._cpython.pyapi cimport (
     PyUnicode_New,
     take_bytes,
     take_text,
+    this_thread,
 )
 from uringloop._files.memory cimport shortened
 from uringloop._files.operation cimport OTHER_LOOP_TURN_NS, SLICE_BYTES, is_turn_spent, ring_loop
@@ -41,12 +48,52 @@ cdef Py_ssize_t FREED = FREED_BYTES
 cdef class CallLock:
     """A fair lock for the calls of a file; it belongs to no loop."""
 
+    # ── the thread ───────────────────────────────────────────────────────────────────────────
+
+    cdef int enter(self) except -1:
+        """Begin a call. Raises RuntimeError while calls of another thread are in progress."""
+        if FREE_THREADED and not self.add_call():
+            raise RuntimeError("This file is in use by another thread")
+        return 0
+
+    cdef void leave(self) noexcept:
+        """End a call, in any thread: the garbage collector may destroy it."""
+        if FREE_THREADED:
+            self.drop_call()
+
+    @cython.critical_section
+    cdef bint add_call(self) noexcept:
+        if self.calls and self.thread != this_thread():
+            return False
+        self.thread = this_thread()
+        self.calls += 1
+        return True
+
+    @cython.critical_section
+    cdef void drop_call(self) noexcept:
+        self.calls -= 1
+
+    def begin(self):
+        """Do what `enter` does, for Python code that does not wait."""
+        self.enter()
+
+    def end(self):
+        self.leave()
+
+    # ── the order ────────────────────────────────────────────────────────────────────────────
+
     def try_acquire(self):
         """Take the lock if it is free and there is time; else the caller must await `acquire`."""
-        if self.locked or self.is_spent():
-            return False
-        self.locked = True
-        return True
+        cdef bint taken = False
+        self.enter()
+        try:
+            taken = not self.locked and not self.is_spent()
+            if taken:
+                self.locked = True
+        finally:
+            if not taken:
+                self.leave()
+        return taken
 
     async def acquire(self):
         """Take the lock once earlier calls have ended, and wait for a turn with time for files."""
@@ -60,6 +107,14 @@ cdef class CallLock:
 
     async def acquire_in_any_turn(self):
         """Take the lock once earlier calls have ended; do not suspend if there are none."""
+        self.enter()
+        try:
+            await self._wait()
+        except BaseException:
+            self.leave()
+            raise
+
+    async def _wait(self):
         if not self.locked:
             self.locked = True
             return
@@ -72,11 +127,17 @@ cdef class CallLock:
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 # The lock was passed to this call already.
-                self.release()
+                self._pass_on()
             raise
 
     def release(self):
         """Pass the lock to the next call, or release it."""
+        try:
+            self._pass_on()
+        finally:
+            self.leave()
+
+    def _pass_on(self):
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():
