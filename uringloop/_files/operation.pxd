@@ -23,11 +23,14 @@ cdef enum:
 cdef class Descriptor:
     # The descriptor of a file. It is not closed before the operations that use it have ended.
     cdef int fd                     # -1 once it is closed
+    # Used in the critical section: the garbage collector may destroy a call in any thread.
     cdef readonly int operations_in_flight
     cdef object idle                # the future of `_become_idle`, or None
 
     cdef int check_open(self) except -1
+    cdef void started(self) noexcept
     cdef int ended(self) except -1
+    cdef object end_of_all(self)
 
 
 # The drawing is in operation.pyx.

@@ -27,7 +27,7 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
+from uringloop._cpython.pyapi cimport FREE_THREADED, PyBytes_New, take_bytes
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
@@ -47,7 +47,7 @@ from uringloop._ring.ring cimport (
 )
 from uringloop._ring.uring cimport URING_CLOSED
 from uringloop._turn.timers cimport NO_DEADLINE
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 
 cdef class Descriptor:
@@ -60,20 +60,49 @@ cdef class Descriptor:
             raise ValueError("I/O operation on closed file.")
         return 0
 
+    @cython.critical_section
+    cdef void started(self) noexcept:
+        self.operations_in_flight += 1
+
     cdef int ended(self) except -1:
-        self.operations_in_flight -= 1
-        if self.idle is not None and not self.operations_in_flight:
-            if not self.idle.done():
-                self.idle.set_result(None)
-            self.idle = None
-        return 0
+        cdef object idle = None
+        with cython.critical_section(self):
+            self.operations_in_flight -= 1
+            if not self.operations_in_flight:
+                idle = self.idle
+                self.idle = None
+        return 0 if idle is None else resolve(idle)
+
+    @cython.critical_section
+    cdef object end_of_all(self):
+        """Return a future for the end of the operations; None if there are none."""
+        if not self.operations_in_flight:
+            return None
+        if self.idle is None or self.idle.done():
+            self.idle = Future(loop=get_running_loop())
+        return self.idle
 
     async def _become_idle(self):
         """Wait until no operation uses the descriptor."""
-        while self.operations_in_flight:
-            if self.idle is None or self.idle.done():
-                self.idle = Future(loop=get_running_loop())
-            await self.idle
+        idle = self.end_of_all()
+        while idle is not None:
+            await idle
+            idle = self.end_of_all()
+
+
+cdef int resolve(object idle) except -1:
+    """Resolve *idle*, which its loop's thread awaits, in that thread."""
+    cdef object loop = idle.get_loop()
+    if FREE_THREADED and isinstance(loop, LoopCore) and is_elsewhere(<LoopCore>loop):
+        loop.call_soon_threadsafe(resolve_here, idle)
+    else:
+        resolve_here(idle)
+    return 0
+
+
+def resolve_here(idle):
+    if not idle.done():
+        idle.set_result(None)
 
 
 @cython.freelist(64)
@@ -107,7 +136,7 @@ cdef class FileOperation:
             performed.add_done_callback(self._performed)
         self.stage = BEGUN
         if self.file is not None:
-            self.file.operations_in_flight += 1
+            self.file.started()
         return 0
 
     async def end(self):

@@ -109,7 +109,7 @@ cdef class FileRequests(Descriptor):
 
     async def _next_turn(self):
         """Wait for the next turn of the loop; until then the descriptor stays open."""
-        self.operations_in_flight += 1
+        self.started()
         try:
             await asyncio.sleep(0)
         finally:
