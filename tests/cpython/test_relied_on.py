@@ -310,7 +310,7 @@ def test_only_one_module_reads_the_code_of_functions() -> None:
 
 # Fields of CPython's structures, its private functions, and structures that are declared here.
 C_FIELD = re.compile(r"(?:->|\.)((?:ob|tp|nb|mp|am|bf)_\w+|d_method|d_member)\b")
-C_NAME = re.compile(r"\b(_Py[A-Z]\w+|PyUnstable_\w+|Py_REFCNT|PySSL\w+)\b")
+C_NAME = re.compile(r"\b(_Py_?[A-Z]\w+|PyUnstable_\w+|Py_REFCNT|PySSL\w+)\b")
 C_STRUCT = re.compile(r"ctypedef struct (Py\w+):\n +(?!pass)\w+ \*?(\w+)")
 
 

@@ -20,7 +20,9 @@ cdef extern from "Python.h":
     PyObject *PyObject_CallMethodNoArgs(object target, object name)
     PyObject *PyObject_VectorcallMethod(
         object name, PyObject *const *args, size_t nargs, PyObject *kwnames)
+    object PyContext_New()
     object PyContext_CopyCurrent()
+    bint has_no_variables "uringloop_has_no_variables" ()
     int PyContext_Enter(object context) except -1
     # Returns a negative number with the exception set; the caller handles it.
     int PyContext_TryEnter "PyContext_Enter" (object context)
@@ -49,6 +51,10 @@ cdef extern from "Python.h":
     # True only if no other reference exists, in any thread; without a GIL false, too, for an object
     # that another thread has made.
     bint is_only_reference "uringloop_is_only_reference" (PyObject *target)
+    void give_away "uringloop_give_away" (PyObject *target)
+    bint is_given "uringloop_is_given" (PyObject *target)
+    void hide_from_collector "uringloop_hide_from_collector" (object type)
+    bint PyObject_IS_GC(PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
     # What threading.get_ident() returns.
@@ -77,6 +83,53 @@ cdef extern from *:
     #else
     #define uringloop_is_only_reference(o) (Py_REFCNT(o) == 1)
     #endif
+
+    /* What follows is for builds without a GIL; with one, these do nothing.
+     *
+     * There an object belongs to the thread that has made it, which counts its own references
+     * without atomics, and which another thread that drops the last one asks to free the object.
+     *
+     * Leaves it to whoever drops the last reference. The caller has made the object, and no other
+     * thread has seen it: the counts get the state that CPython gives them when the owner has
+     * dropped its references. */
+    static inline void uringloop_give_away(PyObject *object) {
+    #ifdef Py_GIL_DISABLED
+        if (object->ob_tid == _Py_ThreadId() && object->ob_ref_shared == 0) {
+            object->ob_ref_shared = _Py_REF_SHARED(object->ob_ref_local, _Py_REF_MERGED);
+            object->ob_ref_local = 0;
+            object->ob_tid = 0;
+        }
+    #endif
+    }
+
+    /* Whether the caller has the only reference to an object that was given away. */
+    static inline int uringloop_is_given(PyObject *object) {
+    #ifdef Py_GIL_DISABLED
+        return __atomic_load_n(&object->ob_ref_shared, __ATOMIC_ACQUIRE)
+            == _Py_REF_SHARED(1, _Py_REF_MERGED);
+    #else
+        return 0;
+    #endif
+    }
+
+    /* Takes one of our types, which has no derived ones, from the garbage collector. */
+    static void uringloop_hide_from_collector(PyObject *type) {
+    #ifdef Py_GIL_DISABLED
+        PyTypeObject *hidden = (PyTypeObject *)type;
+
+        hidden->tp_flags &= ~Py_TPFLAGS_HAVE_GC;
+        hidden->tp_traverse = NULL;
+        hidden->tp_clear = NULL;
+        hidden->tp_free = PyObject_Free;
+    #endif
+    }
+
+    /* Whether the current context has no variables: a copy of it is like a new one. */
+    static inline int uringloop_has_no_variables(void) {
+        PyObject *context = PyThreadState_Get()->context;
+
+        return context == NULL || PyObject_Size(context) == 0;
+    }
 
     /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \

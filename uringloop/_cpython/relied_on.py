@@ -429,8 +429,23 @@ INTERPRETER = (
         C,
         "PyTypeObject.tp_traverse",
         "3.0",
-        "the garbage collector sees timers and operations in flight as the loop's",
+        "the garbage collector sees callbacks, timers and operations in flight as the loop's",
         REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_flags PyTypeObject.tp_clear PyTypeObject.tp_free",
+        "3.0",
+        "without a GIL, the garbage collector does not visit the handles of other threads",
+        "it visits them, and call_soon_threadsafe() takes 1.5 times as long",
+    ),
+    Row(
+        C,
+        "PyObject.ob_tid PyObject.ob_ref_local PyObject.ob_ref_shared _Py_REF_MERGED "
+        "_Py_REF_SHARED _Py_ThreadId",
+        "3.14",
+        "without a GIL, the loop frees a handle that another thread has made",
+        "the loop sends each handle back to its thread, which frees it",
     ),
     Row(
         C,
@@ -450,7 +465,8 @@ INTERPRETER = (
         C,
         "PyThreadState.context",
         "3.7",
-        "a nested run leaves the contexts that are entered, and enters them again",
+        "a nested run leaves the contexts that are entered, and enters them again; "
+        "call_soon_threadsafe() makes no copy of a context without variables",
         REQUIRED + "a compile-time error; PyContext_Exit() wants the context that is current",
     ),
 )

@@ -3,9 +3,13 @@
 import contextvars
 from collections.abc import Callable
 from traceback import StackSummary
-from typing import Any
+from typing import Any, final
 
 from typing_extensions import disjoint_base
+
+@final
+class NoLoop:
+    def get_debug(self) -> bool: ...
 
 @disjoint_base
 class Handle:
@@ -27,7 +31,7 @@ class Handle:
     @property
     def _source_traceback(self) -> StackSummary | None: ...
 
-@disjoint_base
+@final
 class ThreadSafeHandle(Handle): ...
 
 @disjoint_base

@@ -3,6 +3,12 @@
 A handle owns its callback, arguments and context and drops them when it is cancelled. Only the
 thread that runs the loop runs it. Any thread may cancel it: what a cancel drops is read and dropped
 in the handle's critical section, which a build with a GIL does not need.
+
+The handles of call_soon_threadsafe are made in one thread and freed in another. Without a GIL such
+an object is expensive twice: the thread that made it would have to free it, and the garbage
+collector, which stops all threads, would visit each one that waits. So these handles are given away
+(`give_away`), and unknown to the collector: the queue that holds one visits what it refers to.
+Nobody does that for a handle that has run, which therefore forgets its callback.
 """
 
 import asyncio
@@ -17,9 +23,10 @@ from libc.math cimport ceil
 from libc.stdint cimport INT64_MAX, int64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyContext_CopyCurrent, PyContext_Exit, PyContext_TryEnter, PY_VECTORCALL_ARGUMENTS_OFFSET,
-    PyMutex_Lock, PyMutex_Unlock, PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, raise_pending,
-    this_thread, tuple_items, visitproc,
+    FREE_THREADED, PyContext_CopyCurrent, PyContext_Exit, PyContext_New, PyContext_TryEnter,
+    PY_VECTORCALL_ARGUMENTS_OFFSET, PyMutex_Lock, PyMutex_Unlock, PyObject_IS_GC,
+    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, give_away, has_no_variables,
+    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, visitproc,
 )
 from uringloop._kernel.atomics cimport adjust_size, load_int, load_long, store_int, store_long
 
@@ -28,8 +35,17 @@ cdef bint ARGS_IN_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
 cdef object THREAD_SAFE_HANDLE = getattr(events, "_ThreadSafeHandle", None)
 cdef tuple NO_ARGS = ()
+cdef NoLoop NO_LOOP = NoLoop()
 # A deadline of this many seconds or more never comes: 2**63 ns are 292 years.
 cdef double NEVER = 9.2e9
+
+
+@cython.final
+cdef class NoLoop:
+    """The loop of a handle that has forgotten its own, for asyncio's description of handles."""
+
+    def get_debug(self):
+        return False
 
 
 @cython.freelist(256)
@@ -49,7 +65,7 @@ cdef class Handle:
 
     def get_context(self):
         """Return the contextvars.Context that the callback runs in."""
-        return self.context
+        return self.own_context()
 
     @cython.critical_section
     def __repr__(self):
@@ -78,6 +94,9 @@ cdef class Handle:
         self.single = False
         return 0
 
+    cdef object own_context(self):
+        return self.context
+
     cdef tuple all_args(self):
         return (self.args,) if self.single else self.args
 
@@ -100,9 +119,10 @@ cdef class Handle:
 
     @property
     def _context(self):
-        return self.context
+        return self.own_context()
 
     @property
+    @cython.critical_section
     def _loop(self):
         return self.loop
 
@@ -121,11 +141,8 @@ cdef class Handle:
 
     cdef int run(self) except -1:
         """Run the callback in its context; its exception goes to the loop's handler."""
-        cdef PyObject *result
-        cdef PyObject *call[2]
         # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback, args
-        cdef object context = self.context
         cdef bint single
         with cython.critical_section(self):
             if self.is_cancelled:
@@ -133,6 +150,12 @@ cdef class Handle:
             callback = self.callback
             args = self.args
             single = self.single
+        return self.call(callback, args, single)
+
+    cdef int call(self, object callback, object args, bint single) except -1:
+        cdef object context = self.own_context()
+        cdef PyObject *result
+        cdef PyObject *call[2]
         if PyContext_TryEnter(context) < 0:
             return self._failed(callback, (args,) if single else args, False)
         if single:
@@ -177,6 +200,7 @@ cdef class Handle:
         return 0
 
 
+@cython.final
 cdef class ThreadSafeHandle(Handle):
 
     def cancel(self):
@@ -208,14 +232,45 @@ cdef class ThreadSafeHandle(Handle):
             PyMutex_Unlock(&self.mutex)
 
     cdef int run(self) except -1:
-        cdef bint locked = self.lock()
+        cdef bint locked
+        if is_given(<PyObject*>self):
+            # Nobody else has the handle, so nobody cancels it. A report may keep it.
+            try:
+                if not self.is_cancelled:
+                    self.call(self.callback, self.args, self.single)
+            finally:
+                if not is_given(<PyObject*>self):
+                    self.forget()
+            return 0
+        locked = self.lock()
         try:
-            return Handle.run(self)
+            Handle.run(self)
         finally:
+            if FREE_THREADED:
+                self.forget()
             self.unlock(locked)
+        return 0
+
+    @cython.critical_section
+    cdef int forget(self) except -1:
+        """Drop what could refer to the handle, after its run."""
+        if self.source_traceback is not None and self.cancelled_repr is None:
+            self.cancelled_repr = self.describe()
+        self.callback = None
+        self.args = None
+        self.single = False
+        self.loop = None
+        return 0
+
+    @cython.critical_section
+    cdef object own_context(self):
+        if self.context is None:
+            self.context = PyContext_New()
+        return self.context
 
     cdef object stock_handle(self):
-        return THREAD_SAFE_HANDLE(self.callback, self.all_args(), self.loop, self.context)
+        return THREAD_SAFE_HANDLE(
+            self.callback, self.all_args(), self.loop or NO_LOOP, self.context)
 
     @property
     def __class__(self):
@@ -334,10 +389,14 @@ cdef Handle new_handle_of(
         handle.args = NO_ARGS
     else:
         handle.args = tuple([<object>call[index] for index in range(1, size)])
-    handle.context = (
-        PyContext_CopyCurrent() if context == NULL or context == <PyObject*>None
-        else <object>context)
     handle.loop = loop
+    if context != NULL and context != <PyObject*>None:
+        handle.context = <object>context
+    elif type(handle) is not ThreadSafeHandle:
+        handle.context = PyContext_CopyCurrent()
+    elif not has_no_variables():
+        handle.context = PyContext_CopyCurrent()
+        give_away(<PyObject*>handle.context)
     return handle
 
 
@@ -353,16 +412,21 @@ cdef TimerHandle new_timer(object loop, object when, object callback, tuple args
     return timer
 
 
+cdef int traverse_queued(PyObject *handle, visitproc visit, void *argument) noexcept:
+    return (visit(handle, argument) if PyObject_IS_GC(handle)
+            else traverse_waiting(handle, visit, argument))
+
+
 cdef int traverse_waiting(PyObject *waiting, visitproc visit, void *argument) noexcept:
-    cdef TimerHandle timer
+    cdef Handle handle
     if Py_REFCNT(waiting) > 1:
-        # Another reference keeps the timer alive, and what it refers to.
+        # Another reference keeps the handle alive, and what it refers to.
         return 0
-    timer = <TimerHandle>waiting
+    handle = <Handle>waiting
     return (
-        visit(<PyObject*>timer.callback, argument) or visit(<PyObject*>timer.args, argument)
-        or visit(<PyObject*>timer.context, argument) or visit(<PyObject*>timer.loop, argument)
-        or visit(<PyObject*>timer.source_traceback, argument))
+        visit(<PyObject*>handle.callback, argument) or visit(<PyObject*>handle.args, argument)
+        or visit(<PyObject*>handle.context, argument) or visit(<PyObject*>handle.loop, argument)
+        or visit(<PyObject*>handle.source_traceback, argument))
 
 
 cdef int64_t nanoseconds(double seconds) noexcept:
@@ -379,3 +443,6 @@ cdef str format_handle(Handle handle):
     if isinstance(task, Task):
         return repr(task)
     return str(handle)
+
+
+hide_from_collector(ThreadSafeHandle)

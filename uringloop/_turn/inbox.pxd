@@ -27,7 +27,7 @@ cdef enum Put:
 @cython.final
 cdef class Inbox:
     cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
-    cdef PyObject *oldest       # of those that the loop has taken out; owned, linked to newer ones
+    cdef PyObject *taken        # taken out, but the ready queue has no memory for it; owned
     cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
     cdef unsigned int wakes_done    # of these, the ones whose thread has called woke()
 
@@ -40,8 +40,7 @@ cdef class Inbox:
     cdef bint fall_asleep(self) noexcept
     cdef void wake_up(self) noexcept
     cdef int close(self, bint forked) except -1
-    cdef void _reverse(self, PyObject *newest) noexcept
-    cdef int _push(self, ReadyQueue ready) except -1
+    cdef int _push_taken(self, ReadyQueue ready) except -1
     cdef int _drop(self, PyObject *first, list dropped) except -1
 
 

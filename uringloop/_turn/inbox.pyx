@@ -23,6 +23,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
 
+from uringloop._cpython.pyapi cimport give_away
 from uringloop._kernel.atomics cimport (
     add_uint_release,
     exchange_pointer,
@@ -30,7 +31,7 @@ from uringloop._kernel.atomics cimport (
     load_uint_acquire,
     replace_pointer,
 )
-from uringloop._turn.handles cimport Handle
+from uringloop._turn.handles cimport Handle, traverse_queued
 
 
 cdef extern from "<sched.h>" nogil:
@@ -47,13 +48,13 @@ cdef class Inbox:
 
     cdef Put put(self, Handle handle) noexcept:
         cdef uintptr_t newest = load_pointer_acquire(&self.newest)
-        assert handle.older == NULL
         Py_INCREF(handle)
+        # The loop's thread frees it, without asking this one.
+        give_away(<PyObject*>handle)
         while newest != CLOSED:
             handle.older = <PyObject*>newest if newest > CLOSED else NULL
             if replace_pointer(&self.newest, &newest, <uintptr_t><PyObject*>handle):
                 return PUT_WAKE if newest == ASLEEP else PUT
-        handle.older = NULL
         Py_DECREF(handle)
         return REFUSED
 
@@ -66,39 +67,25 @@ cdef class Inbox:
     cdef int take(self, ReadyQueue ready) except -1:
         """Move all handles to *ready*, the oldest first. A MemoryError leaves the rest here."""
         cdef uintptr_t newest
-        self._push(ready)
+        self._push_taken(ready)
         newest = load_pointer_acquire(&self.newest)
         # A sleeping loop must still be woken, and a closed one stays closed.
         while newest > CLOSED:
             if replace_pointer(&self.newest, &newest, EMPTY):
-                self._reverse(<PyObject*>newest)
-                return self._push(ready)
+                self.taken = <PyObject*>newest
+                return self._push_taken(ready)
         return 0
 
-    cdef void _reverse(self, PyObject *newest) noexcept:
-        cdef PyObject *older
-        assert self.oldest == NULL
-        while newest != NULL:
-            older = (<Handle>newest).older
-            (<Handle>newest).older = self.oldest
-            self.oldest = newest
-            newest = older
-
-    cdef int _push(self, ReadyQueue ready) except -1:
-        cdef Handle handle
-        while self.oldest != NULL:
-            handle = <Handle>self.oldest
-            ready.push(handle)
-            # From here on `older` is the next newer one.
-            self.oldest = handle.older
-            handle.older = NULL
-            Py_DECREF(handle)
+    cdef int _push_taken(self, ReadyQueue ready) except -1:
+        if self.taken != NULL:
+            ready.push_chain(self.taken)
+            self.taken = NULL
         return 0
 
     cdef bint fall_asleep(self) noexcept:
         """Have other threads wake the loop from now on; return False if a handle is there."""
         cdef uintptr_t newest = EMPTY
-        return self.oldest == NULL and replace_pointer(&self.newest, &newest, ASLEEP)
+        return self.taken == NULL and replace_pointer(&self.newest, &newest, ASLEEP)
 
     cdef void wake_up(self) noexcept:
         """The loop is awake."""
@@ -116,8 +103,8 @@ cdef class Inbox:
         while not forked and load_uint_acquire(&self.wakes_done) != self.wakes_due:
             with nogil:
                 sched_yield()
-        self._drop(self.oldest, dropped)
-        self.oldest = NULL
+        self._drop(self.taken, dropped)
+        self.taken = NULL
         if newest > CLOSED:
             self._drop(<PyObject*>newest, dropped)
         # Freed last: destructors may run code that uses the loop.
@@ -127,7 +114,6 @@ cdef class Inbox:
         cdef PyObject *next
         while first != NULL:
             next = (<Handle>first).older
-            (<Handle>first).older = NULL
             dropped.append(<Handle>first)
             Py_DECREF(<Handle>first)
             first = next
@@ -138,14 +124,14 @@ cdef int traverse_inbox(Inbox inbox, visitproc visit, void *argument) noexcept:
     """Visit the handles, for the garbage collector, which has stopped all other threads."""
     if inbox is None:
         return 0
-    return (traverse_chain(inbox.oldest, visit, argument)
+    return (traverse_chain(inbox.taken, visit, argument)
             or (inbox.newest > CLOSED
                 and traverse_chain(<PyObject*>inbox.newest, visit, argument)))
 
 
 cdef bint traverse_chain(PyObject *handle, visitproc visit, void *argument) noexcept:
     while handle != NULL:
-        if visit(handle, argument):
+        if traverse_queued(handle, visit, argument):
             return True
         handle = (<Handle>handle).older
     return False

@@ -5,10 +5,9 @@ results are copies: changing them does not change the loop. Any thread may call 
 thread_of(), and with a GIL the other functions.
 """
 
-from cpython.list cimport PyList_GET_SIZE
-
 from uringloop._kernel.atomics cimport load_int, store_long_release
-from uringloop._turn.handles cimport TimerHandle
+from uringloop._turn.handles cimport Handle, TimerHandle
+from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.turn cimport LoopCore, running_thread, runs_here, try_to_claim
 
 
@@ -24,14 +23,12 @@ def thread_of(LoopCore loop not None):
 
 def ready_of(LoopCore loop not None):
     """Return the handles in the ready queue, the oldest first."""
-    cdef list items
-    cdef Py_ssize_t room, index
+    cdef ReadyQueue ready = loop.ready
+    cdef Py_ssize_t index
     loop.check_reader()
     sort_inbox(loop)
-    items = loop.ready.items
-    room = PyList_GET_SIZE(items)
-    return tuple([items[(loop.ready.head + index) & (room - 1)]
-                  for index in range(loop.ready.count)])
+    return tuple([<Handle>ready.items[(ready.head + index) & (ready.capacity - 1)]
+                  for index in range(ready.count)])
 
 
 def scheduled_of(LoopCore loop not None):

@@ -1,43 +1,47 @@
 """Handles that are ready to run, in the order of their scheduling."""
 
 cimport cython
-from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 
-from uringloop._cpython.pyapi cimport PyList_GET_ITEM_borrowed, PyList_SET_ITEM_stolen
+from uringloop._cpython.pyapi cimport prefetch, visitproc
 from uringloop._kernel.atomics cimport count_size
 from uringloop._turn.handles cimport Handle
 
 
+# A handle's memory is fetched when this many others come before it: that of one from another thread
+# is not in this processor's cache.
+cdef enum:
+    AHEAD = 4
+
+
 @cython.final
 cdef class ReadyQueue:
-    cdef list items             # circular; None in an empty slot
+    cdef PyObject **items       # circular; owns `count` handles from `head` on
+    cdef Py_ssize_t capacity    # a power of two
     cdef Py_ssize_t head
     cdef Py_ssize_t count
 
     cdef inline int push(self, Handle handle) except -1:
-        cdef Py_ssize_t capacity = PyList_GET_SIZE(self.items)
-        if self.count == capacity:
-            self.grow()
-            capacity = PyList_GET_SIZE(self.items)
+        if self.count == self.capacity:
+            self.grow(self.count)
         Py_INCREF(handle)
-        PyList_SET_ITEM_stolen(
-            self.items, (self.head + self.count) & (capacity - 1), <PyObject*>handle)
-        Py_DECREF(None)
+        self.items[(self.head + self.count) & (self.capacity - 1)] = <PyObject*>handle
         count_size(&self.count, 1)
         return 0
 
-    cdef inline Handle pop(self):
-        """Remove and return the oldest handle; the queue must not be empty."""
-        cdef Handle handle = <Handle>PyList_GET_ITEM_borrowed(self.items, self.head)
-        Py_INCREF(None)
-        PyList_SET_ITEM_stolen(self.items, self.head, <PyObject*>None)
-        # Drop the list's reference; `handle` holds its own.
-        Py_DECREF(handle)
-        self.head = (self.head + 1) & (PyList_GET_SIZE(self.items) - 1)
+    cdef inline PyObject *pop(self) noexcept:
+        """Remove the oldest handle, which the caller then owns; the queue must not be empty."""
+        cdef PyObject *handle = self.items[self.head]
+        self.head = (self.head + 1) & (self.capacity - 1)
         count_size(&self.count, -1)
+        if self.count > AHEAD:
+            prefetch(self.items[(self.head + AHEAD) & (self.capacity - 1)])
         return handle
 
-    cdef int grow(self) except -1
+    cdef int push_chain(self, PyObject *newest) except -1
+    cdef int grow(self, Py_ssize_t used) except -1
     cdef int clear(self) except -1
+
+
+cdef int traverse_ready(ReadyQueue ready, visitproc visit, void *argument) noexcept

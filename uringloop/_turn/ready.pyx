@@ -4,7 +4,13 @@ Only the loop's thread pushes and pops. Others use the inbox, and may with a GIL
 program does that calls call_soon() from a wrong thread.
 """
 
+cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.atomics cimport store_size
+from uringloop._turn.handles cimport traverse_queued
 
 
 # Initial capacity, a power of two; the queue grows by doubling.
@@ -14,22 +20,73 @@ READY_AT_START = 64
 cdef Py_ssize_t FIRST = READY_AT_START
 
 
+@cython.final
 cdef class ReadyQueue:
 
-    def __cinit__(self):
-        self.items = [None] * FIRST
+    def __dealloc__(self):
+        self.clear()
+        PyMem_Free(self.items)
 
-    cdef int grow(self) except -1:
-        cdef list old = self.items
-        self.items = old[self.head:] + old[:self.head] + [None] * len(old)
+    cdef int push_chain(self, PyObject *newest) except -1:
+        """Append a chain of handles, which the queue then owns: *newest*, linked to older ones.
+
+        A MemoryError leaves the chain and the queue as they were.
+        """
+        cdef Py_ssize_t begin = self.count
+        cdef Py_ssize_t end = begin
+        cdef PyObject *handle = newest
+        while handle != NULL:
+            if end == self.capacity:
+                self.grow(end)
+            self.items[(self.head + end) & (self.capacity - 1)] = handle
+            end += 1
+            handle = (<Handle>handle).older
+        store_size(&self.count, end)
+        # The oldest comes first.
+        while begin < end - 1:
+            end -= 1
+            swap(&self.items[(self.head + begin) & (self.capacity - 1)],
+                 &self.items[(self.head + end) & (self.capacity - 1)])
+            begin += 1
+        return 0
+
+    cdef int grow(self, Py_ssize_t used) except -1:
+        """Double the capacity, and keep the first *used* items."""
+        cdef Py_ssize_t capacity = 2 * self.capacity or FIRST
+        cdef PyObject **items = <PyObject**>PyMem_Malloc(capacity * sizeof(PyObject*))
+        cdef PyObject **old = self.items
+        cdef Py_ssize_t index
+        if items == NULL:
+            raise MemoryError
+        for index in range(used):
+            items[index] = old[(self.head + index) & (self.capacity - 1)]
+        self.items = items
+        self.capacity = capacity
         self.head = 0
+        PyMem_Free(old)
         return 0
 
     cdef int clear(self) except -1:
-        cdef list old = self.items
-        self.items = [None] * FIRST
-        self.head = 0
-        store_size(&self.count, 0)
-        # Drop the old handles last: destructors may run code that schedules callbacks.
-        del old
+        # Destructors may run code that schedules callbacks: each finds a queue that is in order.
+        while self.count:
+            Py_DECREF_owned(self.pop())
         return 0
+
+
+cdef inline void swap(PyObject **one, PyObject **other) noexcept:
+    cdef PyObject *handle = one[0]
+    one[0] = other[0]
+    other[0] = handle
+
+
+cdef int traverse_ready(ReadyQueue ready, visitproc visit, void *argument) noexcept:
+    """Visit the handles, for the garbage collector."""
+    cdef Py_ssize_t index
+    cdef PyObject *handle
+    if ready is None:
+        return 0
+    for index in range(ready.count):
+        handle = ready.items[(ready.head + index) & (ready.capacity - 1)]
+        if traverse_queued(handle, visit, argument):
+            return 1
+    return 0

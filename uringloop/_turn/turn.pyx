@@ -31,6 +31,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals,
+    Py_DECREF_owned,
     PyList_GET_ITEM_borrowed,
     PyObject_Call,
     set_traverse,
@@ -61,17 +62,9 @@ from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
-    Handle,
-    TimerHandle,
-    format_handle,
-    nanoseconds,
-    new_handle,
-    new_handle_for_threads,
-    new_timer,
-)
-from uringloop._turn.inbox cimport (
-    Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox)
-from uringloop._turn.ready cimport ReadyQueue
+    Handle, TimerHandle, format_handle, nanoseconds, new_handle, new_handle_for_threads, new_timer)
+from uringloop._turn.inbox cimport Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox
+from uringloop._turn.ready cimport ReadyQueue, traverse_ready
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
@@ -293,7 +286,7 @@ cdef class LoopCore:
         cdef bint held_back = self.ring.mark()
         self.file_deadline_ns = 0
         count_total(&self.counters.turns, 1)
-        if self.inbox.has_new() or self.inbox.oldest != NULL:
+        if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
         if self.timers.count:
             self.expire_timers()
@@ -386,12 +379,17 @@ cdef class LoopCore:
     @cython.final
     cdef int run_ready(self) except -1:
         cdef Py_ssize_t count = self.ready.count
+        cdef PyObject *handle
         while count > 0:
             # A callback may have shortened the queue: a nested run pops handles, _close() clears.
             count = min(count, self.ready.count) - 1
             if count < 0:
                 break
-            self.run_handle(self.ready.pop())
+            handle = self.ready.pop()
+            try:
+                self.run_handle(<Handle>handle)
+            finally:
+                Py_DECREF_owned(handle)
         return 0
 
     @cython.final
@@ -689,6 +687,7 @@ cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
     # No variable: it would be the last reference to a loop that the collector is about to free.
     return (traverse_fields(self, visit, argument)
             or traverse_timers((<LoopCore>self).timers, visit, argument)
+            or traverse_ready((<LoopCore>self).ready, visit, argument)
             or traverse_inbox((<LoopCore>self).inbox, visit, argument)
             or ((<LoopCore>self)._del_closes
                 and traverse_ring((<LoopCore>self).ring, visit, argument)))
