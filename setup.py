@@ -131,7 +131,9 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
     # Warnings in code that Cython generates.
     cflags += ["-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
-    cflags += ["-Wno-cast-function-type", "-include", "uringloop/_cpython/importing.h"]
+    cflags += ["-Wno-cast-function-type"]
+    for header in ("importing", "immortal"):
+        cflags += ["-include", f"uringloop/_cpython/{header}.h"]
     cflags += ["-O1", "-g"] if debug else ["-O2", "-g0"]
     extra = os.environ.get("URINGLOOP_CFLAGS", "").split()
     options["extra_compile_args"] += cflags + extra

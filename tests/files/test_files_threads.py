@@ -84,3 +84,22 @@ def test_file_that_threads_use_at_once_refuses_all_but_one(
     if mode == "w+b":
         lines = THREADS * CALLS - len(errors)
         assert path.read_bytes() == lines * LINE
+
+
+@without_gil
+def test_calls_of_several_threads_change_no_count_of_the_same_code(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(tmp_path / "file", "w+b", buffering=0) as file:
+            calls: list[Any] = [
+                file.pwrite(b"data", 0),
+                file.pread(4, 0),
+                file.pread_into(bytearray(4), 0),
+                file.pwritev([b"data"], 0),
+                file.preadv([bytearray(4)], 0),
+            ]
+            is_immortal: Any = sys._is_immortal  # type: ignore[attr-defined, unused-ignore]
+            for call in calls:
+                assert is_immortal(call.cr_code)
+                await call
+
+    uringloop.run(main())

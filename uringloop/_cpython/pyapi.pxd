@@ -15,7 +15,9 @@ cdef extern from "Python.h":
     size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *PyObject_Vectorcall(
         object callable, PyObject *const *args, size_t nargs, PyObject *kwnames)
-    object PyObject_Call(object callable, object args, object options)
+    # These take a pointer: threads would change the count of a callable that they share.
+    object PyObject_Call(PyObject *callable, object args, object options)
+    object PyObject_CallNoArgs(PyObject *callable)
     PyObject *PyObject_CallMethodOneArg(object target, object name, object argument)
     PyObject *PyObject_CallMethodNoArgs(object target, object name)
     PyObject *PyObject_VectorcallMethod(

@@ -449,6 +449,13 @@ INTERPRETER = (
     ),
     Row(
         C,
+        "PyUnstable_Code_NewWithPosOnlyArgs _Py_IMMORTAL_REFCNT_LOCAL",
+        "3.14",
+        "without a GIL, threads that use files do not change the same counts",
+        "each coroutine of a compiled function changes the count of the function's code",
+    ),
+    Row(
+        C,
         "PyTupleObject.ob_item",
         "3.0",
         "arguments are passed on without a copy",

@@ -27,7 +27,8 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from uringloop._cpython.pyapi cimport FREE_THREADED, PyBytes_New, take_bytes
+from uringloop._cpython.pyapi cimport (
+    FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, take_bytes)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
@@ -48,6 +49,8 @@ from uringloop._ring.ring cimport (
 from uringloop._ring.uring cimport URING_CLOSED
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
+
+cdef object GET_RUNNING_LOOP = get_running_loop
 
 
 cdef class Descriptor:
@@ -275,7 +278,7 @@ cdef int begin_linked(FileOperation first, FileOperation second) except -1:
 
 cdef LoopCore ring_loop():
     """Return the running loop if it is a uringloop.Loop, else None."""
-    loop = get_running_loop()
+    loop = PyObject_CallNoArgs(<PyObject*>GET_RUNNING_LOOP)
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
 
 

@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 import weakref
-from asyncio import events
+from asyncio import events, tasks
 from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
@@ -363,7 +363,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         factory = self._task_factory
         if factory is None:
             # asyncio.Task refuses a generator-based coroutine; some type stubs do so as well.
-            task = asyncio.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
+            task = tasks.Task(coro, loop=self, name=name, context=context, **kwargs)  # type: ignore[arg-type, unused-ignore]
             traceback = getattr(task, "_source_traceback", None)
             if traceback:
                 # Drop this frame: the task was created by the caller.

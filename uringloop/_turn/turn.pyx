@@ -271,13 +271,13 @@ cdef class LoopCore:
         cdef dict options
         if FREE_THREADED and not runs_here(self):
             # Only the loop's thread may use the field.
-            return PyObject_Call(FUTURE, NO_ARGS, {"loop": self})
+            return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, {"loop": self})
         options = self.future_options
         if options is None:
             options = {"loop": self}
             if not self.closed:
                 self.future_options = options
-        return PyObject_Call(FUTURE, NO_ARGS, options)
+        return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, options)
 
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
