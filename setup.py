@@ -20,6 +20,7 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
 
 LIBURING_MIN = (2, 3)
@@ -214,6 +215,26 @@ class BuildApart(build_ext):
         super().build_extensions()
 
 
+class BuildFresh(build_py):
+    """Removes what an earlier build has put into the folder that becomes the wheel.
+
+    setuptools only adds to that folder: a module that has moved since would be installed twice.
+    Files of this build stay, so that only what has changed is linked again.
+    """
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            self.remove_former()
+        super().run()
+
+    def remove_former(self) -> None:
+        made = self.get_outputs() + self.get_finalized_command("build_ext").get_outputs()
+        kept = {Path(path) for path in made}
+        for path in Path(self.build_lib).rglob("*"):
+            if path.is_file() and path not in kept:
+                path.unlink()
+
+
 def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
     """Return options to compile on all cores, with a build folder for each set of flags."""
     flavour = "coverage" if coverage else "debug" if debug else "release"
@@ -265,7 +286,7 @@ def main() -> None:
     debug = coverage or os.environ.get("URINGLOOP_DEBUG") == "1"
     setup(
         options=build_options(debug, coverage),
-        cmdclass={"build_ext": BuildApart},
+        cmdclass={"build_ext": BuildApart, "build_py": BuildFresh},
         ext_modules=in_one_file(
             cythonize(
                 extensions(debug, coverage),

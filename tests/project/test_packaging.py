@@ -198,6 +198,19 @@ def test_wheel_has_modules_stubs_and_declarations_but_no_cython_source(wheel: Pa
 
 
 @builds
+def test_a_wheel_has_no_file_of_an_earlier_build(wheel: Path, tmp_path: Path) -> None:
+    source = wheel.parents[1] / f"{DISTRIBUTION}-{__version__}"
+    # A module that has been moved since is still in the folder whose files become the wheel.
+    (package,) = source.glob("build/*/lib.*/uringloop")
+    for former in ("_turn/former.pyi", "_former/__init__.py", f"former{EXTENSION}"):
+        (package / former).parent.mkdir(exist_ok=True)
+        (package / former).write_text("")
+    again = build("build_wheel", source, tmp_path / "again")
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert set(second.namelist()) == set(first.namelist())
+
+
+@builds
 def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
     metadata = metadata_of(wheel)
     assert metadata["Name"] == "asyncio-uringloop"
