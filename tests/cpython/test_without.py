@@ -5,6 +5,7 @@ Each test runs processes of its own: with the part's switch, or on a changed sta
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -340,3 +341,49 @@ async def main():
 uringloop.run(main())
 """
     assert outcome(script, "socket_slots") == ["b'data'", "absent"]
+
+
+SKIPS = "self._buffer.extend([memoryview(data) for data in lines if data])"
+REFUSES = "self._buffer.extend([memoryview(data) for data in lines])"
+QUEUES_ANEW = "self._queued_anew.extend(lines)"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 asyncio joins the lines")
+@pytest.mark.parametrize(
+    ("body", "ended"),
+    [
+        pytest.param(SKIPS, "returned", id="it-skips-them"),
+        pytest.param(REFUSES, "TypeError", id="it-refuses-them"),
+        # Of another shape: it is newer than the versions that refuse them.
+        pytest.param(QUEUES_ANEW, "returned", id="it-has-another-field"),
+    ],
+)
+def test_writelines_treats_false_items_as_asyncio_does(body: str, ended: str) -> None:
+    script = f"""
+import asyncio, socket
+from asyncio import selector_events
+
+def writelines(self, lines):
+    {body}
+    if self._buffer:
+        self._write_ready()
+
+selector_events._SelectorSocketTransport.writelines = writelines
+
+import uringloop
+
+async def main():
+    left, right = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=left)
+    try:
+        writer.writelines([None])
+        print("returned")
+    except TypeError:
+        print("TypeError")
+    writer.close()
+    await writer.wait_closed()
+    right.close()
+
+uringloop.run(main())
+"""
+    assert seccomp.lines_of(script) == [ended]

@@ -183,9 +183,9 @@ CONTRACT = (
     Row(
         "",
         "asyncio.base_events asyncio.base_subprocess asyncio.constants asyncio.coroutines "
-        "asyncio.events asyncio.format_helpers asyncio.log asyncio.runners asyncio.sslproto "
-        "asyncio.staggered asyncio.streams asyncio.tasks asyncio.transports asyncio.trsock "
-        "asyncio.unix_events",
+        "asyncio.events asyncio.format_helpers asyncio.log asyncio.runners "
+        "asyncio.selector_events asyncio.sslproto asyncio.staggered asyncio.streams "
+        "asyncio.tasks asyncio.transports asyncio.trsock asyncio.unix_events",
         "3.8",
         "constants, messages, the logger, TransportSocket and staggered_race() are asyncio's own",
         REQUIRED + "asyncio is a package of these modules since 3.8",
@@ -346,6 +346,13 @@ VERSIONS = (
         "_sock_sendfile_update_filepos",
         "3.7",
         "sendfile() leaves a file where asyncio's would, on this Python",
+        "as on the newest Python",
+    ),
+    Row(
+        "asyncio.selector_events._SelectorSocketTransport",
+        "writelines _buffer _buffer_size _conn_lost _empty_waiter _eof",
+        "3.15",
+        "writelines() skips or refuses an item that is false as asyncio's would, on this Python",
         "as on the newest Python",
     ),
     Row(

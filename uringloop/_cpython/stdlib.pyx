@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 import ssl
-from asyncio import sslproto, streams, unix_events
+from asyncio import selector_events, sslproto, streams, unix_events
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -164,6 +164,38 @@ CANCEL_CLOSES_CLIENTS = uses_name(asyncio, "Server.serve_forever", "close_client
 cdef object MOVES_FILE = code_of(
     unix_events, "_UnixSelectorEventLoop._sock_sendfile_update_filepos")
 SENDFILE_ALWAYS_MOVES = MOVES_FILE is None or "total_sent" not in MOVES_FILE.co_varnames
+
+
+class IdleTransport:
+    """The fields of a transport of asyncio's that writelines() uses when nothing is queued."""
+
+    _eof = False
+    _empty_waiter = None
+    _conn_lost = 0
+    _buffer = ()
+    _buffer_size = 0
+
+    def __init__(self):
+        self._buffer = []
+
+
+cdef bint skips_false_items() except -1:
+    """Return whether writelines() of this asyncio skips an item that is false; others refuse it."""
+    writelines = find(selector_events, "_SelectorSocketTransport.writelines")
+    if writelines is None:
+        return True
+    try:
+        writelines(IdleTransport(), [None])
+    except TypeError:
+        return False
+    except AttributeError:
+        # It uses other fields than in any known version: it is newer.
+        pass
+    return True
+
+
+# A trial, as both versions use the same names (gh-155888: 3.14.7 refuses them, 3.14.10 does not).
+WRITELINES_SKIPS_FALSE = skips_false_items()
 
 
 # ── a socket's fields ────────────────────────────────────────────────────────────────────────

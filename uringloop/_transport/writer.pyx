@@ -24,6 +24,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
+from uringloop._cpython.stdlib import WRITELINES_SKIPS_FALSE
 from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
@@ -47,8 +48,7 @@ LAST_TURNS = 2
 
 # Before 3.12 asyncio's writelines() joins and writes, and raises what join() and write() raise.
 cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
-# From 3.14 on writelines() skips every item that is false.
-cdef bint SKIPS_EMPTY = sys.version_info >= (3, 14)
+cdef bint SKIPS_FALSE = WRITELINES_SKIPS_FALSE
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
 
@@ -77,7 +77,7 @@ cdef list odd_pieces(list pieces):
     """Convert *pieces* that write() would not take to bytes. Raises asyncio's TypeError."""
     if LINES_ARE_JOINED:
         return [b"".join(pieces)]
-    return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_EMPTY]
+    return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_FALSE]
 
 
 cdef class WriteSource:
