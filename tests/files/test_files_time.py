@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 from support.file_pairs import run
+from support.roles import resident_bytes
 
 import uringloop
 from uringloop import fs, tempfile
+from uringloop._files.scheduling import FREED_BYTES, free
 
 Loop = asyncio.AbstractEventLoop
 Work = Callable[[Any], Awaitable[Any]]
@@ -281,6 +284,25 @@ def test_a_large_write_to_a_spooled_file_takes_many_turns(each_loop: Loop, form:
                 return gaps.turns - before
 
     assert run(each_loop, turns) > 10
+
+
+def test_large_bytes_are_freed_a_part_in_each_turn(each_loop: Loop) -> None:
+    turns, parts = 10, 32
+
+    async def main() -> list[int]:
+        held = [b"z" * (parts * FREED_BYTES)]
+        free(held)
+        sizes = []
+        for _ in range(turns):
+            sizes.append(resident_bytes())
+            await asyncio.sleep(0)
+        return sizes
+
+    sizes = run(each_loop, main)
+    freed = [before - after for before, after in itertools.pairwise(sizes)]
+    # The pages at both ends of the object remain, and other memory changes a little.
+    assert min(freed) > FREED_BYTES // 2
+    assert max(freed) < FREED_BYTES * 2
 
 
 def test_many_cached_calls_do_not_starve_other_tasks(loop: uringloop.Loop, tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 
 cdef extern from "<sys/mman.h>" nogil:
+    int MADV_DONTNEED
+    int madvise(void *address, size_t size, int advice)
     int munmap(void *address, size_t size)
 
 
@@ -81,6 +83,7 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
+    int getpagesize()
     ssize_t read(int fd, void *data, size_t size)
     ssize_t write(int fd, const void *data, size_t size)
 
