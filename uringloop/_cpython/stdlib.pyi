@@ -14,6 +14,10 @@ ALERTS_ARE_SENT: bool
 START_TLS_MOVES_READ_AHEAD: bool
 CANCEL_CLOSES_CLIENTS: bool
 SENDFILE_ALWAYS_MOVES: bool
+
+class IdleTransport:
+    def __init__(self) -> None: ...
+
 WRITELINES_SKIPS_FALSE: bool
 
 def find(target: ModuleType | type, path: str) -> object: ...
