@@ -7,7 +7,6 @@ loop, and the outcomes are compared: result or exception, logs, warnings.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from bad_input.stage import Case, observe
 from support.loops import FACTORIES
 
 import uringloop
-from uringloop._cpython import gil
 
 TABLES = {
     "scheduling": scheduling.CASES,
@@ -74,15 +72,6 @@ DELIBERATE = {
     "plain: default_exception_handler(exception='text')": ODD_REPORT,
 }
 
-# Refused in another thread, as asyncio refuses them in debug mode only (docs/threads.md).
-CHECKED = [
-    case
-    for case in scheduling.CASES
-    if str(case) in ("running: call_later in another thread", "running: call_at in another thread")
-]
-if gil.free_threaded():
-    DELIBERATE |= {str(case): "checked always in a build without a GIL" for case in CHECKED}
-
 UNCLOSED = re.compile("ResourceWarning: unclosed (<socket|transport <_Unix)")
 
 
@@ -105,17 +94,6 @@ def test_bad_input_has_the_same_outcome_as_on_asyncio(case: Case, tmp_path: Path
         assert ours == theirs
 
 
-@pytest.mark.skipif(not gil.free_threaded(), reason="this Python is a build with a GIL")
-@pytest.mark.parametrize("case", CHECKED, ids=str)
-def test_without_a_gil_a_wrong_thread_has_the_outcome_of_debug_mode(
-    case: Case, tmp_path: Path
-) -> None:
-    in_debug_mode = dataclasses.replace(case, mode="running_debug")
-    theirs = observe(in_debug_mode, FACTORIES["asyncio"], tmp_path)
-    assert theirs.ended.startswith("raised builtins.RuntimeError: Non-thread-safe operation")
-    assert observe(case, FACTORIES["uringloop"], tmp_path) == theirs
-
-
 @pytest.mark.parametrize("case", STOCK_ONLY, ids=str)
 def test_bad_input_of_missing_methods_raises_on_asyncio(case: Case, tmp_path: Path) -> None:
     outcome = observe(case, asyncio.SelectorEventLoop, tmp_path)
@@ -124,6 +102,5 @@ def test_bad_input_of_missing_methods_raises_on_asyncio(case: Case, tmp_path: Pa
 
 def test_calls_in_the_tables_are_unique() -> None:
     names = [f"{subject}: {case}" for subject, case in EVERY]
-    assert len(CHECKED) == 2
     assert len(names) == len(set(names))
     assert {str(case) for _, case in EVERY} >= DELIBERATE.keys()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import gc
+import random
 import threading
 import weakref
 from asyncio import AbstractEventLoop
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 from support.loops import LoopFactory, run_turns
 from support.roles import in_thread
+
+import uringloop
+from uringloop._cpython import gil
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
@@ -199,3 +204,53 @@ def test_a_call_keeps_its_callback_and_arguments_until_it_runs(
     seen.clear()
     gc.collect()
     assert all(watch() is None for watch in watches)
+
+
+# ── timers ───────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(not gil.free_threaded(), reason="as unsafe as on asyncio with a GIL")
+def test_timers_of_other_threads_run_or_are_cancelled(loop: uringloop.Loop) -> None:
+    threads, calls = 4, 500
+    ran: list[int] = []
+    expected: list[list[int]] = [[] for _ in range(threads)]
+
+    def schedule(thread: int) -> None:
+        chance = random.Random(thread)
+        for number in range(thread * calls, (thread + 1) * calls):
+            timer = loop.call_later(chance.uniform(0, 0.05), ran.append, number)
+            far = loop.call_at(loop.time() + 3600, ran.append, -1)
+            if chance.random() < 0.5:
+                expected[thread].append(number)
+            else:
+                timer.cancel()
+            far.cancel()
+
+    async def main() -> None:
+        await asyncio.gather(*(asyncio.to_thread(schedule, number) for number in range(threads)))
+        await asyncio.sleep(0.2)
+
+    loop.run_until_complete(main())
+    # A timer may have run before its thread cancelled it.
+    assert len(ran) == len(set(ran))
+    assert set(ran) >= {number for numbers in expected for number in numbers}
+    assert -1 not in ran
+    # Those that wait are counted right.
+    assert loop.stats()["timers_pending"] == 0
+    loop.call_later(3600, int)
+    assert loop.stats()["timers_pending"] == 1
+
+
+@pytest.mark.skipif(not gil.free_threaded(), reason="as on asyncio, it waits for another event")
+def test_a_timer_of_another_thread_wakes_the_loop(loop: uringloop.Loop) -> None:
+    reached: list[float] = []
+
+    def schedule() -> None:
+        loop.call_later(0.01, loop.stop)
+        reached.append(loop.time())
+
+    timer = threading.Timer(0.05, schedule)
+    timer.start()
+    loop.run_forever()
+    timer.join()
+    assert 0.01 <= loop.time() - reached[0] + 0.001 < 5

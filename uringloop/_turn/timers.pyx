@@ -78,7 +78,11 @@ cdef class TimerHeap:
             self._resize(max(2 * self.capacity, FIRST))
         self.sequence += 1
         timer.sequence = self.sequence
-        timer.cancelled_count = &self.cancelled
+        # Without a GIL another thread may have called call_at(), and may cancel the timer by now.
+        with cython.critical_section(timer):
+            timer.cancelled_count = &self.cancelled
+            if timer.is_cancelled:
+                adjust_size(&self.cancelled, 1)
         PyObject_GC_UnTrack(timer)
         Py_INCREF(timer)
         self.entries[self.count].ns = timer.deadline_ns()

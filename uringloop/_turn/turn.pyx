@@ -198,23 +198,27 @@ cdef class LoopCore:
             self, object when, object callback, tuple args, object context):
         cdef TimerHandle timer
         self.check_closed()
-        self.check_owner()
         if self.debug:
+            self.check_thread()
             self.check_call(callback, "call_at")
         timer = new_timer(self, when, callback, args, context)
         if self.debug:
             timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
         if runs_here(self) or not FREE_THREADED:
             self.timers.push(timer)
-        else:
-            claim(self)
+        elif try_to_claim(self):
             try:
                 self.check_closed()
                 # Freed when the loop has been given back.
                 _dropped = self.timers.push(timer)
             finally:
                 store_long_release(&self.thread_id, 0)
+        else:
+            self.put(new_handle_for_threads(self, self._push_timer, (timer,), None))
         return timer
+
+    def _push_timer(self, TimerHandle timer not None):
+        self.timers.push(timer)
 
     def time(self):
         """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
@@ -670,13 +674,6 @@ cdef bint try_to_claim(LoopCore loop) noexcept:
         with nogil:
             sched_yield()
     return True
-
-
-cdef int claim(LoopCore loop) except -1:
-    """Like try_to_claim(), but raise RuntimeError if another thread runs the loop."""
-    if not try_to_claim(loop):
-        raise wrong_thread()
-    return 0
 
 
 cdef traverseproc traverse_fields
