@@ -475,11 +475,24 @@ class Stress:
         loop.call_soon_threadsafe(loop.stop)
 
     def poke(self, number: int, target: Target, chance: random.Random) -> None:
-        """Do what is an error, on a loop that another thread runs; it must only not crash."""
+        """Do what asyncio allows in another thread outside of debug mode only."""
+        # The loop may be closed meanwhile, or runs in debug mode.
         with contextlib.suppress(RuntimeError):
             target.loop.call_later(0, int)
         with contextlib.suppress(RuntimeError):
+            target.loop.call_later(100, int).cancel()
+        with contextlib.suppress(RuntimeError):
             target.loop.call_soon(int)
+        one, other = socket.socketpair()
+        with one, other:
+            with contextlib.suppress(RuntimeError):
+                target.loop.add_writer(one, int)
+            with contextlib.suppress(RuntimeError):
+                target.loop.add_reader(one, int)
+            with contextlib.suppress(RuntimeError):
+                target.loop.remove_writer(one)
+            with contextlib.suppress(RuntimeError):
+                target.loop.remove_reader(one)
 
     def scrape(self, number: int, target: Target, chance: random.Random) -> None:
         assert "uringloop_turns_total" in prometheus.text(target.loop)

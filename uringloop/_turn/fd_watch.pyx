@@ -7,12 +7,17 @@ when it is removed or closed.
 
 Readiness is level-triggered, as in asyncio: the wait is armed again at the end of a turn in which
 callbacks have run. Nothing here reads, writes or closes a descriptor of the program.
+
+Without a GIL other threads may watch descriptors, too, as asyncio lets them outside of debug mode:
+ipykernel does it. epoll_ctl(2) has its effect at once, whatever the loop does; the fields are
+changed in critical sections, and only the loop's thread arms the wait.
 """
 
 cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
+from uringloop._cpython.pyapi cimport FREE_THREADED
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -33,7 +38,7 @@ from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
 
 
 READ = EPOLLIN
@@ -82,6 +87,7 @@ cdef class Watchers(Flushable):
     def __dealloc__(self):
         self.close()
 
+    @cython.critical_section
     def watch(self, int fd, unsigned int event, callback, args, file=None):
         """Run *callback* with *args* whenever *fd* is ready; replace an earlier callback.
 
@@ -92,7 +98,8 @@ cdef class Watchers(Flushable):
         cdef Handle handle
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
-        self.loop.check_owner()
+        if self.loop.debug:
+            self.loop.check_thread()
         self.loop.ring.check_inherited()
         # Before the descriptor is registered: without a handle nothing would clear its events.
         handle = self.loop._make_handle(callback, args)
@@ -112,15 +119,23 @@ cdef class Watchers(Flushable):
             self.watched[fd] = watched
         watched.file = file
         watched.put(event, handle)
-        if not self.wait_op.in_flight:
-            self.loop.add_rearm(self)
+        if FREE_THREADED and is_elsewhere(self.loop):
+            self.loop.call_soon_threadsafe(self.arm_later)
+        else:
+            self.arm_later()
         return handle
 
+    def arm_later(self):
+        """Arm the wait at the end of this turn; only for the loop's thread."""
+        if self.loop is not None and not self.wait_op.in_flight:
+            self.loop.add_rearm(self)
+
+    @cython.critical_section
     def remove(self, fd, unsigned int event):
         """Stop watching *fd* for *event*; return whether it was watched."""
         cdef Watched watched
-        if self.loop is not None:
-            self.loop.check_owner()
+        if self.loop is not None and self.loop.debug:
+            self.loop.check_thread()
         watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
             return False
@@ -134,6 +149,7 @@ cdef class Watchers(Flushable):
             self.control(EPOLL_CTL_DEL, watched, 0)
         return True
 
+    @cython.critical_section
     def descriptor_of(self, file):
         """Return the descriptor of *file*, which may be closed, or -1 if it is not watched."""
         cdef Watched watched
@@ -155,6 +171,7 @@ cdef class Watchers(Flushable):
             self.flush_queued = True
             self.loop.rearm_list.append(self)
 
+    @cython.critical_section
     def close(self):
         """Forget everything, including the loop: a closed loop is in no reference cycle."""
         self.watched = {}
@@ -214,6 +231,7 @@ cdef class Watchers(Flushable):
             self.loop.add_rearm(self)
         return 0
 
+    @cython.critical_section
     cdef list ready_handles(self, int count):
         """Return the handles to run. A callback may cancel handles that follow it."""
         cdef bint strange = False
@@ -251,6 +269,7 @@ cdef class Watchers(Flushable):
                 return True
         return False
 
+    @cython.critical_section
     cdef int renew(self, bint lost) except -1:
         """Move the watched descriptors to a new epoll instance.
 

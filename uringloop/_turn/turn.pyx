@@ -644,9 +644,10 @@ cdef class LoopCore:
         count_total(&self.counters.sent_bytes, <uint64_t>size)
 
     def _transport_of(self, fd):
-        """Return the transport that owns *fd*, or None."""
-        self.check_owner()
-        return self.fd_table.get(fd)
+        """Return the transport that owns *fd*, or None. Other threads cannot find out."""
+        if self.debug:
+            self.check_thread()
+        return None if FREE_THREADED and is_elsewhere(self) else self.fd_table.get(fd)
 
     # ── counters ─────────────────────────────────────────────────────────────────────────────
 
