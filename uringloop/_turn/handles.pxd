@@ -20,7 +20,6 @@ cdef class Handle:
     cdef object __weakref__
 
     cdef int run(self) except -1
-    cdef int call(self, object callback, object args, bint single) except -1
     cdef object own_context(self)
     cdef int drop(self) except -1
     cdef tuple all_args(self)

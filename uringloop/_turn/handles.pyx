@@ -150,27 +150,7 @@ cdef class Handle:
             callback = self.callback
             args = self.args
             single = self.single
-        return self.call(callback, args, single)
-
-    cdef int call(self, object callback, object args, bint single) except -1:
-        cdef object context = self.own_context()
-        cdef PyObject *result
-        cdef PyObject *call[2]
-        if PyContext_TryEnter(context) < 0:
-            return self._failed(callback, (args,) if single else args, False)
-        if single:
-            # call[0] is free for a bound method's self (PY_VECTORCALL_ARGUMENTS_OFFSET).
-            call[1] = <PyObject*>args
-            result = PyObject_Vectorcall(
-                callback, &call[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
-        else:
-            result = PyObject_Vectorcall(
-                callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
-        if result == NULL:
-            return self._failed(callback, (args,) if single else args, True)
-        PyContext_Exit(context)
-        Py_DECREF(<object>result)
-        return 0
+        return call(self, self.context, callback, args, single)
 
     cdef int _failed(self, object callback, object args, bint entered) except -1:
         try:
@@ -237,13 +217,14 @@ cdef class ThreadSafeHandle(Handle):
             # Nobody else has the handle, so nobody cancels it. A report may keep it.
             try:
                 if not self.is_cancelled:
-                    self.call(self.callback, self.args, self.single)
+                    call(self, self.own_context(), self.callback, self.args, self.single)
             finally:
                 if not is_given(<PyObject*>self):
                     self.forget()
             return 0
         locked = self.lock()
         try:
+            self.own_context()
             Handle.run(self)
         finally:
             if FREE_THREADED:
@@ -338,6 +319,27 @@ cdef class TimerHandle(Handle):
             and self._args == other._args
             and self._cancelled == other._cancelled
         )
+
+
+cdef inline int call(
+        Handle handle, object context, object callback, object args, bint single) except -1:
+    cdef PyObject *result
+    cdef PyObject *arguments[2]
+    if PyContext_TryEnter(context) < 0:
+        return handle._failed(callback, (args,) if single else args, False)
+    if single:
+        # arguments[0] is free for a bound method's self (PY_VECTORCALL_ARGUMENTS_OFFSET).
+        arguments[1] = <PyObject*>args
+        result = PyObject_Vectorcall(
+            callback, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+    else:
+        result = PyObject_Vectorcall(
+            callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
+    if result == NULL:
+        return handle._failed(callback, (args,) if single else args, True)
+    PyContext_Exit(context)
+    Py_DECREF(<object>result)
+    return 0
 
 
 cdef bint is_timer(object other) except -1:

@@ -20,6 +20,7 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport (
+    FREE_THREADED,
     PyObject_GC_Track,
     PyObject_GC_UnTrack,
     Py_DECREF_owned,
@@ -79,10 +80,13 @@ cdef class TimerHeap:
         self.sequence += 1
         timer.sequence = self.sequence
         # Without a GIL another thread may have called call_at(), and may cancel the timer by now.
-        with cython.critical_section(timer):
+        if FREE_THREADED:
+            with cython.critical_section(timer):
+                timer.cancelled_count = &self.cancelled
+                if timer.is_cancelled:
+                    adjust_size(&self.cancelled, 1)
+        else:
             timer.cancelled_count = &self.cancelled
-            if timer.is_cancelled:
-                adjust_size(&self.cancelled, 1)
         PyObject_GC_UnTrack(timer)
         Py_INCREF(timer)
         self.entries[self.count].ns = timer.deadline_ns()

@@ -50,11 +50,13 @@ cdef void mark_begin(Times *times) noexcept:
 
 cdef void mark_end(Times *times) noexcept:
     cdef int64_t now = turn_clock_ns(times)
+    # Another thread may have asked for timing in mid-turn: request_timing() stores it, too.
+    cdef int64_t began = load_ns(&times.began_ns)
     # Negative if the clock has changed from the precise one to the coarse one, which is behind.
-    cdef int64_t took = max(now - times.began_ns, 0)
+    cdef int64_t took = max(now - began, 0)
     if took >= load_ns(&times.stall_ns):
         count_total(&times.stalls, 1)
-        store_ns(&times.stall_began_ns, times.began_ns)
+        store_ns(&times.stall_began_ns, began)
         store_ns(&times.stall_took_ns, took)
     if load_int(&times.timing_users) & FOR_HISTOGRAMS:
         add_duration(&times.turns, took)

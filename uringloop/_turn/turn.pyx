@@ -204,7 +204,7 @@ cdef class LoopCore:
         timer = new_timer(self, when, callback, args, context)
         if self.debug:
             timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        if runs_here(self) or not FREE_THREADED:
+        if not FREE_THREADED or runs_here(self):
             self.timers.push(timer)
         elif try_to_claim(self):
             try:
