@@ -309,9 +309,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if name in CLOCK:
             self._replace_clock(not CLOCK.isdisjoint(vars(self)))
 
-    def _check_owner(self) -> None:
-        introspection.check_owner(self)
-
     def _check_running(self) -> None:
         if self.is_running() and (self._runs is None or self._thread_id != threading.get_ident()):
             raise RuntimeError("This event loop is already running")

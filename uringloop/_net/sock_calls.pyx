@@ -229,7 +229,6 @@ def when_writable(LoopCore loop not None, sock, method, *args):
 
 async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
     cdef PollOnce waiter = None
-    loop.check_owner()
     try:
         while True:
             try:
@@ -251,7 +250,6 @@ async def sock_accept(LoopCore loop not None, sock):
 async def sock_connect(LoopCore loop not None, sock, address):
     """Connect *sock* to a resolved *address*."""
     cdef PollOnce waiter
-    loop.check_owner()
     try:
         sock.connect(address)
         return

@@ -98,8 +98,7 @@ cdef class Watchers(Flushable):
         cdef Handle handle
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
-        if self.loop.debug:
-            self.loop.check_thread()
+        self.loop.check_debug()
         self.loop.ring.check_inherited()
         # Before the descriptor is registered: without a handle nothing would clear its events.
         handle = self.loop._make_handle(callback, args)
@@ -134,8 +133,8 @@ cdef class Watchers(Flushable):
     def remove(self, fd, unsigned int event):
         """Stop watching *fd* for *event*; return whether it was watched."""
         cdef Watched watched
-        if self.loop is not None and self.loop.debug:
-            self.loop.check_thread()
+        if self.loop is not None:
+            self.loop.check_debug()
         watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
             return False

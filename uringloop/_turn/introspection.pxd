@@ -1,4 +1,4 @@
-"""The thread that runs a loop, and private attributes of loops that other programs read."""
+"""Values for the private attributes of asyncio's loops that other programs read."""
 
 from uringloop._turn.turn cimport LoopCore
 

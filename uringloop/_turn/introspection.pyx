@@ -1,19 +1,14 @@
-"""The thread that runs a loop, and private attributes of loops that other programs read.
+"""Values for the private attributes of asyncio's loops that other programs read.
 
 Each function derives its result from the loop's own state; no state is kept for it alone. The
-results are copies: changing them does not change the loop. Any thread may call check_owner() and
-thread_of(), and with a GIL the other functions.
+results are copies: changing them does not change the loop. Any thread may call thread_of(), and
+with a GIL the other functions.
 """
 
 from uringloop._kernel.atomics cimport load_int, store_long_release
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.turn cimport LoopCore, running_thread, runs_here, try_to_claim
-
-
-def check_owner(LoopCore loop not None):
-    """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
-    loop.check_owner()
 
 
 def thread_of(LoopCore loop not None):

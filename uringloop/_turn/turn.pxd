@@ -117,6 +117,9 @@ cdef class LoopCore:
         """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
         if FREE_THREADED:
             return 0 if runs_here(self) else self.check_thread()
+        return self.check_debug()
+    cdef inline int check_debug(self) except -1:
+        """Raise RuntimeError in a wrong thread, in debug mode only."""
         return self.check_thread() if self.debug else 0
     cdef inline int check_reader(self) except -1:
         """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""

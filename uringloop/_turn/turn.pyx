@@ -618,6 +618,9 @@ cdef class LoopCore:
     def _check_closed(self):
         self.check_closed()
 
+    def _check_owner(self):
+        self.check_owner()
+
     def _check_callback(self, callback, method):
         self.check_call(callback, method)
 
@@ -645,8 +648,7 @@ cdef class LoopCore:
 
     def _transport_of(self, fd):
         """Return the transport that owns *fd*, or None. Other threads cannot find out."""
-        if self.debug:
-            self.check_thread()
+        self.check_debug()
         return None if FREE_THREADED and is_elsewhere(self) else self.fd_table.get(fd)
 
     # ── counters ─────────────────────────────────────────────────────────────────────────────
