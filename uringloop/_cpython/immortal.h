@@ -2,9 +2,9 @@
  * reads this before every module.
  *
  * Each coroutine of a compiled function refers to the function's code object. A count that several
- * threads change moves from processor to processor, and took a fifth of the time of threads that read
- * files at the same time. Nothing ever frees these objects. CPython's own functions have a remedy
- * that Cython's coroutines do not use: deferred counts.
+ * threads change moves from processor to processor; of 20,000 drops of such references, in two
+ * threads that read files, 19,415 were of one code object. Nothing ever frees these objects. CPython's
+ * own functions have a remedy that Cython's coroutines do not use: deferred counts.
  */
 #ifndef URINGLOOP_IMMORTAL_H
 #define URINGLOOP_IMMORTAL_H

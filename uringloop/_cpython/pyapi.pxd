@@ -45,7 +45,6 @@ cdef extern from "Python.h":
         PyObject *to, Py_ssize_t to_start, object text, Py_ssize_t start, Py_ssize_t count
     ) except -1
     PyObject *PyList_GET_ITEM_borrowed "PyList_GET_ITEM" (list items, Py_ssize_t index)
-    void PyList_SET_ITEM_stolen "PyList_SET_ITEM" (list items, Py_ssize_t index, PyObject *item)
     PyObject *PyTuple_GET_ITEM_borrowed "PyTuple_GET_ITEM" (tuple items, Py_ssize_t index)
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
     int PyErr_CheckSignals() except -1
@@ -86,7 +85,14 @@ cdef extern from *:
     #define uringloop_is_only_reference(o) (Py_REFCNT(o) == 1)
     #endif
 
-    /* What follows is for builds without a GIL; with one, these do nothing.
+    /* Whether the current context has no variables: a copy of it is like a new one. */
+    static inline int uringloop_has_no_variables(void) {
+        PyObject *context = PyThreadState_Get()->context;
+
+        return context == NULL || PyObject_Size(context) == 0;
+    }
+
+    /* The next three are for builds without a GIL; with one, they do nothing.
      *
      * There an object belongs to the thread that has made it, which counts its own references
      * without atomics, and which another thread that drops the last one asks to free the object.
@@ -124,13 +130,6 @@ cdef extern from *:
         hidden->tp_clear = NULL;
         hidden->tp_free = PyObject_Free;
     #endif
-    }
-
-    /* Whether the current context has no variables: a copy of it is like a new one. */
-    static inline int uringloop_has_no_variables(void) {
-        PyObject *context = PyThreadState_Get()->context;
-
-        return context == NULL || PyObject_Size(context) == 0;
     }
 
     /* The attribute of an object by its descriptor, an attribute of the object's type. */

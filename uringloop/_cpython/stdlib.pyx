@@ -172,7 +172,6 @@ class IdleTransport:
     _eof = False
     _empty_waiter = None
     _conn_lost = 0
-    _buffer = ()
     _buffer_size = 0
 
     def __init__(self):

@@ -22,8 +22,7 @@ def ready_of(LoopCore loop not None):
     cdef Py_ssize_t index
     loop.check_reader()
     sort_inbox(loop)
-    return tuple([<Handle>ready.items[(ready.head + index) & (ready.capacity - 1)]
-                  for index in range(ready.count)])
+    return tuple([<Handle>ready.place(index)[0] for index in range(ready.count)])
 
 
 def scheduled_of(LoopCore loop not None):

@@ -22,11 +22,15 @@ cdef class ReadyQueue:
     cdef Py_ssize_t head
     cdef Py_ssize_t count
 
+    cdef inline PyObject **place(self, Py_ssize_t index) noexcept:
+        """Return the place of the handle that has *index* others before it."""
+        return &self.items[(self.head + index) & (self.capacity - 1)]
+
     cdef inline int push(self, Handle handle) except -1:
         if self.count == self.capacity:
             self.grow(self.count)
         Py_INCREF(handle)
-        self.items[(self.head + self.count) & (self.capacity - 1)] = <PyObject*>handle
+        self.place(self.count)[0] = <PyObject*>handle
         count_size(&self.count, 1)
         return 0
 
@@ -36,7 +40,7 @@ cdef class ReadyQueue:
         self.head = (self.head + 1) & (self.capacity - 1)
         count_size(&self.count, -1)
         if self.count > AHEAD:
-            prefetch(self.items[(self.head + AHEAD) & (self.capacity - 1)])
+            prefetch(self.place(AHEAD)[0])
         return handle
 
     cdef int push_chain(self, PyObject *newest) except -1

@@ -38,15 +38,14 @@ cdef class ReadyQueue:
         while handle != NULL:
             if end == self.capacity:
                 self.grow(end)
-            self.items[(self.head + end) & (self.capacity - 1)] = handle
+            self.place(end)[0] = handle
             end += 1
             handle = (<Handle>handle).older
         store_size(&self.count, end)
         # The oldest comes first.
         while begin < end - 1:
             end -= 1
-            swap(&self.items[(self.head + begin) & (self.capacity - 1)],
-                 &self.items[(self.head + end) & (self.capacity - 1)])
+            swap(self.place(begin), self.place(end))
             begin += 1
         return 0
 
@@ -54,16 +53,15 @@ cdef class ReadyQueue:
         """Double the capacity, and keep the first *used* items."""
         cdef Py_ssize_t capacity = 2 * self.capacity or FIRST
         cdef PyObject **items = <PyObject**>PyMem_Malloc(capacity * sizeof(PyObject*))
-        cdef PyObject **old = self.items
         cdef Py_ssize_t index
         if items == NULL:
             raise MemoryError
         for index in range(used):
-            items[index] = old[(self.head + index) & (self.capacity - 1)]
+            items[index] = self.place(index)[0]
+        PyMem_Free(self.items)
         self.items = items
         self.capacity = capacity
         self.head = 0
-        PyMem_Free(old)
         return 0
 
     cdef int clear(self) except -1:
@@ -82,11 +80,9 @@ cdef inline void swap(PyObject **one, PyObject **other) noexcept:
 cdef int traverse_ready(ReadyQueue ready, visitproc visit, void *argument) noexcept:
     """Visit the handles, for the garbage collector."""
     cdef Py_ssize_t index
-    cdef PyObject *handle
     if ready is None:
         return 0
     for index in range(ready.count):
-        handle = ready.items[(ready.head + index) & (ready.capacity - 1)]
-        if traverse_queued(handle, visit, argument):
+        if traverse_queued(ready.place(index)[0], visit, argument):
             return 1
     return 0
