@@ -11,10 +11,11 @@ import pytest
 from support.roles import in_thread
 
 import uringloop
+from uringloop._cpython import gil
 
-# Before 3.13 there is always a GIL, and no function that tells.
-HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
-without_gil = pytest.mark.skipif(HAS_GIL, reason="with a GIL nothing checks the thread of a file")
+without_gil = pytest.mark.skipif(
+    not gil.free_threaded(), reason="with a GIL nothing checks the thread of a file"
+)
 
 THREADS = 4
 CALLS = 500

@@ -12,13 +12,12 @@ import socket
 import sys
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
 from support.loops import LoopFactory, run_turns
 from support.protocols import Echo
-from support.roles import in_thread
+from support.roles import in_thread, running_in_thread
 
 import uringloop
 
@@ -26,26 +25,6 @@ T = TypeVar("T")
 
 # Seconds. No wait in these tests takes a second; a failing test must not block the suite.
 PATIENCE = 20.0
-
-
-@contextlib.contextmanager
-def running_in_thread(loop: AbstractEventLoop) -> Iterator[threading.Thread]:
-    """Run *loop* in another thread for the duration of the block."""
-    started = threading.Event()
-
-    def run() -> None:
-        loop.call_soon(started.set)
-        loop.run_forever()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert started.wait(PATIENCE)
-    try:
-        yield thread
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
 
 
 # ── call_soon_threadsafe ─────────────────────────────────────────

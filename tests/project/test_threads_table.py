@@ -15,7 +15,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import chain
@@ -28,6 +27,7 @@ from support.roles import PATIENCE, in_thread
 from support.tls_contexts import Contexts
 
 import uringloop
+from uringloop._cpython import gil
 from uringloop._net.datagram import DatagramTransport
 from uringloop._net.pipe import ReadPipeTransport, WritePipeTransport
 from uringloop._net.stream import StreamTransport
@@ -41,8 +41,6 @@ WRONG_THREAD = "Non-thread-safe operation invoked on an event loop other than th
 IN_USE = "This file is in use by another thread"
 RUNNING = "RuntimeError: (This event loop is already running|Cannot close a running event loop)"
 
-# Before 3.13 there is always a GIL, and no function that tells.
-HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 CLASSES: dict[str, type] = {
     "Loop": uringloop.Loop,
@@ -417,7 +415,7 @@ def test_any_thread_may_call(heading: str, scene: Scene) -> None:
 
 @each_table_with("checked")
 def test_checked_call_raises_asyncios_error(heading: str, scene: Scene) -> None:
-    if HAS_GIL and not scene.debug:
+    if not gil.free_threaded() and not scene.debug:
         pytest.skip("with a GIL only debug mode checks the thread")
     results = results_of(heading, "checked", scene)
     assert results == dict.fromkeys(results, f"RuntimeError: {WRONG_THREAD}")
@@ -425,7 +423,7 @@ def test_checked_call_raises_asyncios_error(heading: str, scene: Scene) -> None:
 
 @each_table_with("queued")
 def test_queued_call_raises_in_debug_mode_and_else_is_scheduled(heading: str, scene: Scene) -> None:
-    if HAS_GIL and not scene.debug:
+    if not gil.free_threaded() and not scene.debug:
         pytest.skip("with a GIL only debug mode checks the thread")
     results = results_of(heading, "queued", scene)
     assert results == dict.fromkeys(results, f"RuntimeError: {WRONG_THREAD}" if scene.debug else "")
@@ -446,7 +444,7 @@ def test_unchecked_call_does_not_end_the_loop(heading: str, scene: Scene) -> Non
 
 @each_table_with("one thread")
 def test_file_in_use_refuses_another_thread(heading: str, scene: Scene) -> None:
-    if HAS_GIL:
+    if not gil.free_threaded():
         pytest.skip("with a GIL nothing checks the thread of a file")
     file = scene.run(make_on(heading, scene))
     scene.run(file._lock.acquire_in_any_turn())

@@ -44,6 +44,7 @@ class Refusing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Refusing())
 
 import uringloop  # noqa: E402
+from uringloop._cpython import gil  # noqa: E402
 
 
 def import_all() -> dict[str, ModuleType]:
@@ -206,4 +207,4 @@ if __name__ == "__main__":
     uringloop.run_threads(one_of_several, 2)
     assert uringloop.doctor.examine()["features"]
     print(*modules)
-    print("GIL on" if getattr(sys, "_is_gil_enabled", lambda: True)() else "GIL off")
+    print("GIL on" if gil.enabled() else "GIL off")

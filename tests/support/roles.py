@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,26 @@ def in_thread(function: Callable[[], T]) -> T:
     """Run *function* in a new thread, and return its result or raise its exception."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result(2 * PATIENCE)
+
+
+@contextlib.contextmanager
+def running_in_thread(loop: Loop) -> Iterator[threading.Thread]:
+    """Run *loop* in another thread for the duration of the block."""
+    started = threading.Event()
+
+    def run() -> None:
+        loop.call_soon(started.set)
+        loop.run_forever()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(2 * PATIENCE)
+    try:
+        yield thread
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 import threading
 
 import pytest
@@ -13,10 +12,8 @@ from support.roles import PATIENCE, on_loop
 from support.tls_contexts import Contexts
 
 import uringloop
+from uringloop._cpython import gil
 from uringloop._tls.ssl_protocol import SSLTransport
-
-# Before 3.13 there is always a GIL, and no function that tells.
-HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 CHANGES = 300
 
@@ -39,7 +36,7 @@ def use(transport: SSLTransport, over: threading.Event, wrong: list[object]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(HAS_GIL, reason="with a GIL only debug mode checks the thread")
+@pytest.mark.skipif(not gil.free_threaded(), reason="with a GIL only debug mode checks the thread")
 @on_loop
 async def test_threads_read_a_transport_that_changes_and_cannot_write(
     loop: uringloop.Loop, contexts: Contexts

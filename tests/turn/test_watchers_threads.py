@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from support.roles import PATIENCE, in_thread
+from support.roles import PATIENCE, in_thread, running_in_thread
 
 import uringloop
 from uringloop._cpython import gil
@@ -18,25 +18,10 @@ THREADS = 4
 ROUNDS = 300
 
 
-def run_in_thread(loop: uringloop.Loop) -> threading.Thread:
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    while not loop.is_running():
-        pass
-    return thread
-
-
-def end(loop: uringloop.Loop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
 def test_a_sleeping_loop_watches_what_another_thread_adds(loop: uringloop.Loop) -> None:
     one, other = socket.socketpair()
     reached = threading.Event()
-    thread = run_in_thread(loop)
-    with one, other:
+    with one, other, running_in_thread(loop):
         loop.add_reader(one, reached.set)
         other.send(b"x")
         assert reached.wait(PATIENCE)
@@ -48,26 +33,23 @@ def test_a_sleeping_loop_watches_what_another_thread_adds(loop: uringloop.Loop) 
         loop.add_writer(one, reached.set)
         assert reached.wait(PATIENCE)
         assert loop.remove_writer(one)
-    end(loop, thread)
 
 
 def test_a_wrong_descriptor_raises_in_the_thread_that_adds_it(loop: uringloop.Loop) -> None:
-    thread = run_in_thread(loop)
-    with pytest.raises(ValueError, match="Invalid file descriptor"):
-        loop.add_reader(-1, int)
-    with pytest.raises(PermissionError), open(__file__) as file:
-        loop.add_reader(file, int)
-    end(loop, thread)
+    with running_in_thread(loop):
+        with pytest.raises(ValueError, match="Invalid file descriptor"):
+            loop.add_reader(-1, int)
+        with pytest.raises(PermissionError), open(__file__) as file:
+            loop.add_reader(file, int)
 
 
 def test_debug_mode_refuses_it(loop: uringloop.Loop) -> None:
     loop.set_debug(True)
-    thread = run_in_thread(loop)
-    with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
-        loop.add_reader(0, int)
-    with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
-        loop.remove_reader(0)
-    end(loop, thread)
+    with running_in_thread(loop):
+        with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
+            loop.add_reader(0, int)
+        with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
+            loop.remove_reader(0)
 
 
 def test_threads_watch_and_forget_at_the_same_time(loop: uringloop.Loop) -> None:
