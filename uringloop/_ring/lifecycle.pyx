@@ -4,6 +4,7 @@ Operations that must not stay in flight are cancelled, and their completions tak
 that runs the loop, or that closes it, may call this module.
 """
 
+from uringloop._kernel.atomics cimport store_int_release
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
@@ -127,7 +128,7 @@ cdef int fall_back(Ring ring) except -1:
     if ring.permission < REPLACED:
         ring.replace()
     assert ring.permission == REPLACED
-    ring.permission = FALLEN_BACK
+    store_int_release(&ring.permission, FALLEN_BACK)
     if ring.on_fallback is not None:
         ring.on_fallback(*ring.forbidden_call)
     return 0

@@ -81,7 +81,7 @@ cdef class Ring:
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
     cdef bint old_completions_dispatched   # those of a replaced ring, all of them
-    cdef Permission permission
+    cdef int permission                # a Permission; any thread may read it
     cdef tuple forbidden_call          # errno and name of the first call that was refused, or None
     cdef object on_fallback            # called with both after the fallback, or None; a function
     cdef readonly uint64_t submissions

@@ -25,7 +25,7 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from uringloop._kernel.atomics cimport count_int, count_total, load_uint
+from uringloop._kernel.atomics cimport count_int, count_total, load_uint, store_int, store_int_release
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADR,
@@ -592,7 +592,7 @@ cdef class Ring:
         if fresh.soft != NULL and self.u.soft == NULL:
             self.quiet_sends = uses(QUIET_SENDS, True)
             assert self.permission == FORBIDDEN or self.permission == ENTER_FORBIDDEN
-            self.permission = REPLACED
+            store_int_release(&self.permission, REPLACED)
         uring_move_accept_epoll(fresh, &self.u)
         uring_take_place(&self.u, fresh)
         self.marked = uring_head(&self.u)
@@ -633,15 +633,15 @@ cdef class Ring:
     cdef int forbid(self, int res, str call) except -1:
         """Record that *call* has been refused: the next turn replaces the ring."""
         if self.permission == ALLOWED:
-            self.permission = FORBIDDEN
             self.forbidden_call = (-res, call)
+            store_int(&self.permission, FORBIDDEN)
         return 0
 
     cdef int forbid_enter(self, int res) except -1:
         """Record that io_uring_enter has been refused: nothing more can be submitted."""
         assert self.u.soft == NULL
         self.forbid(res, "io_uring_enter")
-        self.permission = ENTER_FORBIDDEN
+        store_int(&self.permission, ENTER_FORBIDDEN)
         return 0
 
     cdef int _abandon(self) noexcept:

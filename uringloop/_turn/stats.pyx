@@ -68,7 +68,8 @@ def fallback_of(LoopCore loop not None):
     The result is the errno and the name of the system call that failed; None if *loop* has not
     changed rings.
     """
-    return loop.ring.forbidden_call if loop.ring.permission >= REPLACED else None
+    cdef bint changed = load_int_acquire(&loop.ring.permission) >= REPLACED
+    return loop.ring.forbidden_call if changed else None
 
 
 def set_fallback_callback(LoopCore loop not None, function):
