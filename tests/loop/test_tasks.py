@@ -15,6 +15,7 @@ import pytest
 from support.loops import run_turns
 
 import uringloop
+from uringloop._cpython import gil
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
@@ -89,6 +90,48 @@ def test_create_task_refuses_an_object_that_is_not_a_coroutine(
     create: Callable[[object], object] = each_loop.create_task  # type: ignore[assignment]
     with pytest.raises(TypeError, match="a coroutine was expected, got 42"):
         create(42)
+
+
+def test_create_task_refuses_wrong_arguments(each_loop: AbstractEventLoop) -> None:
+    create: Callable[..., object] = each_loop.create_task
+    coroutine = number(1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'coro'"):
+        create()
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        create(coroutine, "name")
+    with pytest.raises(TypeError, match="got multiple values for argument 'coro'"):
+        create(coroutine, coro=coroutine)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'other'|for Task\(\)"):
+        create(coroutine, other=1)
+    coroutine.close()
+    coroutine = number(1)
+    task = create(coro=coroutine, name=7)
+    assert isinstance(task, asyncio.Task)
+    assert task.get_name() == "7"
+    assert each_loop.run_until_complete(task) == 1
+
+
+def test_create_task_makes_tasks_of_the_class_that_has_replaced_asyncio_s(
+    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Replacement(asyncio.Task[Any]):
+        """As nest_asyncio does, which replaces the class by the one in Python."""
+
+    async def main() -> list[type]:
+        types = [type(asyncio.create_task(number(1)))]
+        monkeypatch.setattr("asyncio.tasks.Task", Replacement)
+        tasks = [asyncio.create_task(number(1), name="named"), each_loop.create_task(number(1))]
+        monkeypatch.undo()
+        return [*types, *map(type, tasks), type(asyncio.create_task(number(1)))]
+
+    plain = asyncio.Task
+    assert each_loop.run_until_complete(main()) == [plain, Replacement, Replacement, plain]
+
+
+@pytest.mark.skipif(not gil.free_threaded(), reason="with a GIL it is a compiled method")
+def test_a_task_changes_no_count_of_the_method_that_makes_it() -> None:
+    is_immortal: Any = sys._is_immortal  # type: ignore[attr-defined, unused-ignore]
+    assert is_immortal(uringloop.Loop.create_task)
 
 
 def test_closed_loop_refuses_tasks(each_loop: AbstractEventLoop) -> None:

@@ -1,5 +1,5 @@
-/* Without a GIL: the code objects of compiled functions do not count their references; the compiler
- * reads this before every module.
+/* Without a GIL: objects that do not count their references, among them the code objects of all
+ * compiled functions; the compiler reads this before every module.
  *
  * Each coroutine of a compiled function refers to the function's code object. A count that several
  * threads change moves from processor to processor; of 20,000 drops of such references, in two
@@ -15,6 +15,11 @@
 #include <Python.h>
 
 #ifdef Py_GIL_DISABLED
+/* The caller has made the object, and no other thread has seen it. */
+static inline void uringloop_make_immortal(PyObject *object) {
+    __atomic_store_n(&object->ob_ref_local, _Py_IMMORTAL_REFCNT_LOCAL, __ATOMIC_RELAXED);
+}
+
 static inline PyCodeObject *uringloop_new_code(
     int arguments, int positional_only, int keyword_only, int locals, int stack, int flags,
     PyObject *code, PyObject *constants, PyObject *names, PyObject *local_names, PyObject *free,
@@ -24,10 +29,8 @@ static inline PyCodeObject *uringloop_new_code(
         arguments, positional_only, keyword_only, locals, stack, flags, code, constants, names,
         local_names, free, cell, file, name, qualified_name, line, lines, exceptions);
 
-    /* No other thread has seen it. */
     if (made != NULL)
-        __atomic_store_n(&((PyObject *)made)->ob_ref_local, _Py_IMMORTAL_REFCNT_LOCAL,
-                         __ATOMIC_RELAXED);
+        uringloop_make_immortal((PyObject *)made);
     return made;
 }
 

@@ -18,6 +18,8 @@ cdef extern from "Python.h":
     # These take a pointer: threads would change the count of a callable that they share.
     object PyObject_Call(PyObject *callable, object args, object options)
     object PyObject_CallNoArgs(PyObject *callable)
+    object call_vector "PyObject_Vectorcall" (
+        PyObject *callable, PyObject *const *args, size_t nargs, PyObject *names)
     PyObject *PyObject_CallMethodOneArg(object target, object name, object argument)
     PyObject *PyObject_CallMethodNoArgs(object target, object name)
     PyObject *PyObject_VectorcallMethod(
@@ -55,6 +57,7 @@ cdef extern from "Python.h":
     void give_away "uringloop_give_away" (PyObject *target)
     bint is_given "uringloop_is_given" (PyObject *target)
     void hide_from_collector "uringloop_hide_from_collector" (object type)
+    void keep_for_ever "uringloop_keep_for_ever" (object target)
     bint PyObject_IS_GC(PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
@@ -92,7 +95,7 @@ cdef extern from *:
         return context == NULL || PyObject_Size(context) == 0;
     }
 
-    /* The next three are for builds without a GIL; with one, they do nothing.
+    /* The next four are for builds without a GIL; with one, they do nothing.
      *
      * There an object belongs to the thread that has made it, which counts its own references
      * without atomics, and which another thread that drops the last one asks to free the object.
@@ -132,6 +135,13 @@ cdef extern from *:
     #endif
     }
 
+    /* Keeps an object that this thread has made, and no other has seen, for ever. */
+    static inline void uringloop_keep_for_ever(PyObject *object) {
+    #ifdef Py_GIL_DISABLED
+        uringloop_make_immortal(object);
+    #endif
+    }
+
     /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \
         Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
@@ -139,24 +149,32 @@ cdef extern from *:
     /* The items of a tuple, as the arguments of a vectorcall. */
     #define uringloop_tuple_items(t) (((PyTupleObject *)(t))->ob_item)
 
-    /* Replaces a method that Cython has generated for one of our types by one that takes vectorcall
-     * arguments: Cython's parsing of keywords takes four times as long. */
+    static void uringloop_name_method(PyMethodDef *definition, const char *name,
+                                      const char *doc) {
+        definition->ml_name = name;
+        definition->ml_doc = doc;
+    }
+
+    /* Replaces a method of one of our types by one that takes vectorcall arguments: Cython's
+     * parsing of keywords takes four times as long. The new method has the name and documentation
+     * of one that Cython has generated; the caller has named one that replaces Python code. */
     typedef PyObject *(*uringloop_method)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
     static int uringloop_set_method(PyObject *type, PyObject *made, PyMethodDef *definition,
                                     uringloop_method method) {
         PyTypeObject *owner = (PyTypeObject *)type;
-        PyMethodDef *old = ((PyMethodDescrObject *)made)->d_method;
         PyObject *descriptor;
         int res;
 
-        definition->ml_name = old->ml_name;
-        definition->ml_doc = old->ml_doc;
+        if (Py_IS_TYPE(made, &PyMethodDescr_Type)) {
+            PyMethodDef *old = ((PyMethodDescrObject *)made)->d_method;
+            uringloop_name_method(definition, old->ml_name, old->ml_doc);
+        }
         definition->ml_meth = (PyCFunction)(void (*)(void))method;
         definition->ml_flags = METH_FASTCALL | METH_KEYWORDS;
         descriptor = PyDescr_NewMethod(owner, definition);
         if (descriptor == NULL)
             return -1;
-        res = PyDict_SetItemString(owner->tp_dict, old->ml_name, descriptor);
+        res = PyDict_SetItemString(owner->tp_dict, definition->ml_name, descriptor);
         Py_DECREF(descriptor);
         PyType_Modified(owner);
         return res;
@@ -247,6 +265,8 @@ cdef extern from *:
 
     ctypedef struct PyMethodDef:
         pass
+    void name_method "uringloop_name_method" (
+        PyMethodDef *definition, const char *name, const char *doc)
     int set_method "uringloop_set_method" (
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from typing import Any, TypedDict, TypeVar, TypeVarTuple
 
 from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
+from uringloop._loop.task_creation import replace_create_task
 from uringloop._net import argument_checks
 from uringloop._ring import backends
 from uringloop._turn import introspection, tracing
@@ -381,6 +382,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if factory is not None and not callable(factory):
             raise TypeError("task factory must be a callable or None")
         self._task_factory = factory
+        self._has_task_factory = factory is not None
 
     def get_task_factory(self) -> TaskFactory | None:
         return self._task_factory
@@ -496,6 +498,9 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
         """Read by prompt_toolkit and by programs on arq, which restore a handler they replace."""
         return types.MappingProxyType(self._signals.handlers)
+
+
+replace_create_task(RunningLoop)
 
 
 def _start_monitor(wanted: str) -> None:

@@ -25,7 +25,13 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from uringloop._kernel.atomics cimport count_int, count_total, load_uint, store_int, store_int_release
+from uringloop._kernel.atomics cimport (
+    count_int,
+    count_total,
+    load_uint,
+    store_int,
+    store_int_release,
+)
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADR,

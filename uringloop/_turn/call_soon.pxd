@@ -1,1 +1,9 @@
 """call_soon() and call_soon_threadsafe() by vectorcall."""
+
+from cpython.object cimport PyObject
+
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef object call_slowly(
+    object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names)

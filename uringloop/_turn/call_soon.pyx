@@ -61,6 +61,7 @@ cdef PyObject *context_of(
 
 cdef object call_slowly(
         object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Call *method* of *loop* with the arguments of a vectorcall."""
     cdef Py_ssize_t index
     cdef dict options = {}
     if names != NULL:

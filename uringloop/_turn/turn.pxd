@@ -104,6 +104,7 @@ cdef class LoopCore:
     cdef Counters counters
     cdef Times times            # of turns and callbacks, measured on request
     cdef public double slow_callback_duration
+    cdef public bint _has_task_factory      # whether the Python attribute _task_factory is not None
     # __del__ closes the loop before the garbage collector clears it: only then may the collector
     # visit what the operations in flight refer to.
     cdef public bint _del_closes

@@ -19,6 +19,7 @@ class Flushable: ...
 @disjoint_base
 class LoopCore:
     slow_callback_duration: float
+    _has_task_factory: bool
     _del_closes: bool
 
     def __init__(

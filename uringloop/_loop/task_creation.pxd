@@ -1,0 +1,1 @@
+"""create_task() by vectorcall."""

@@ -1,0 +1,3 @@
+"""create_task() by vectorcall."""
+
+def replace_create_task(loop_class: type) -> None: ...
