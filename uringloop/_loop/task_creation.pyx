@@ -51,7 +51,7 @@ def replace_create_task(type loop_class not None):
 cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
     cdef LoopCore loop = <LoopCore>self
     cdef PyObject *arguments[5]
-    cdef PyObject *task_class
+    cdef PyObject *found
     cdef PyObject *name
     cdef Py_ssize_t index
     if size != 1 or loop._has_task_factory or load_int(&loop.closed):
@@ -70,8 +70,10 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
             else:
                 return call_slowly(in_python, loop, call, size, names)
     # Programs replace the class.
-    task_class = PyDict_GetItemWithError(NAMES, TASK)
-    if task_class == NULL:
+    found = PyDict_GetItemWithError(NAMES, TASK)
+    if found == NULL:
         return call_slowly(in_python, loop, call, size, names)
+    task_class = <object>found
     return call_vector(
-        task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, <PyObject*>OPTIONS)
+        <PyObject*>task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+        <PyObject*>OPTIONS)
