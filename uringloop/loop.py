@@ -558,7 +558,7 @@ class Loop(RunningLoop):
         return self._watchers.remove(number, event)
 
     def _check_no_transport(self, fd: int) -> None:
-        transport = self._transport_of(fd)
+        transport = fd_watch.transport_of(self, fd)
         if transport is not None and not transport.is_closing():
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
 

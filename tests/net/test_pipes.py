@@ -35,6 +35,7 @@ from support.roles import Loop, in_thread, noise, on_loop, record_handler_calls,
 
 import uringloop
 from uringloop._net.pipe import READ_MAX
+from uringloop._turn import fd_watch
 
 
 def is_reading(reader: Reader, *, otherwise: bool) -> bool:
@@ -299,7 +300,7 @@ async def test_add_reader_refuses_a_pipe_of_a_transport(loop: uringloop.Loop) ->
         fd = source.fileno()
         reader.pipe.close()
         await until(lambda: is_closed(reader.pipe))
-        assert loop._transport_of(fd) is None
+        assert fd_watch.transport_of(loop, fd) is None
 
 
 @pytest.mark.parametrize("method", ["connect_read_pipe", "connect_write_pipe"])

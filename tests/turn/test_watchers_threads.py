@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from support.roles import PATIENCE, in_thread, running_in_thread
@@ -16,6 +17,21 @@ pytestmark = pytest.mark.skipif(not gil.free_threaded(), reason="as unsafe as on
 
 THREADS = 4
 ROUNDS = 300
+
+
+def watch(loop: uringloop.Loop) -> int:
+    """Watch one socket after the other; return how many times the callback has run."""
+    for turn in range(ROUNDS):
+        one, other = socket.socketpair()
+        reached = threading.Event()
+        with one, other:
+            loop.add_reader(one, reached.set)
+            other.send(b"x")
+            if not reached.wait(PATIENCE):
+                return turn
+            # The descriptor gets its next file while the loop may still run the callback.
+            assert loop.remove_reader(one)
+    return ROUNDS
 
 
 def test_a_sleeping_loop_watches_what_another_thread_adds(loop: uringloop.Loop) -> None:
@@ -53,23 +69,35 @@ def test_debug_mode_refuses_it(loop: uringloop.Loop) -> None:
 
 
 def test_threads_watch_and_forget_at_the_same_time(loop: uringloop.Loop) -> None:
-    missed: list[int] = []
+    async def main() -> list[int]:
+        calls = (asyncio.to_thread(watch, loop) for _ in range(THREADS))
+        return await asyncio.gather(*calls)
 
-    def watch(number: int) -> None:
-        for turn in range(ROUNDS):
-            one, other = socket.socketpair()
-            reached = threading.Event()
-            with one, other:
-                loop.add_reader(one, reached.set)
-                other.send(b"x")
-                if not reached.wait(PATIENCE):
-                    missed.append(number * ROUNDS + turn)
-                    return
-                # The descriptor gets its next file while the loop may still run the callback.
-                assert loop.remove_reader(one)
+    assert in_thread(lambda: loop.run_until_complete(main())) == [ROUNDS] * THREADS
 
-    async def main() -> None:
-        await asyncio.gather(*(asyncio.to_thread(watch, number) for number in range(THREADS)))
 
-    in_thread(lambda: loop.run_until_complete(main()))
-    assert missed == []
+def test_threads_watch_while_runs_of_the_loop_begin_and_end(loop: uringloop.Loop) -> None:
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            loop.run_until_complete(asyncio.sleep(0))
+
+    with ThreadPoolExecutor() as pool:
+        runner = pool.submit(run)
+        watching = [pool.submit(watch, loop) for _ in range(THREADS)]
+        wait(watching)
+        over.set()
+        runner.result()
+    assert [each.result() for each in watching] == [ROUNDS] * THREADS
+
+
+def test_the_descriptor_of_a_transport_is_refused_between_two_runs(loop: uringloop.Loop) -> None:
+    near, far = socket.socketpair()
+    with far:
+        transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=near))
+        fd = near.fileno()
+        with pytest.raises(RuntimeError, match=f"File descriptor {fd} is used by transport"):
+            loop.add_reader(fd, int)
+        transport.close()
+        loop.run_until_complete(asyncio.sleep(0))

@@ -219,7 +219,7 @@ class SubprocessTransport(BaseSubprocessTransport):
 
     def _has_transport(self, file: IO[bytes]) -> bool:
         # A transport closes its file itself, once no operation is in flight.
-        return file.closed or self._loop._transport_of(file.fileno()) is not None
+        return file.closed or fd_watch.transport_of(self._loop, file.fileno()) is not None
 
     def _process_exited(self, returncode: int) -> None:
         try:

@@ -9,6 +9,8 @@ from uringloop._turn.turn import Flushable, LoopCore
 READ: int
 WRITE: int
 
+def transport_of(loop: LoopCore, fd: int) -> asyncio.Transport | None: ...
+
 @final
 class Watched: ...
 

@@ -10,7 +10,8 @@ callbacks have run. Nothing here reads, writes or closes a descriptor of the pro
 
 Without a GIL other threads may watch descriptors, too, as asyncio lets them outside of debug mode:
 ipykernel does it. epoll_ctl(2) has its effect at once, whatever the loop does; the fields are
-changed in critical sections, and only the loop's thread arms the wait.
+changed in critical sections. Only the loop's thread arms the wait, and looks for the transport that
+owns a descriptor, or another thread while it has claimed a loop that does not run.
 """
 
 cimport cython
@@ -18,6 +19,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED
+from uringloop._kernel.atomics cimport load_int, store_long_release
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -37,8 +39,9 @@ from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_
 from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
+from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
+from uringloop._turn.turn cimport Flushable, LoopCore, runs_here, try_to_claim
 
 
 READ = EPOLLIN
@@ -118,14 +121,20 @@ cdef class Watchers(Flushable):
             self.watched[fd] = watched
         watched.file = file
         watched.put(event, handle)
-        if FREE_THREADED and is_elsewhere(self.loop):
-            self.loop.call_soon_threadsafe(self.arm_later)
-        else:
+        if not FREE_THREADED or runs_here(self.loop):
             self.arm_later()
+        elif try_to_claim(self.loop):
+            try:
+                self.loop.check_closed()
+                self.arm_later()
+            finally:
+                store_long_release(&self.loop.thread_id, 0)
+        else:
+            self.loop.call_soon_threadsafe(self.arm_later)
         return handle
 
     def arm_later(self):
-        """Arm the wait at the end of this turn; only for the loop's thread."""
+        """Arm the wait at the end of this turn, or of the first one of the next run."""
         if self.loop is not None and not self.wait_op.in_flight:
             self.loop.add_rearm(self)
 
@@ -286,6 +295,20 @@ cdef class Watchers(Flushable):
             # EBADF is ignored: a closed descriptor is never ready.
             self.control(EPOLL_CTL_ADD, watched, (<Watched>watched).events)
         return 0
+
+
+def transport_of(LoopCore loop not None, fd):
+    """Return the transport of *loop* that owns *fd*, or None; in another thread None."""
+    loop.check_debug()
+    if not FREE_THREADED or runs_here(loop):
+        return loop.fd_table.get(fd)
+    # In a forked child nobody would give back what a thread of the parent has claimed.
+    if uring_is_inherited(&loop.ring.u) or not try_to_claim(loop):
+        return None
+    try:
+        return None if load_int(&loop.closed) else loop.fd_table.get(fd)
+    finally:
+        store_long_release(&loop.thread_id, 0)
 
 
 cdef int watchers_on_events(Operation *op, int res, unsigned int flags) except -1:

@@ -646,11 +646,6 @@ cdef class LoopCore:
         """Count bytes that sendfile() has sent on a transport's descriptor."""
         count_total(&self.counters.sent_bytes, <uint64_t>size)
 
-    def _transport_of(self, fd):
-        """Return the transport that owns *fd*, or None. Other threads cannot find out."""
-        self.check_debug()
-        return None if FREE_THREADED and is_elsewhere(self) else self.fd_table.get(fd)
-
     # ── counters ─────────────────────────────────────────────────────────────────────────────
 
     @property
