@@ -55,6 +55,7 @@ def sending_signal(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[
         while isinstance(loop, asyncio.SelectorEventLoop) and not answered.wait(0.01):
             signal.pthread_kill(main, signal.SIGALRM)
 
+    is_inside = loop.is_running()
     thread = threading.Thread(target=send)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     thread.start()
@@ -65,6 +66,9 @@ def sending_signal(number: signal.Signals, loop: AbstractEventLoop) -> Iterator[
         answered.set()
         thread.join(PATIENCE)
         signal.signal(signal.SIGALRM, before)
+        if loop.is_running() and not is_inside and isinstance(loop, asyncio.SelectorEventLoop):
+            # Without a GIL KeyboardInterrupt may keep stock asyncio from ending the run.
+            loop._run_forever_cleanup()  # type: ignore[attr-defined]
 
 
 def nothing() -> None:

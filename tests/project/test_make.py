@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -64,7 +63,8 @@ def test_clean_removes_only_files_of_make(clone: Path) -> None:
 
 
 def test_an_environment_of_a_user_is_not_replaced(clone: Path) -> None:
-    done = make(clone, "VENV=.venv", f".venv/python-{platform.python_version()}")
+    version = ".".join(map(str, sys.version_info[:3]))
+    done = make(clone, "VENV=.venv", f".venv/python-{version}")
     assert done.returncode != 0
     assert ".venv is not an environment of make's" in done.stderr
     assert (clone / ".venv" / "pyvenv.cfg").exists()

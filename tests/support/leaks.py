@@ -48,6 +48,8 @@ def leak_checked(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
         # `python -X dev` turns the loop's debug mode on, which only its own tests are about.
         loop.set_debug(False)
     yield loop
+    # A loop that an exception has left running would fail every test that follows.
+    asyncio._set_running_loop(None)
     if not loop.is_closed():
         drain_executor(loop)
         loop.close()
