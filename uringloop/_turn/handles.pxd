@@ -22,6 +22,7 @@ cdef class Handle:
     cdef int run(self) except -1
     cdef object own_context(self)
     cdef int drop(self) except -1
+    cdef int drop_locked(self) except -1
     cdef tuple all_args(self)
     cdef object stock_handle(self)
     cdef str describe(self)
@@ -42,6 +43,7 @@ cdef class TimerHandle(Handle):
     cdef uint64_t sequence          # set by the heap; equal deadlines run in this order
     cdef Py_ssize_t *cancelled_count  # the heap's count of cancelled timers; NULL outside a heap
     cdef int64_t deadline_ns(self) noexcept
+    cdef int cancel_locked(self) except -1
 
 
 cdef Handle new_handle(object loop, object callback, tuple args, object context)

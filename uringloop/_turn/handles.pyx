@@ -81,8 +81,15 @@ cdef class Handle:
         stock_handle._source_traceback = self.source_traceback
         return repr(stock_handle)
 
-    @cython.critical_section
+    @cython.final
     cdef int drop(self) except -1:
+        if not FREE_THREADED:
+            return self.drop_locked()
+        with cython.critical_section(self):
+            return self.drop_locked()
+
+    @cython.final
+    cdef int drop_locked(self) except -1:
         if self.is_cancelled:
             return 0
         store_int(&self.is_cancelled, True)
@@ -270,10 +277,17 @@ cdef class TimerHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; the heap drops the handle later."""
-        with cython.critical_section(self):
-            if not self.is_cancelled and self.cancelled_count != NULL:
-                adjust_size(self.cancelled_count, 1)
-            self.drop()
+        if not FREE_THREADED:
+            self.cancel_locked()
+        else:
+            with cython.critical_section(self):
+                self.cancel_locked()
+
+    @cython.final
+    cdef int cancel_locked(self) except -1:
+        if not self.is_cancelled and self.cancelled_count != NULL:
+            adjust_size(self.cancelled_count, 1)
+        return self.drop_locked()
 
     cdef object stock_handle(self):
         return asyncio.TimerHandle(

@@ -34,13 +34,14 @@ cdef class TimerHeap:
     cdef Py_ssize_t cancelled   # cancelled timers in `entries` and `due`; each counts itself
     cdef uint64_t sequence      # of the newest timer
 
-    cdef object push(self, TimerHandle timer)
+    cdef bint is_sparse(self) noexcept
+    cdef int push(self, TimerHandle timer) except -1
     cdef int64_t next_deadline_ns(self) except? -1
     cdef int expire(self, int64_t now_ns) except -1
     cdef TimerHandle next_due(self)
     cdef int clear(self) except -1
     cdef PyObject *_pop(self) noexcept
-    cdef list _compact(self)
+    cdef list compact(self)
     cdef int _resize(self, Py_ssize_t capacity) except -1
     cdef int _grow_due(self) except -1
     cdef void _forget_due(self) noexcept

@@ -70,11 +70,9 @@ cdef class TimerHeap:
     def __dealloc__(self):
         self.clear()
 
-    cdef object push(self, TimerHandle timer):
-        """Add *timer*; return what the caller has to free: its destructors may create timers."""
-        cdef object dropped = None
-        if self.cancelled > COMPACT and 2 * self.cancelled > self.count:
-            dropped = self._compact()
+    cdef int push(self, TimerHandle timer) except -1:
+        if self.is_sparse():
+            self.compact()
         if self.count == self.capacity:
             self._resize(max(2 * self.capacity, FIRST))
         self.sequence += 1
@@ -93,7 +91,7 @@ cdef class TimerHeap:
         self.entries[self.count].timer = <PyObject*>timer
         count_size(&self.count, 1)
         self._sift_up(self.count - 1)
-        return dropped
+        return 0
 
     cdef int64_t next_deadline_ns(self) except? -1:
         """Return the nearest deadline or NO_DEADLINE, dropping cancelled timers on top."""
@@ -156,8 +154,12 @@ cdef class TimerHeap:
         PyMem_Free(storage)
         return 0
 
-    cdef list _compact(self):
-        """Remove and return the cancelled timers."""
+    cdef bint is_sparse(self) noexcept:
+        """Return whether so many timers are cancelled that `compact` is worth its time."""
+        return self.cancelled > COMPACT and 2 * self.cancelled > self.count
+
+    cdef list compact(self):
+        """Remove and return the cancelled timers: their destructors may create timers."""
         cdef Py_ssize_t index
         cdef Py_ssize_t kept = 0
         cdef TimerHandle timer

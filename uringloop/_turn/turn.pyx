@@ -209,8 +209,9 @@ cdef class LoopCore:
         elif try_to_claim(self):
             try:
                 self.check_closed()
-                # Freed when the loop has been given back.
-                _dropped = self.timers.push(timer)
+                # Freed when the loop has been given back; push() would free them before.
+                _dropped = self.timers.compact() if self.timers.is_sparse() else None
+                self.timers.push(timer)
             finally:
                 store_long_release(&self.thread_id, 0)
         else:
