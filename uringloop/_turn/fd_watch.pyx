@@ -298,7 +298,7 @@ cdef class Watchers(Flushable):
 
 
 def transport_of(LoopCore loop not None, fd):
-    """Return the transport of *loop* that owns *fd*, or None; in another thread None."""
+    """Return the transport of *loop* that owns *fd*, or None; None if another thread runs it."""
     loop.check_debug()
     if not FREE_THREADED or runs_here(loop):
         return loop.fd_table.get(fd)
