@@ -48,7 +48,8 @@ def leak_checked(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
         # `python -X dev` turns the loop's debug mode on, which only its own tests are about.
         loop.set_debug(False)
     yield loop
-    # A loop that an exception has left running would fail every test that follows.
+    # A loop that an exception has left running would fail every test that follows, too.
+    running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     if not loop.is_closed():
         drain_executor(loop)
@@ -58,3 +59,4 @@ def leak_checked(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
     assert not left_threads, f"threads left running: {left_threads}"
     left = open_fds() - fds
     assert not left, f"file descriptors left open: {sorted(left)}"
+    assert running is None, f"a loop is left running: {running}"

@@ -36,7 +36,7 @@ cdef object in_python
 
 
 def replace_create_task(type loop_class not None):
-    """Replace `create_task` of *loop_class*; once in a process."""
+    """Replace `create_task` of *loop_class*, or keep it for ever; once in a process."""
     global in_python
     in_python = loop_class.create_task
     if FREE_THREADED:

@@ -19,7 +19,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED
-from uringloop._kernel.atomics cimport load_int, store_long_release
+from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
@@ -41,7 +41,7 @@ from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.turn cimport Flushable, LoopCore, runs_here, try_to_claim
+from uringloop._turn.turn cimport Flushable, LoopCore, give_back, runs_here, try_to_claim
 
 
 READ = EPOLLIN
@@ -128,7 +128,7 @@ cdef class Watchers(Flushable):
                 self.loop.check_closed()
                 self.arm_later()
             finally:
-                store_long_release(&self.loop.thread_id, 0)
+                give_back(self.loop)
         else:
             self.loop.call_soon_threadsafe(self.arm_later)
         return handle
@@ -308,7 +308,7 @@ def transport_of(LoopCore loop not None, fd):
     try:
         return None if load_int(&loop.closed) else loop.fd_table.get(fd)
     finally:
-        store_long_release(&loop.thread_id, 0)
+        give_back(loop)
 
 
 cdef int watchers_on_events(Operation *op, int res, unsigned int flags) except -1:

@@ -5,10 +5,10 @@ results are copies: changing them does not change the loop. Any thread may call 
 with a GIL the other functions.
 """
 
-from uringloop._kernel.atomics cimport load_int, store_long_release
+from uringloop._kernel.atomics cimport load_int
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.ready cimport ReadyQueue
-from uringloop._turn.turn cimport LoopCore, running_thread, runs_here, try_to_claim
+from uringloop._turn.turn cimport LoopCore, give_back, running_thread, runs_here, try_to_claim
 
 
 def thread_of(LoopCore loop not None):
@@ -54,5 +54,5 @@ cdef int sort_inbox(LoopCore loop) except -1:
             if not load_int(&loop.closed):
                 loop.inbox.take(loop.ready)
         finally:
-            store_long_release(&loop.thread_id, 0)
+            give_back(loop)
     return 0

@@ -4,7 +4,7 @@ from cpython.list cimport PyList_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread
-from uringloop._kernel.atomics cimport load_int, load_long
+from uringloop._kernel.atomics cimport load_int, load_long, store_long_release
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport uring_is_inherited
@@ -172,6 +172,11 @@ cdef class LoopCore:
 
 
 cdef bint try_to_claim(LoopCore loop) noexcept
+
+
+cdef inline void give_back(LoopCore loop) noexcept:
+    """Give back a loop that this thread has claimed; another one may run it now."""
+    store_long_release(&loop.thread_id, 0)
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:

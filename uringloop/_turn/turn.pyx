@@ -213,7 +213,7 @@ cdef class LoopCore:
                 _dropped = self.timers.compact() if self.timers.is_sparse() else None
                 self.timers.push(timer)
             finally:
-                store_long_release(&self.thread_id, 0)
+                give_back(self)
         else:
             self.put(new_handle_for_threads(self, self._push_timer, (timer,), None))
         return timer
@@ -585,7 +585,7 @@ cdef class LoopCore:
         # Whoever claims the loop from now on finds it closed.
         was_open = bool(replace_int(&self.closed, &is_open, True))
         if not inherited:
-            store_long_release(&self.thread_id, 0)
+            give_back(self)
         return was_open
 
     def _close(self):
