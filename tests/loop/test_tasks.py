@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import subprocess
 import sys
 import weakref
 from asyncio import AbstractEventLoop
@@ -15,7 +16,6 @@ import pytest
 from support.loops import run_turns
 
 import uringloop
-from uringloop._cpython import gil
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
@@ -128,10 +128,48 @@ def test_create_task_makes_tasks_of_the_class_that_has_replaced_asyncio_s(
     assert each_loop.run_until_complete(main()) == [plain, Replacement, Replacement, plain]
 
 
-@pytest.mark.skipif(not gil.free_threaded(), reason="with a GIL it is a compiled method")
-def test_a_task_changes_no_count_of_the_method_that_makes_it() -> None:
-    is_immortal: Any = sys._is_immortal  # type: ignore[attr-defined, unused-ignore]
-    assert is_immortal(uringloop.Loop.create_task)
+def test_create_task_without_a_class_of_tasks_raises_attribute_error(
+    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coroutine = number(1)
+    monkeypatch.delattr("asyncio.tasks.Task")
+    with pytest.raises(AttributeError, match="has no attribute 'Task'"):
+        each_loop.create_task(coroutine)
+    monkeypatch.undo()
+    task = each_loop.create_task(coroutine)
+    assert type(task) is asyncio.Task
+    assert each_loop.run_until_complete(task) == 1
+
+
+# Without a GIL the loop watches a dictionary for changes; CPython allows a process few watchers.
+WITHOUT_WATCHERS = """
+import asyncio, ctypes, sys
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)
+ignore = kind(lambda *arguments: 0)
+if sys.version_info >= (3, 12):
+    try:
+        while ctypes.pythonapi.PyDict_AddWatcher(ignore) >= 0:
+            pass
+    except RuntimeError:
+        pass  # There are no more.
+import uringloop
+
+class Replacement(asyncio.tasks.Task):
+    pass
+
+async def main():
+    task = asyncio.create_task(asyncio.sleep(0, 1))
+    asyncio.tasks.Task = Replacement
+    other = asyncio.create_task(asyncio.sleep(0, 2))
+    print(type(other).__name__, await task, await other)
+
+uringloop.run(main())
+"""
+
+
+def test_create_task_works_in_a_process_without_watchers_to_spare() -> None:
+    command = [sys.executable, "-P", "-c", WITHOUT_WATCHERS]
+    assert subprocess.check_output(command, text=True) == "Replacement 1 2\n"
 
 
 def test_closed_loop_refuses_tasks(each_loop: AbstractEventLoop) -> None:

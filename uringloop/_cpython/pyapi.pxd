@@ -39,6 +39,7 @@ cdef extern from "Python.h":
     Py_UCS4 PyUnicode_MAX_CHAR_VALUE(object text)
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
+    bint PyUnicode_Check(PyObject *target)
     # For two str it does not fail.
     int PyUnicode_Compare(PyObject *one, object other)
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
@@ -54,11 +55,14 @@ cdef extern from "Python.h":
     # True only if no other reference exists, in any thread; without a GIL false, too, for an object
     # that another thread has made.
     bint is_only_reference "uringloop_is_only_reference" (PyObject *target)
+    bint has_weak_references "uringloop_has_weak_references" (PyObject *target)
     void give_away "uringloop_give_away" (PyObject *target)
     bint is_given "uringloop_is_given" (PyObject *target)
     void hide_from_collector "uringloop_hide_from_collector" (object type)
     void keep_for_ever "uringloop_keep_for_ever" (object target)
+    PyObject *type_of "(PyObject *)Py_TYPE" (PyObject *target)
     bint PyObject_IS_GC(PyObject *target)
+    bint PyObject_GC_IsTracked(PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
     # What threading.get_ident() returns.
@@ -82,11 +86,21 @@ cdef extern from *:
     #define PyMutex_Unlock(mutex) ((void)(mutex))
     #endif
 
-    #if PY_VERSION_HEX >= 0x030E0000
-    #define uringloop_is_only_reference(o) PyUnstable_Object_IsUniquelyReferenced(o)
+    /* What another thread did before it dropped its reference has happened. */
+    static inline int uringloop_is_only_reference(PyObject *object) {
+    #ifdef Py_GIL_DISABLED
+        return __atomic_load_n(&object->ob_tid, __ATOMIC_RELAXED) == _Py_ThreadId()
+            && __atomic_load_n(&object->ob_ref_local, __ATOMIC_RELAXED) == 1
+            && __atomic_load_n(&object->ob_ref_shared, __ATOMIC_ACQUIRE) == 0;
     #else
-    #define uringloop_is_only_reference(o) (Py_REFCNT(o) == 1)
+        return Py_REFCNT(object) == 1;
     #endif
+    }
+
+    /* Whether an object of one of our types, which have room for the list, has weak references. */
+    static inline int uringloop_has_weak_references(PyObject *object) {
+        return *(PyObject **)((char *)object + Py_TYPE(object)->tp_weaklistoffset) != NULL;
+    }
 
     /* Whether the current context has no variables: a copy of it is like a new one. */
     static inline int uringloop_has_no_variables(void) {
@@ -141,6 +155,20 @@ cdef extern from *:
         uringloop_make_immortal(object);
     #endif
     }
+
+    /* Calls *changed* before each change of a dict; with a GIL there is no need. */
+    #ifdef Py_GIL_DISABLED
+    static int uringloop_watch(PyObject *dict, PyDict_WatchCallback changed) {
+        int watcher = PyDict_AddWatcher(changed);
+
+        return watcher < 0 ? -1 : PyDict_Watch(watcher, dict);
+    }
+    #else
+    #define uringloop_watch(dict, changed) ((void)(dict), (void)(changed), 0)
+    #if PY_VERSION_HEX < 0x030C0000
+    typedef int PyDict_WatchEvent;
+    #endif
+    #endif
 
     /* The attribute of an object by its descriptor, an attribute of the object's type. */
     #define uringloop_get_attribute(descriptor, object) \
@@ -265,6 +293,10 @@ cdef extern from *:
 
     ctypedef struct PyMethodDef:
         pass
+    ctypedef int PyDict_WatchEvent
+    int watch "uringloop_watch" (
+        dict watched,
+        int (*changed)(PyDict_WatchEvent, PyObject *, PyObject *, PyObject *) noexcept) except -1
     void name_method "uringloop_name_method" (
         PyMethodDef *definition, const char *name, const char *doc)
     int set_method "uringloop_set_method" (

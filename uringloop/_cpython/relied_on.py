@@ -405,7 +405,7 @@ INTERPRETER = (
     ),
     Row(
         C,
-        "PyBytesObject.ob_shash Py_REFCNT PyUnstable_Object_IsUniquelyReferenced",
+        "PyBytesObject.ob_shash Py_REFCNT",
         "3.0",
         "a message is received into the memory of an earlier one without other references",
         "a new bytes object for each message",
@@ -460,6 +460,13 @@ INTERPRETER = (
         "3.14",
         "without a GIL, threads that use files do not change the same counts",
         "each coroutine of a compiled function changes the count of the function's code",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_weaklistoffset",
+        "3.0",
+        "a handle that has run is used again if nothing refers to it, not even weakly",
+        REQUIRED + "a compile-time error: the field is part of the public structure",
     ),
     Row(
         C,

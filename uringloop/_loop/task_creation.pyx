@@ -1,28 +1,33 @@
 """create_task() by vectorcall, in place of the method in Python, for loops without a task factory.
 
-Without a GIL the method in Python remains: it finds asyncio's class of tasks without a change of a
-count that threads share, and code in C cannot. But asyncio makes a bound method of it for each
-task, so it is an object that counts no references.
+Programs replace asyncio's class of tasks. Without a GIL code in C cannot look it up without a
+change of a count that all threads share. So there the class is noted, and noted anew whenever the
+module's dictionary changes; each class that was there is kept, since a thread may be using it.
 """
 
 from asyncio import tasks
 
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uintptr_t
 
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED,
     PY_VECTORCALL_ARGUMENTS_OFFSET,
+    PyDict_WatchEvent,
     PyMethodDef,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
+    PyUnicode_Check,
     PyUnicode_Compare,
     call_vector,
     keep_for_ever,
     name_method,
     set_method,
+    watch,
 )
-from uringloop._kernel.atomics cimport load_int
+from uringloop._kernel.atomics cimport exchange_pointer, load_int, load_pointer_acquire
 from uringloop._turn.call_soon cimport call_slowly
 from uringloop._turn.turn cimport LoopCore
 
@@ -33,15 +38,21 @@ cdef tuple OPTIONS = ("loop", "name", "context")
 
 cdef PyMethodDef definition
 cdef object in_python
+cdef uintptr_t noted_class      # of tasks, without a GIL; 0 if the module has none
 
 
 def replace_create_task(type loop_class not None):
-    """Replace `create_task` of *loop_class*, or keep it for ever; once in a process."""
+    """Replace `create_task` of *loop_class*, which runs on for unusual calls; once in a process."""
     global in_python
     in_python = loop_class.create_task
+    keep_for_ever(in_python)
     if FREE_THREADED:
-        keep_for_ever(in_python)
-        return
+        note_class(PyDict_GetItemWithError(NAMES, TASK))
+        try:
+            watch(NAMES, on_change)
+        except RuntimeError:
+            # The process has all the watchers that CPython allows: the method in Python remains.
+            return
     name_method(
         &definition, b"create_task",
         b"create_task($self, coro, *, name=None, context=None, **kwargs)\n--\n\n")
@@ -51,7 +62,7 @@ def replace_create_task(type loop_class not None):
 cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
     cdef LoopCore loop = <LoopCore>self
     cdef PyObject *arguments[5]
-    cdef PyObject *found
+    cdef PyObject *task_class
     cdef PyObject *name
     cdef Py_ssize_t index
     if size != 1 or loop._has_task_factory or load_int(&loop.closed):
@@ -69,11 +80,28 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
                 arguments[4] = call[1 + index]
             else:
                 return call_slowly(in_python, loop, call, size, names)
-    # Programs replace the class.
-    found = PyDict_GetItemWithError(NAMES, TASK)
-    if found == NULL:
+    task_class = <PyObject*>load_pointer_acquire(&noted_class)
+    if not FREE_THREADED:
+        task_class = PyDict_GetItemWithError(NAMES, TASK)
+        # Its constructor may replace the class.
+        _held = <object>task_class if task_class != NULL else None
+    if task_class == NULL:
         return call_slowly(in_python, loop, call, size, names)
-    task_class = <object>found
     return call_vector(
-        <PyObject*>task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET,
-        <PyObject*>OPTIONS)
+        task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, <PyObject*>OPTIONS)
+
+
+cdef int on_change(
+        PyDict_WatchEvent _event, PyObject *_names, PyObject *key, PyObject *value) noexcept:
+    """Note the class that *value* will be; *key* is NULL or no name if the whole dict changes."""
+    if key == NULL or not PyUnicode_Check(key):
+        note_class(NULL)
+    elif PyUnicode_Compare(key, TASK) == 0:
+        note_class(value)
+    return 0
+
+
+cdef void note_class(PyObject *task_class) noexcept:
+    if task_class != NULL:
+        Py_INCREF(<object>task_class)
+    exchange_pointer(&noted_class, <uintptr_t>task_class)

@@ -49,7 +49,7 @@ from uringloop._cpython.pyapi cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
 from uringloop._transport.stream_reader cimport call_connection_lost
-from uringloop._turn.handles cimport new_handle
+from uringloop._turn.handles cimport Handle, fill
 from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
 
 
@@ -336,7 +336,7 @@ cdef class Transport(Flushable):
         cdef object protocol = self.protocol
         if self.fd >= 0 and FREE_THREADED and is_elsewhere(self.loop):
             # The garbage collector may run in any thread.
-            self.loop.put(new_handle(self.loop, self.__del__, (), None))
+            self.loop.put(fill(Handle.__new__(Handle), self.loop, self.__del__, (), None))
         elif self.fd >= 0:
             self.loop.fd_table.forget(self.fd)
             try:

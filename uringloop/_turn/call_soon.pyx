@@ -14,7 +14,7 @@ from uringloop._cpython.pyapi cimport (
     set_method,
 )
 from uringloop._kernel.atomics cimport load_int
-from uringloop._turn.handles cimport Handle, new_handle_of
+from uringloop._turn.handles cimport Handle, fill_from, new_handle_for_threads
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -29,7 +29,7 @@ cdef object call_soon_fast(
     cdef Handle handle
     if context == NULL:
         return call_slowly(CALL_SOON, loop, call, size, names)
-    handle = new_handle_of(loop, call, size, context, False)
+    handle = fill_from(loop.new_handle(), loop, call, size, context)
     loop.push(handle)
     return handle
 
@@ -42,7 +42,7 @@ cdef object call_soon_threadsafe_fast(
     cdef Handle handle
     if context == NULL:
         return call_slowly(CALL_SOON_THREADSAFE, loop, call, size, names)
-    handle = new_handle_of(loop, call, size, context, True)
+    handle = fill_from(new_handle_for_threads(), loop, call, size, context)
     loop.push_from_any_thread(handle)
     return handle
 

@@ -3,7 +3,14 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
-from uringloop._cpython.pyapi cimport PyMutex, visitproc
+from uringloop._cpython.pyapi cimport PyMutex, has_weak_references, is_only_reference, visitproc
+
+
+# What a call of a callback has done.
+cdef enum Outcome:
+    RETURNED
+    RAISED          # in its context, which is still entered
+    NOT_ENTERED     # its context could not be entered
 
 
 cdef class Handle:
@@ -14,7 +21,8 @@ cdef class Handle:
     # The contextvars.Context it runs in; None for one without variables that is made when needed.
     cdef object context
     cdef object loop              # the loop that made it, for reports; None once forgotten
-    cdef PyObject *older          # in an inbox: the handle that was put before; owned by the inbox
+    # In a chain, of an inbox or of dropped timers: the handle that came before; owned by the chain.
+    cdef PyObject *older
     cdef object source_traceback  # where it was made, in debug mode; else None
     cdef str cancelled_repr       # its repr while it had a callback, in debug mode; else None
     cdef object __weakref__
@@ -26,7 +34,7 @@ cdef class Handle:
     cdef tuple all_args(self)
     cdef object stock_handle(self)
     cdef str describe(self)
-    cdef int _failed(self, object callback, object args, bint entered) except -1
+    cdef int _failed(self, object callback, object args, Outcome outcome) except -1
 
 
 cdef class ThreadSafeHandle(Handle):
@@ -46,13 +54,25 @@ cdef class TimerHandle(Handle):
     cdef int cancel_locked(self) except -1
 
 
-cdef Handle new_handle(object loop, object callback, tuple args, object context)
-cdef Handle new_handle_for_threads(
-    object loop, object callback, tuple args, object context)
-cdef Handle new_handle_of(
-    object loop, PyObject *const *call, Py_ssize_t size, PyObject *context, bint for_threads)
-cdef TimerHandle new_timer(
-    object loop, object when, object callback, tuple args, object context)
+cdef inline bint is_unshared(PyObject *handle) noexcept:
+    """Return whether nobody but the caller can reach *handle*, a Handle."""
+    return is_only_reference(handle) and not has_weak_references(handle)
+
+
+# Runs a handle that is unshared.
+cdef int run_unshared(Handle handle) except -1
+
+
+# These fill a handle without a callback, a new one or a spare one, and return it.
+cdef Handle fill(Handle handle, object loop, object callback, tuple args, object context)
+cdef Handle fill_from(
+    Handle handle, object loop, PyObject *const *call, Py_ssize_t size, PyObject *context)
+cdef TimerHandle fill_timer(
+    TimerHandle timer, object loop, object when, object callback, tuple args, object context)
+
+
+# Handles for call_soon_threadsafe, which have their own class since Python 3.14.
+cdef Handle new_handle_for_threads()
 
 
 # Visits a handle in a queue, or what it refers to; called for the queue's owner.

@@ -18,15 +18,14 @@ from asyncio import Task, events, format_helpers
 
 cimport cython
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.math cimport ceil
 from libc.stdint cimport INT64_MAX, int64_t
 
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED, PyContext_CopyCurrent, PyContext_Exit, PyContext_New, PyContext_TryEnter,
     PY_VECTORCALL_ARGUMENTS_OFFSET, PyMutex_Lock, PyMutex_Unlock, PyObject_IS_GC,
-    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_REFCNT, give_away, has_no_variables,
-    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, visitproc,
+    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_DECREF_owned, Py_REFCNT, give_away, has_no_variables,
+    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, type_of, visitproc,
 )
 from uringloop._kernel.atomics cimport adjust_size, load_int, load_long, store_int, store_long
 
@@ -48,7 +47,6 @@ cdef class NoLoop:
         return False
 
 
-@cython.freelist(256)
 cdef class Handle:
 
     def __init__(self, *args, **kwargs):
@@ -151,25 +149,28 @@ cdef class Handle:
         # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback, args
         cdef bint single
+        cdef Outcome outcome
         with cython.critical_section(self):
             if self.is_cancelled:
                 return 0
             callback = self.callback
             args = self.args
             single = self.single
-        return call(self, self.context, callback, args, single)
+        outcome = call(self.context, callback, args, single)
+        return 0 if outcome == RETURNED else self._failed(
+            callback, (args,) if single else args, outcome)
 
-    cdef int _failed(self, object callback, object args, bint entered) except -1:
+    cdef int _failed(self, object callback, object args, Outcome outcome) except -1:
         try:
             try:
                 raise_pending()
             except TypeError:
-                if entered or isinstance(self.context, contextvars.Context):
+                if outcome == RAISED or isinstance(self.context, contextvars.Context):
                     raise
                 # The context is not a Context: call its run(), as asyncio does.
                 self.context.run(callback, *args)
             finally:
-                if entered:
+                if outcome == RAISED:
                     PyContext_Exit(self.context)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -223,8 +224,7 @@ cdef class ThreadSafeHandle(Handle):
         if is_given(<PyObject*>self):
             # Nobody else has the handle, so nobody cancels it. A report may keep it.
             try:
-                if not self.is_cancelled:
-                    call(self, self.own_context(), self.callback, self.args, self.single)
+                run_unshared(self)
             finally:
                 if not is_given(<PyObject*>self):
                     self.forget()
@@ -335,12 +335,34 @@ cdef class TimerHandle(Handle):
         )
 
 
-cdef inline int call(
-        Handle handle, object context, object callback, object args, bint single) except -1:
+cdef int run_unshared(Handle handle) except -1:
+    # Nobody cancels it meanwhile. What it refers to moves here, and back for a report.
+    cdef object callback = handle.callback
+    cdef object args = handle.args
+    cdef object context = handle.context
+    cdef Outcome outcome
+    if handle.is_cancelled:
+        return 0
+    if context is None:
+        context = PyContext_New()
+    handle.callback = None
+    handle.args = None
+    handle.context = None
+    outcome = call(context, callback, args, handle.single)
+    if outcome == RETURNED:
+        return 0
+    handle.callback = callback
+    handle.args = args
+    handle.context = context
+    return handle._failed(callback, (args,) if handle.single else args, outcome)
+
+
+cdef inline Outcome call(object context, object callback, object args, bint single) noexcept:
+    """Call *callback* in *context*; an exception is left for `_failed`."""
     cdef PyObject *result
     cdef PyObject *arguments[2]
     if PyContext_TryEnter(context) < 0:
-        return handle._failed(callback, (args,) if single else args, False)
+        return NOT_ENTERED
     if single:
         # arguments[0] is free for a bound method's self (PY_VECTORCALL_ARGUMENTS_OFFSET).
         arguments[1] = <PyObject*>args
@@ -350,53 +372,34 @@ cdef inline int call(
         result = PyObject_Vectorcall(
             callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
     if result == NULL:
-        return handle._failed(callback, (args,) if single else args, True)
+        return RAISED
     PyContext_Exit(context)
-    Py_DECREF(<object>result)
-    return 0
+    Py_DECREF_owned(result)
+    return RETURNED
 
 
 cdef bint is_timer(object other) except -1:
     return isinstance(other, asyncio.TimerHandle)
 
 
-cdef Handle new_handle(object loop, object callback, tuple args, object context):
-    cdef Handle handle = Handle.__new__(Handle)
-    fill(handle, loop, callback, args, context)
-    return handle
-
-
-cdef Handle new_handle_for_threads(object loop, object callback, tuple args, object context):
-    """Make the handle for call_soon_threadsafe, which has its own class since Python 3.14."""
-    cdef ThreadSafeHandle handle
+cdef Handle new_handle_for_threads():
     if THREAD_SAFE_HANDLE is None:
-        return new_handle(loop, callback, args, context)
-    handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
-    fill(handle, loop, callback, args, context)
-    return handle
+        return Handle.__new__(Handle)
+    return ThreadSafeHandle.__new__(ThreadSafeHandle)
 
 
-cdef inline int fill(
-        Handle handle, object loop, object callback, tuple args, object context) except -1:
+cdef Handle fill(Handle handle, object loop, object callback, tuple args, object context):
     handle.callback = callback
     handle.args = args
     handle.context = PyContext_CopyCurrent() if context is None else context
     handle.loop = loop
-    return 0
+    return handle
 
 
-cdef Handle new_handle_of(
-        object loop, PyObject *const *call, Py_ssize_t size, PyObject *context, bint for_threads):
-    """Make a handle from *size* objects: a callback and its arguments.
-
-    With *for_threads* it is one of call_soon_threadsafe, see `new_handle_for_threads`.
-    """
-    cdef Handle handle
+cdef Handle fill_from(
+        Handle handle, object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
+    """Fill *handle* from *size* objects: a callback and its arguments."""
     cdef Py_ssize_t index
-    if for_threads and THREAD_SAFE_HANDLE is not None:
-        handle = ThreadSafeHandle.__new__(ThreadSafeHandle)
-    else:
-        handle = Handle.__new__(Handle)
     handle.callback = <object>call[0]
     if size == 2:
         handle.single = True
@@ -408,7 +411,7 @@ cdef Handle new_handle_of(
     handle.loop = loop
     if context != NULL and context != <PyObject*>None:
         handle.context = <object>context
-    elif type(handle) is not ThreadSafeHandle:
+    elif type_of(<PyObject*>handle) != <PyObject*>ThreadSafeHandle:
         handle.context = PyContext_CopyCurrent()
     elif not has_no_variables():
         handle.context = PyContext_CopyCurrent()
@@ -416,13 +419,10 @@ cdef Handle new_handle_of(
     return handle
 
 
-cdef TimerHandle new_timer(object loop, object when, object callback, tuple args, object context):
-    cdef TimerHandle timer = TimerHandle.__new__(TimerHandle)
-    timer.callback = callback
-    timer.args = args
-    timer.context = PyContext_CopyCurrent() if context is None else context
-    timer.loop = loop
+cdef TimerHandle fill_timer(
+        TimerHandle timer, object loop, object when, object callback, tuple args, object context):
     timer.deadline = when
+    fill(timer, loop, callback, args, context)
     if type(when) is not float:
         timer.given = when
     return timer

@@ -7,6 +7,7 @@ from cpython.ref cimport Py_INCREF
 from uringloop._cpython.pyapi cimport prefetch, visitproc
 from uringloop._kernel.atomics cimport count_size
 from uringloop._turn.handles cimport Handle
+from uringloop._turn.spare_handles cimport SpareHandles
 
 
 # A handle's memory is fetched when this many others come before it: that of one from another thread
@@ -21,6 +22,7 @@ cdef class ReadyQueue:
     cdef Py_ssize_t capacity    # a power of two
     cdef Py_ssize_t head
     cdef Py_ssize_t count
+    cdef SpareHandles spare
 
     cdef inline PyObject **place(self, Py_ssize_t index) noexcept:
         """Return the place of the handle that has *index* others before it."""

@@ -11,6 +11,7 @@ from cpython.object cimport PyObject
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.atomics cimport store_size
 from uringloop._turn.handles cimport traverse_queued
+from uringloop._turn.spare_handles cimport new_spare_handles
 
 
 # Initial capacity, a power of two; the queue grows by doubling.
@@ -22,6 +23,9 @@ cdef Py_ssize_t FIRST = READY_AT_START
 
 @cython.final
 cdef class ReadyQueue:
+
+    def __cinit__(self):
+        self.spare = new_spare_handles()
 
     def __dealloc__(self):
         self.clear()

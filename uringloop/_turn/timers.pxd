@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport visitproc
 from uringloop._turn.handles cimport TimerHandle
+from uringloop._turn.spare_handles cimport SpareHandles
 
 
 cdef extern from *:
@@ -33,15 +34,16 @@ cdef class TimerHeap:
     cdef Py_ssize_t due_capacity
     cdef Py_ssize_t cancelled   # cancelled timers in `entries` and `due`; each counts itself
     cdef uint64_t sequence      # of the newest timer
+    cdef SpareHandles spare
 
     cdef bint is_sparse(self) noexcept
     cdef int push(self, TimerHandle timer) except -1
     cdef int64_t next_deadline_ns(self) except? -1
     cdef int expire(self, int64_t now_ns) except -1
-    cdef TimerHandle next_due(self)
+    cdef PyObject *next_due(self) except? NULL
     cdef int clear(self) except -1
     cdef PyObject *_pop(self) noexcept
-    cdef list compact(self)
+    cdef PyObject *compact(self) except? NULL
     cdef int _resize(self, Py_ssize_t capacity) except -1
     cdef int _grow_due(self) except -1
     cdef void _forget_due(self) noexcept

@@ -4,7 +4,6 @@ from typing import final
 
 COMPACT_ABOVE: int
 CAPACITY_AT_START: int
-PREFETCHED: int
 CACHE_LINE: int
 
 @final

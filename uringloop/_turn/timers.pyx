@@ -28,21 +28,26 @@ from uringloop._cpython.pyapi cimport (
     visitproc,
 )
 from uringloop._kernel.atomics cimport adjust_size, count_size, load_int, store_size
-from uringloop._turn.handles cimport TimerHandle, traverse_waiting
+from uringloop._turn.handles cimport TimerHandle, is_unshared, traverse_waiting
+from uringloop._turn.spare_handles cimport new_spare_timers
 
 
 # asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
 COMPACT_ABOVE = 100
 # Initial capacity; it doubles when full, and halves when three quarters are empty.
 CAPACITY_AT_START = 64
-# Before a due timer runs, the one this many places behind it is prefetched.
-PREFETCHED = 4
 CACHE_LINE = 64
 
 cdef Py_ssize_t COMPACT = COMPACT_ABOVE
 cdef Py_ssize_t FIRST = CAPACITY_AT_START
-cdef Py_ssize_t AHEAD = PREFETCHED
 cdef Py_ssize_t LINE = CACHE_LINE
+
+
+cdef enum:
+    # The memory of due timers is fetched before they run: the handle while this many others come
+    # first, and later its context.
+    HANDLE_AHEAD = 8
+    CONTEXT_AHEAD = 4
 
 
 cdef inline bint before(const Entry *left, const Entry *right) noexcept:
@@ -52,39 +57,48 @@ cdef inline bint before(const Entry *left, const Entry *right) noexcept:
     return (<TimerHandle>left.timer).sequence < (<TimerHandle>right.timer).sequence
 
 
-cdef inline int release(PyObject *waiting) except -1:
-    """Drop the reference to a timer that leaves the heap; the collector tracks it again."""
-    cdef TimerHandle timer = <TimerHandle>waiting
+cdef inline PyObject *let_go(PyObject *waiting) except NULL:
+    """Return a timer that leaves the heap; if others refer to it, the collector tracks it again."""
+    if is_unshared(waiting):
+        leave(<TimerHandle>waiting)
+        return waiting
+    timer = <TimerHandle>waiting
     # Another thread may cancel it.
     with cython.critical_section(timer):
-        if timer.is_cancelled:
-            adjust_size(timer.cancelled_count, -1)
-        timer.cancelled_count = NULL
+        leave(timer)
     PyObject_GC_Track(timer)
-    Py_DECREF_owned(waiting)
-    return 0
+    return waiting
+
+
+cdef inline void leave(TimerHandle timer) noexcept:
+    if timer.is_cancelled:
+        adjust_size(timer.cancelled_count, -1)
+    timer.cancelled_count = NULL
 
 
 cdef class TimerHeap:
+
+    def __cinit__(self):
+        self.spare = new_spare_timers()
 
     def __dealloc__(self):
         self.clear()
 
     cdef int push(self, TimerHandle timer) except -1:
         if self.is_sparse():
-            self.compact()
+            self.spare.give_chain(self.compact())
         if self.count == self.capacity:
             self._resize(max(2 * self.capacity, FIRST))
         self.sequence += 1
         timer.sequence = self.sequence
-        # Without a GIL another thread may have called call_at(), and may cancel the timer by now.
-        if FREE_THREADED:
+        if not FREE_THREADED or is_unshared(<PyObject*>timer):
+            timer.cancelled_count = &self.cancelled
+        else:
+            # Another thread has called call_at(), and may have cancelled the timer by now.
             with cython.critical_section(timer):
                 timer.cancelled_count = &self.cancelled
                 if timer.is_cancelled:
                     adjust_size(&self.cancelled, 1)
-        else:
-            timer.cancelled_count = &self.cancelled
         PyObject_GC_UnTrack(timer)
         Py_INCREF(timer)
         self.entries[self.count].ns = timer.deadline_ns()
@@ -98,7 +112,7 @@ cdef class TimerHeap:
         while self.count:
             if not load_int(&(<TimerHandle>self.entries[0].timer).is_cancelled):
                 return self.entries[0].ns
-            release(self._pop())
+            self.spare.give(let_go(self._pop()))
         return NO_DEADLINE
 
     cdef int expire(self, int64_t now_ns) except -1:
@@ -116,21 +130,20 @@ cdef class TimerHeap:
                 pass
         return 0
 
-    cdef TimerHandle next_due(self):
-        """Remove and return the first due timer; None if there is none."""
+    cdef PyObject *next_due(self) except? NULL:
+        """Remove the first due timer, which the caller then owns; NULL if there is none."""
         cdef PyObject *waiting
-        cdef TimerHandle timer
         if self.due_begin == self.due_end:
-            return None
-        if self.due_begin + AHEAD < self.due_end:
-            prefetch(self.due[self.due_begin + AHEAD])
+            return NULL
+        if self.due_begin + HANDLE_AHEAD < self.due_end:
+            prefetch(self.due[self.due_begin + HANDLE_AHEAD])
+            waiting = self.due[self.due_begin + CONTEXT_AHEAD]
+            prefetch(<PyObject*>(<TimerHandle>waiting).context)
         waiting = self.due[self.due_begin]
-        timer = <TimerHandle>waiting
         count_size(&self.due_begin, 1)
         if self.due_begin == self.due_end:
             self._forget_due()
-        release(waiting)
-        return timer
+        return let_go(waiting)
 
     cdef int clear(self) except -1:
         """Drop every timer. Timers that destructors create meanwhile stay."""
@@ -147,9 +160,9 @@ cdef class TimerHeap:
         store_size(&self.count, 0)
         self._empty_due()
         for index in range(index, end):
-            release(due[index])
+            Py_DECREF_owned(let_go(due[index]))
         for index in range(count):
-            release(entries[index].timer)
+            Py_DECREF_owned(let_go(entries[index].timer))
         PyMem_Free(due)
         PyMem_Free(storage)
         return 0
@@ -158,24 +171,27 @@ cdef class TimerHeap:
         """Return whether so many timers are cancelled that `compact` is worth its time."""
         return self.cancelled > COMPACT and 2 * self.cancelled > self.count
 
-    cdef list compact(self):
-        """Remove and return the cancelled timers: their destructors may create timers."""
+    cdef PyObject *compact(self) except? NULL:
+        """Remove the cancelled timers and return them as a chain, which the caller then owns.
+
+        The caller drops them when the heap may change: their destructors may create timers.
+        """
         cdef Py_ssize_t index
         cdef Py_ssize_t kept = 0
-        cdef TimerHandle timer
-        cdef list dropped = []
+        cdef PyObject *timer
+        cdef PyObject *cancelled = NULL
         for index in range(self.count):
-            timer = <TimerHandle>self.entries[index].timer
-            if load_int(&timer.is_cancelled):
-                dropped.append(timer)
-                release(self.entries[index].timer)
+            timer = self.entries[index].timer
+            if load_int(&(<TimerHandle>timer).is_cancelled):
+                (<TimerHandle>timer).older = cancelled
+                cancelled = let_go(timer)
             else:
                 self.entries[kept] = self.entries[index]
                 kept += 1
         store_size(&self.count, kept)
         for index in range((kept - 2) >> 2, -1, -1):
             self._sift_down(index)
-        return dropped
+        return cancelled
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,7 @@
 """The turn: one round of the loop, and the loop's compiled methods."""
 
 from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread
@@ -15,8 +16,9 @@ from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue
+from uringloop._turn.spare_handles cimport SpareHandles
 from uringloop._turn.timers cimport TimerHeap
-from uringloop._turn.timing cimport Times
+from uringloop._turn.timing cimport FOR_HISTOGRAMS, Times
 
 
 cdef enum:
@@ -114,6 +116,7 @@ cdef class LoopCore:
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1
+    cdef int note_caller(self, Handle handle) except -1
     cdef inline int check_owner(self) except -1:
         """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
         if FREE_THREADED:
@@ -125,8 +128,19 @@ cdef class LoopCore:
     cdef inline int check_reader(self) except -1:
         """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""
         return self.check_thread() if FREE_THREADED else 0
+    cdef inline Handle new_handle(self):
+        """Return a handle without a callback, in the loop's thread a spare one."""
+        cdef Handle handle = None
+        if not FREE_THREADED or runs_here(self):
+            handle = self.ready.spare.take()
+        return Handle.__new__(Handle) if handle is None else handle
+    cdef inline TimerHandle new_timer(self, bint here):
+        """Return a timer without a callback, like `new_handle`."""
+        cdef TimerHandle timer = None
+        if here:
+            timer = <TimerHandle>self.timers.spare.take()
+        return TimerHandle.__new__(TimerHandle) if timer is None else timer
     cdef Handle schedule(self, object callback, tuple args, object context)
-    cdef Handle schedule_handle(self, Handle handle)
     cdef inline int push(self, Handle handle) except -1:
         """Append *handle* to the ready queue, behind all that were scheduled before."""
         if FREE_THREADED and not runs_here(self):
@@ -148,8 +162,12 @@ cdef class LoopCore:
     cdef int rearm_starved(self, BufferPool pool) except -1
     cdef int expire_timers(self) except -1
     cdef int run_due(self) except -1
-    cdef int run_handle(self, Handle handle) except -1
     cdef int run_ready(self) except -1
+    cdef int run_owned(self, PyObject *handle, SpareHandles spare) except -1
+    cdef inline bint times_handles(self) noexcept:
+        """Return whether the time of each callback is taken."""
+        return self.debug or load_int(&self.times.timing_users) & FOR_HISTOGRAMS
+    cdef int run_handle(self, Handle handle) except -1
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
@@ -169,6 +187,7 @@ cdef class LoopCore:
     cdef bint has_starved(self) noexcept
     cdef TimerHandle _call_at(
         self, object when, object callback, tuple args, object context)
+    cdef int _push_from_elsewhere(self, TimerHandle timer) except -1
 
 
 cdef bint try_to_claim(LoopCore loop) noexcept

@@ -30,26 +30,11 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyErr_CheckSignals,
-    Py_DECREF_owned,
-    PyList_GET_ITEM_borrowed,
-    PyObject_Call,
-    set_traverse,
-    this_thread,
-    traverseproc,
-    visitproc,
-)
+    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, set_traverse, this_thread,
+    traverseproc, visitproc)
 from uringloop._kernel.atomics cimport (
-    count_total,
-    load_int,
-    replace_int,
-    replace_long,
-    store_int,
-    store_int_release,
-    store_long,
-    store_long_release,
-    store_ns,
-)
+    count_total, load_int, replace_int, replace_long, store_int, store_int_release, store_long,
+    store_long_release, store_ns)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
@@ -62,9 +47,11 @@ from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
-    Handle, TimerHandle, format_handle, nanoseconds, new_handle, new_handle_for_threads, new_timer)
+    Handle, TimerHandle, fill, fill_timer, format_handle, is_unshared, nanoseconds,
+    new_handle_for_threads, run_unshared)
 from uringloop._turn.inbox cimport Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox
 from uringloop._turn.ready cimport ReadyQueue, traverse_ready
+from uringloop._turn.spare_handles cimport SpareHandles, drop_chain
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
@@ -164,9 +151,8 @@ cdef class LoopCore:
         self.check_closed()
         if load_int(&self.debug):
             self.check_call(callback, "call_soon_threadsafe")
-        handle = new_handle_for_threads(self, callback, args, context)
-        if load_int(&self.debug):
-            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        handle = fill(new_handle_for_threads(), self, callback, args, context)
+        self.note_caller(handle)
         self.push_from_any_thread(handle)
         return handle
 
@@ -197,26 +183,33 @@ cdef class LoopCore:
     cdef TimerHandle _call_at(
             self, object when, object callback, tuple args, object context):
         cdef TimerHandle timer
+        cdef bint here = not FREE_THREADED or runs_here(self)
         self.check_closed()
         if self.debug:
             self.check_thread()
             self.check_call(callback, "call_at")
-        timer = new_timer(self, when, callback, args, context)
-        if self.debug:
-            timer.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        if not FREE_THREADED or runs_here(self):
+        timer = fill_timer(self.new_timer(here), self, when, callback, args, context)
+        self.note_caller(timer)
+        if here:
             self.timers.push(timer)
-        elif try_to_claim(self):
-            try:
-                self.check_closed()
-                # Freed when the loop has been given back; push() would free them before.
-                _dropped = self.timers.compact() if self.timers.is_sparse() else None
-                self.timers.push(timer)
-            finally:
-                give_back(self)
         else:
-            self.put(new_handle_for_threads(self, self._push_timer, (timer,), None))
+            self._push_from_elsewhere(timer)
         return timer
+
+    cdef int _push_from_elsewhere(self, TimerHandle timer) except -1:
+        cdef PyObject *cancelled = NULL
+        if not try_to_claim(self):
+            return self.put(fill(new_handle_for_threads(), self, self._push_timer, (timer,), None))
+        try:
+            self.check_closed()
+            if self.timers.is_sparse():
+                cancelled = self.timers.compact()
+            self.timers.push(timer)
+        finally:
+            give_back(self)
+            # Not before: their destructors may wait for the loop.
+            drop_chain(cancelled)
+        return 0
 
     def _push_timer(self, TimerHandle timer not None):
         self.timers.push(timer)
@@ -247,13 +240,16 @@ cdef class LoopCore:
         store_int(&self.stopping, True)
 
     cdef Handle schedule(self, object callback, tuple args, object context):
-        return self.schedule_handle(new_handle(self, callback, args, context))
-
-    cdef Handle schedule_handle(self, Handle handle):
-        if self.debug:
-            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        cdef Handle handle = fill(self.new_handle(), self, callback, args, context)
+        self.note_caller(handle)
         self.push(handle)
         return handle
+
+    cdef int note_caller(self, Handle handle) except -1:
+        """Note, in debug mode, where *handle* is made, for reports."""
+        if load_int(&self.debug):
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        return 0
 
     cdef int check_closed(self) except -1:
         if load_int(&self.closed):
@@ -374,34 +370,39 @@ cdef class LoopCore:
 
     cdef int run_due(self) except -1:
         # If a timer raises KeyboardInterrupt, the others run in the next run_forever().
-        cdef TimerHandle timer = self.timers.next_due()
-        while timer is not None:
-            count_total(&self.counters.timers, not load_int(&timer.is_cancelled))
-            self.run_handle(timer)
+        cdef PyObject *timer = self.timers.next_due()
+        while timer != NULL:
+            count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
+            self.run_owned(timer, self.timers.spare)
             timer = self.timers.next_due()
         return 0
 
     @cython.final
     cdef int run_ready(self) except -1:
         cdef Py_ssize_t count = self.ready.count
-        cdef PyObject *handle
         while count > 0:
             # A callback may have shortened the queue: a nested run pops handles, _close() clears.
             count = min(count, self.ready.count) - 1
             if count < 0:
                 break
-            handle = self.ready.pop()
-            try:
+            self.run_owned(self.ready.pop(), self.ready.spare)
+        return 0
+
+    @cython.final
+    cdef int run_owned(self, PyObject *handle, SpareHandles spare) except -1:
+        """Run *handle*, and give the reference of the caller to *spare*."""
+        try:
+            if is_unshared(handle) and not self.times_handles():
+                run_unshared(<Handle>handle)
+            else:
                 self.run_handle(<Handle>handle)
-            finally:
-                Py_DECREF_owned(handle)
+        finally:
+            spare.give(handle)
         return 0
 
     @cython.final
     cdef int run_handle(self, Handle handle) except -1:
-        if self.debug or load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
-            return self.run_timed(handle)
-        return handle.run()
+        return self.run_timed(handle) if self.times_handles() else handle.run()
 
     cdef int run_timed(self, Handle handle) except -1:
         cdef int64_t began = uring_clock_ns()
@@ -597,6 +598,8 @@ cdef class LoopCore:
             drain(self.ring)
         finally:
             self.future_options = None
+            self.ready.spare.clear()
+            self.timers.spare.clear()
             self.freelist.clear()
             self.flush_list = []
             self.rearm_list = []
@@ -626,9 +629,8 @@ cdef class LoopCore:
         self.check_call(callback, method)
 
     def _make_handle(self, callback, args):
-        cdef Handle handle = new_handle(self, callback, args, None)
-        if self.debug:
-            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        cdef Handle handle = fill(Handle.__new__(Handle), self, callback, args, None)
+        self.note_caller(handle)
         return handle
 
     def _push_handle(self, handle):

@@ -1,0 +1,6 @@
+"""Handles that are used again."""
+
+from typing import final
+
+@final
+class SpareHandles: ...

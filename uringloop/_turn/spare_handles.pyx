@@ -1,0 +1,103 @@
+"""Handles that are used again. Each loop has lists of them, which only its thread uses.
+
+Most handles are known to the loop only: a program drops what call_soon() returns, and the callbacks
+of futures have none. When such a handle has run, it is given here with its last reference, so no
+program sees it change, and the next call takes it.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport (
+    PyObject_GC_IsTracked,
+    PyObject_GC_Track,
+    PyObject_IS_GC,
+    Py_DECREF_owned,
+    is_only_reference,
+    type_of,
+)
+from uringloop._turn.handles cimport Handle, TimerHandle, is_unshared
+
+
+@cython.final
+cdef class SpareHandles:
+
+    def __dealloc__(self):
+        self.clear()
+
+    cdef int give(self, PyObject *handle) except -1:
+        """Take over a reference to a handle that has run or was cancelled, and keep or drop it."""
+        if (self.count == self.room or type_of(handle) != self.handle_class
+                or not is_unshared(handle)):
+            return drop(handle)
+        forget(<Handle>handle)
+        if self.handle_class == <PyObject*>TimerHandle:
+            (<TimerHandle>handle).given = None
+        # What forget() drops may have made the list full.
+        if self.count == self.room:
+            return drop(handle)
+        self.items[self.count] = handle
+        self.count += 1
+        return 0
+
+    cdef int give_chain(self, PyObject *newest) except -1:
+        """Do what `give` does with each handle of a chain."""
+        cdef PyObject *handle
+        while newest != NULL:
+            handle = newest
+            newest = (<Handle>handle).older
+            self.give(handle)
+        return 0
+
+    cdef void clear(self) noexcept:
+        while self.count:
+            self.count -= 1
+            Py_DECREF_owned(self.items[self.count])
+
+
+cdef SpareHandles new_spare_handles():
+    return made(<PyObject*>Handle, HANDLES_MAX)
+
+
+cdef SpareHandles new_spare_timers():
+    return made(<PyObject*>TimerHandle, TIMERS_MAX)
+
+
+cdef SpareHandles made(PyObject *handle_class, int room):
+    cdef SpareHandles spare = SpareHandles.__new__(SpareHandles)
+    spare.handle_class = handle_class
+    spare.room = room
+    return spare
+
+
+cdef int forget(Handle handle) except -1:
+    """Give *handle* the values of a new one."""
+    handle.callback = None
+    handle.args = None
+    handle.single = False
+    handle.is_cancelled = False
+    handle.context = None
+    handle.loop = None
+    handle.older = NULL
+    handle.source_traceback = None
+    handle.cancelled_repr = None
+    return 0
+
+
+cdef int drop(PyObject *handle) except -1:
+    """Drop a reference; if others remain, the garbage collector has to know the handle."""
+    if (not is_only_reference(handle) and PyObject_IS_GC(handle)
+            and not PyObject_GC_IsTracked(handle)):
+        PyObject_GC_Track(<object>handle)
+    Py_DECREF_owned(handle)
+    return 0
+
+
+cdef int drop_chain(PyObject *newest) except -1:
+    """Drop the reference to each handle of a chain."""
+    cdef PyObject *handle
+    while newest != NULL:
+        handle = newest
+        newest = (<Handle>handle).older
+        drop(handle)
+    return 0
