@@ -166,6 +166,18 @@ def test_silent_process_is_shown_as_no_answer(loop: object) -> None:
     assert view.rows[0].alarms[0]
 
 
+@pytest.mark.parametrize("width", [30, 120])
+def test_programs_without_loops_leave_an_empty_table(width: int) -> None:
+    # Between two runs, or before the first one.
+    empty = snapshots.snapshot()
+    empty["loops"] = []
+    view = render.overview_of(["2 programs"], [(Sample(empty), 0.0)] * 2, width, [])
+    lines = render.plain_lines(view, width)
+    assert lines[0] == "2 programs"
+    assert " ".join(lines).count("command") == 1
+    assert render.rich_group(view, width) is not None
+
+
 def test_end_of_all_processes_exits_with_status_3(place: Path) -> None:
     with (
         program(place, MASTER) as watched,

@@ -222,7 +222,7 @@ def parts_of(view: View, width: int) -> Iterator[list[int]]:
     part: list[int] = []
     used = 0
     for index, heading in enumerate(view.headings):
-        needed = GAP + max(len(heading), *(len(row.cells[index]) for row in view.rows))
+        needed = GAP + max([len(heading), *(len(row.cells[index]) for row in view.rows)])
         if part and used + needed > room:
             yield part
             part, used = [], 0
