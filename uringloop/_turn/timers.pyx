@@ -27,7 +27,7 @@ from uringloop._cpython.pyapi cimport (
     prefetch,
     visitproc,
 )
-from uringloop._kernel.atomics cimport adjust_size, count_size, load_int, store_size
+from uringloop._kernel.atomics cimport adjust_size, count_size, load_int, load_size, store_size
 from uringloop._turn.handles cimport TimerHandle, is_unshared, traverse_waiting
 from uringloop._turn.spare_handles cimport new_spare_timers
 
@@ -169,7 +169,9 @@ cdef class TimerHeap:
 
     cdef bint is_sparse(self) noexcept:
         """Return whether so many timers are cancelled that `compact` is worth its time."""
-        return self.cancelled > COMPACT and 2 * self.cancelled > self.count
+        # Other threads may cancel timers meanwhile.
+        cdef Py_ssize_t cancelled = load_size(&self.cancelled)
+        return cancelled > COMPACT and 2 * cancelled > self.count
 
     cdef PyObject *compact(self) except? NULL:
         """Remove the cancelled timers and return them as a chain, which the caller then owns.
