@@ -18,6 +18,7 @@ from programs import (
     HERE,
     Address,
     Certificate,
+    Process,
     check_http,
     connector,
     needs,
@@ -163,6 +164,12 @@ class Worker(UvicornWorker):
 """
 
 
+def read_starts(running: Process, count: int) -> None:
+    """Read the output until *count* workers have started: before, a worker ends without a word."""
+    while running.output.count("Application startup complete") < count:
+        running.read_until("Application startup complete")
+
+
 @pytest.mark.slow
 def test_gunicorn_replaces_a_killed_worker_and_shuts_down_gracefully(tmp_path: Path) -> None:
     needs_elsewhere("gunicorn")
@@ -176,13 +183,13 @@ def test_gunicorn_replaces_a_killed_worker_and_shuts_down_gracefully(tmp_path: P
     with process(command, environment=runtime, cwd=tmp_path) as running:
         port = int(running.read_until(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
         workers = [int(running.read_until(r"Booting worker with pid: (\d+)")[1]) for _ in range(2)]
-        running.read_until("Application startup complete")
+        read_starts(running, 2)
         connect = connector(("127.0.0.1", port))
         speak_http(connect)
         request_concurrently(connect)
         os.kill(workers[0], signal.SIGKILL)
         workers[0] = int(running.read_until(r"Booting worker with pid: (\d+)")[1])
-        running.read_until("Application startup complete")
+        read_starts(running, 3)
         speak_http(connect)
         request_concurrently(connect)
         assert running.stop(signal.SIGTERM) == 0
