@@ -18,6 +18,7 @@ from support.roles import (
     Guests,
     HandlerCall,
     Loop,
+    abort_and_wait,
     needs_ipv6,
     on_loop,
     record_handler_calls,
@@ -567,3 +568,22 @@ def test_debug_mode_speaks_tls(each_loop: Loop, contexts: Contexts) -> None:
     on_loop(test_a_server_and_a_client_speak_tls.__wrapped__)(  # type: ignore[attr-defined]
         each_loop=each_loop, contexts=contexts
     )
+
+
+@on_loop
+async def test_debug_mode_may_begin_within_a_handshake(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    near, far = socket.socketpair()
+    accepted = asyncio.ensure_future(
+        loop.connect_accepted_socket(asyncio.Protocol, far, ssl=contexts.server)
+    )
+    # The server waits for the client's hello.
+    await turns(3)
+    loop.set_debug(True)
+    client, _ = await loop.create_connection(
+        asyncio.Protocol, sock=near, ssl=contexts.client, server_hostname="localhost"
+    )
+    server, _ = await accepted
+    await abort_and_wait(client)
+    await abort_and_wait(server)

@@ -202,7 +202,7 @@ TLS = (
         "_process_outgoing _resume_reading _get_write_buffer_size _get_read_buffer_size "
         "_get_app_transport _set_app_protocol _write_appdata _fatal_error _control_app_writing "
         "_control_ssl_reading _start_shutdown _on_shutdown_complete _call_eof_received "
-        "_wakeup_waiter",
+        "_wakeup_waiter _start_handshake _handshake_start_time",
         "3.11",
         "a record passes without Python code; of a BufferedProtocol no byte is lost at the end",
         "asyncio's SSLProtocol alone, with asyncio's behaviour and 256 KiB for each connection",

@@ -42,6 +42,13 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
             self._app_transport_created = True
         return sslproto.SSLProtocol._get_app_transport(self)
 
+    def _start_handshake(self):
+        sslproto.SSLProtocol._start_handshake(self)
+        # asyncio notes the time in debug mode only, and fails at the end of the handshake if debug
+        # mode began meanwhile.
+        if self._handshake_start_time is None:
+            self._handshake_start_time = self._loop.time()
+
     def _control_app_writing(self):
         (<TLSCore>self).call_in_context(sslproto.SSLProtocol._control_app_writing)
 
