@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from support.documents import DOCS
 from support.roles import PATIENCE, in_thread
+from support.thread_rules import tables
 from support.tls_contexts import Contexts
 
 import uringloop
@@ -63,20 +63,6 @@ OF_SUBMODULES = ("doctor.examine", "monitor.start", "monitor.stop", "prometheus.
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────
-
-
-def tables() -> dict[str, dict[str, list[str]]]:
-    """Return the names of each table by its heading and by the rule."""
-    found: dict[str, dict[str, list[str]]] = {}
-    heading = ""
-    for line in (DOCS / "threads.md").read_text().splitlines():
-        if line.startswith("### "):
-            heading = line.removeprefix("### ")
-            found[heading] = {}
-        elif heading and (row := re.fullmatch(r"\| ([a-z' ]+) \| (`.*`) \|", line)):
-            assert row[1] not in found[heading], line
-            found[heading][row[1]] = re.findall(r"`([\w.]+)`", row[2])
-    return found
 
 
 TABLES = tables()

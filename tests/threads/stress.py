@@ -4,9 +4,10 @@
 
 Each of several threads makes a loop, does work of all kinds on it, and makes the next one. The
 loop is stopped and run again, in this thread and in others, and closed, also by several threads at
-once. Other threads call everything that any thread may call on these loops, also on loops that are
-closed meanwhile. Each callback must run once, in the order of its thread; a closed loop must refuse
-callbacks; a loop must not sleep while a callback waits; and nothing must be left at the end.
+once. Other threads call everything that docs/threads.md allows any thread, on these loops and on
+their transports, handles, servers and files, also on loops that are closed meanwhile. Each callback
+must run once, in the order of its thread; a closed loop must refuse callbacks; a loop must not
+sleep while a callback waits; and nothing must be left at the end.
 
 The program prints what it did, and exits with 1 if something was wrong. A thread that waits for too
 long ends it, with the stacks of all threads.
@@ -21,6 +22,7 @@ import contextlib
 import errno
 import faulthandler
 import gc
+import logging
 import os
 import random
 import signal
@@ -37,10 +39,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import uringloop
-from uringloop import fs, monitor, prometheus
-from uringloop._monitor.client import CannotWatch, Connection, Ended
-from uringloop._monitor.snapshots import snapshot
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
+
+from support.thread_rules import tables  # noqa: E402
+
+import uringloop  # noqa: E402
+from uringloop import fs, monitor, prometheus  # noqa: E402
+from uringloop._monitor.client import CannotWatch, Connection, Ended  # noqa: E402
+from uringloop._monitor.snapshots import snapshot  # noqa: E402
 
 # A loop that has not run a callback for so long sleeps for ever.
 PATIENCE_S = 30.0
@@ -49,7 +56,7 @@ BURST_MAX = 200
 # How long a loop lives.
 LIFE_S = 0.3
 CLOSED = "Event loop is closed"
-CERTIFICATES = Path(__file__).parents[1] / "certificates"
+CERTIFICATES = TESTS / "certificates"
 SERVER_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 SERVER_CONTEXT.load_cert_chain(CERTIFICATES / "server.pem")
 CLIENT_CONTEXT = ssl.create_default_context(cafile=str(CERTIFICATES / "ca.pem"))
@@ -65,12 +72,14 @@ WORKS = {
     "process": 1,
     "signals": 1,
     "cycles": 2,
+    "handles": 3,
 }
 ACTIONS = {
     "post": 8,
     "ask": 4,
     "cancel": 4,
     "look": 3,
+    "use": 8,
     "stop": 4,
     "adopt": 2,
     "own": 2,
@@ -80,6 +89,14 @@ ACTIONS = {
     "watch": 1,
     "collect": 1,
 }
+
+# The names that any thread may use, by the heading of their table. Three have actions of their own,
+# which check more than that a call returns.
+USED = {heading: rows.get("any thread", []) for heading, rows in tables().items()}
+USED["Loop"] = [n for n in USED["Loop"] if n not in ("adopt", "call_soon_threadsafe", "stop")]
+EXTRA_INFO = ("socket", "sockname", "peername", "sslcontext", "cipher", "pipe", "subprocess", "no")
+# What threads report to the exception handlers.
+QUIET = {"message": "a report of the stress"}
 
 Work = Callable[["Target", random.Random], Coroutine[Any, Any, None]]
 Action = Callable[[int, "Target", random.Random], None]
@@ -139,6 +156,9 @@ class Target:
         self.callers = 0
         self.is_open = True
         self.wrong: list[str] = []
+        # The newest object of each kind, by the heading of its table.
+        self.shown: dict[str, object] = {"Loop": loop}
+        loop.set_exception_handler(self.report)
 
     def enter(self) -> bool:
         with self.lock:
@@ -155,6 +175,13 @@ class Target:
         if number != expected:
             self.wrong.append(f"thread {thread}: {number} ran in place of {expected}")
         self.ran[thread] = number + 1
+
+    def report(self, loop: object, context: dict[str, Any]) -> None:
+        if context["message"] != QUIET["message"]:
+            self.wrong.append(repr(context))
+
+    def make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(coroutine, loop=loop, **options)
 
     def is_drained(self) -> bool:
         with self.lock:
@@ -316,11 +343,13 @@ class Stress:
         client_context: ssl.SSLContext | None,
     ) -> None:
         server = await target.loop.create_server(Echo, "127.0.0.1", 0, ssl=context)
+        target.shown["Server"] = server
         port = server.sockets[0].getsockname()[1]
         name = "localhost" if context else None
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=client_context, server_hostname=name
         )
+        target.shown["TLS transport" if context else "Stream transport"] = writer.transport
         for _ in range(chance.randrange(1, 5)):
             data = bytes(chance.randrange(1, 50_000))
             writer.write(data)
@@ -335,6 +364,7 @@ class Stress:
             Answers, local_addr=("127.0.0.1", 0)
         )
         other, _ = await target.loop.create_datagram_endpoint(Answers, local_addr=("127.0.0.1", 0))
+        target.shown["Datagram transport"] = one
         count = chance.randrange(2, 20)
         one.sendto(bytes(count), other.get_extra_info("sockname"))
         await protocol.ended.wait()
@@ -342,8 +372,14 @@ class Stress:
         other.close()
 
     async def files(self, target: Target, chance: random.Random) -> None:
-        async with uringloop.open(self.file, "rb") as file:
-            assert len(await file.read()) == 10_000
+        async with (
+            uringloop.open(self.file, "rb", 0) as raw,
+            uringloop.open(self.file, "rb") as buffered,
+            uringloop.open(self.file) as text,
+        ):
+            target.shown |= {"RawFile": raw, "BufferedFile": buffered, "TextFile": text}
+            for opened in (raw, buffered, text):
+                assert len(await opened.read()) == 10_000
         name = f"{self.file}-{id(target)}-{chance.random()}"
         async with uringloop.open(name, "wb") as file:
             await file.write(bytes(chance.randrange(1, 20_000)))
@@ -367,6 +403,12 @@ class Stress:
         child = await asyncio.create_subprocess_exec(
             "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
+        transport: Any = child._transport  # type: ignore[attr-defined]
+        target.shown |= {
+            "Subprocess transport": transport,
+            "Write pipe": transport.get_pipe_transport(0),
+            "Read pipe": transport.get_pipe_transport(1),
+        }
         data = bytes(chance.randrange(1, 50_000))
         output, _ = await child.communicate(data)
         assert output == data
@@ -389,6 +431,26 @@ class Stress:
         timer = target.loop.call_later(100, knot.tie)
         knot.things = [knot, timer, target.loop.call_soon(knot.tie), target.loop.create_future()]
         timer.cancel()
+
+    async def handles(self, target: Target, chance: random.Random) -> None:
+        """Run callbacks whose handles other threads have, beside many that nobody has."""
+        ran: list[int] = []
+        known = []
+        for number in range(chance.randrange(1, BURST_MAX)):
+            target.loop.call_soon(int)
+            target.loop.call_later(0, int)
+            if chance.random() < 0.2:
+                handle = target.loop.call_soon(ran.append, number)
+                timer = target.loop.call_later(chance.uniform(0, 0.0001), ran.append, -number - 1)
+                known += [(number, handle), (-number - 1, timer)]
+                target.shown |= {"Handle": handle, "TimerHandle": timer}
+        # Another thread may run the loop meanwhile: later turns are as good.
+        await asyncio.sleep(chance.choice((0, 0.001)))
+        await asyncio.sleep(0.001)
+        assert len(ran) == len(set(ran))
+        # A handle that has run can be cancelled, too.
+        for number, handle in known:
+            assert number in ran or handle.cancelled()
 
     # ── the threads that call ────────────────────────────────────────────────────────────────
 
@@ -444,6 +506,35 @@ class Stress:
         target.loop.get_debug()
         if chance.random() < 0.1:
             snapshot()
+
+    def use(self, number: int, target: Target, chance: random.Random) -> None:
+        """Use every name of an object that its table allows any thread."""
+        heading, shown = chance.choice(list(target.shown.copy().items()))
+        for name in USED[heading]:
+            # A closed file has no descriptor; a datagram transport does not write.
+            with contextlib.suppress(ValueError, NotImplementedError):
+                found = getattr(shown, name)
+                if callable(found):
+                    found = found(*self.arguments(name, target, chance))
+                    if asyncio.iscoroutine(found):
+                        found.close()
+                elif name == "slow_callback_duration":
+                    setattr(shown, name, found)
+        self.done[heading] += 1
+
+    def arguments(self, name: str, target: Target, chance: random.Random) -> tuple[Any, ...]:
+        arguments: dict[str, tuple[Any, ...]] = {
+            "call_exception_handler": (QUIET,),
+            "default_exception_handler": (QUIET,),
+            "get_extra_info": (chance.choice(EXTRA_INFO),),
+            "get_pipe_transport": (chance.choice((0, 1, 2)),),
+            "set_debug": (chance.random() < 0.5,),
+            "set_exception_handler": (target.report,),
+            "write": (b"",),
+            "writelines": ([],),
+            "set_task_factory": (chance.choice((None, target.make_task)),),
+        }
+        return arguments.get(name, ())
 
     def stop(self, number: int, target: Target, chance: random.Random) -> None:
         if chance.random() < 0.5:
@@ -542,6 +633,7 @@ def main() -> None:
     # Threads that wait for each other are shown, and the program ends.
     faulthandler.dump_traceback_later(options.seconds + 3 * PATIENCE_S, exit=True)
     warnings.filterwarnings("ignore", "unclosed event loop", ResourceWarning)
+    logging.getLogger("asyncio").addFilter(is_wanted)
     before = open_files()
     threads = threading.active_count()
     stress = Stress(options.seed, options.threads, options.loops, only)
@@ -560,6 +652,10 @@ def main() -> None:
     for wrong in stress.wrong[:20]:
         print("wrong:", wrong)
     sys.exit(1 if stress.wrong else 0)
+
+
+def is_wanted(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith((QUIET["message"], "Executing"))
 
 
 def open_files() -> set[tuple[str, str]]:
