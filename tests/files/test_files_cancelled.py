@@ -77,8 +77,8 @@ def test_a_cancelled_call_leaves_the_position_unchanged(
             while True:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-        # Here calls of files yield only while other tasks are ready. On asyncio's loop they wait for
-        # a thread, and a busy loop would keep that from its processor.
+        # Here calls of files yield only while other tasks are ready. On asyncio's loop they wait
+        # for a thread, and a busy loop would keep that from its processor.
         busy = [asyncio.ensure_future(keep_busy())] if isinstance(each_loop, uringloop.Loop) else []
         for skipped in (0, 1):
             for turns in TURNS:
