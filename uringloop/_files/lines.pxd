@@ -17,7 +17,7 @@ cdef class LineFile(OpenFile):
 
 
 cdef class LineText:
-    cdef public LineFile buffer     # the binary file that is decoded
+    cdef readonly LineFile buffer   # the binary file that is decoded
     cdef public str _chars          # decoded text; that from _used on is unread
     cdef public Py_ssize_t _used
     cdef public CallLock _lock      # the buffer's

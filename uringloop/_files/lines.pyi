@@ -1,7 +1,7 @@
 """Fast paths of files: lines out of the bytes or text read ahead, and buffered writes."""
 
 from collections.abc import Awaitable
-from typing import Self, final
+from typing import Final, Self, final
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -33,7 +33,7 @@ class LineFile(OpenFile):
 
 @disjoint_base
 class LineText:
-    buffer: LineFile
+    buffer: Final[LineFile]
     _chars: str
     _used: int
     _lock: CallLock

@@ -22,6 +22,7 @@ from uringloop._files.operation cimport (
 )
 from uringloop._files.requests cimport FileRequests
 from uringloop._files.scheduling cimport CallLock
+from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._kernel.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._kernel.files cimport (
     IORING_FSYNC_DATASYNC,
@@ -80,7 +81,7 @@ cdef class OpenFile(FileRequests):
         if appending:
             self.go_to_end(fd, facts.size)
         self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
-        self.fd, self.name, self.closefd = fd, name, closefd
+        self.fd, self.opened, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable
         self._appending = appending
@@ -99,11 +100,11 @@ cdef class OpenFile(FileRequests):
 
     @property
     def closed(self):
-        return self.fd < 0
+        return load_int(&self.fd) < 0
 
     def fileno(self):
         self.check_open()
-        return self.fd
+        return load_int(&self.fd)
 
     cdef int check(self, bint able, str message) except -1:
         self.check_open()
@@ -444,7 +445,7 @@ cdef class OpenFile(FileRequests):
 
     cdef unsigned int writes_done(self) noexcept:
         """Return how many of `writes` a sync that starts now covers for certain."""
-        return self.synced if self.operations_in_flight else self.writes
+        return self.synced if load_int(&self.in_flight) else self.writes
 
     async def fallocate(self, offset, size, *, mode=0):
         """Reserve *size* bytes from *offset* on; *mode* is that of fallocate(2)."""
@@ -482,9 +483,9 @@ cdef class OpenFile(FileRequests):
         cdef int fd = self.fd
         if fd < 0:
             return
-        if self.operations_in_flight:
+        if load_int(&self.in_flight):
             await self._become_idle()
-        self.fd = -1
+        store_int(&self.fd, -1)
         if not self.closefd:
             return
         if self.local and (self.in_memory or self.writes == self.synced):
@@ -508,7 +509,7 @@ cdef class OpenFile(FileRequests):
     def _close_now(self):
         """Close the descriptor of a file that is finalized."""
         cdef int fd = self.fd
-        self.fd = -1
+        store_int(&self.fd, -1)
         if fd >= 0 and self.closefd:
             close(fd)
 
@@ -516,5 +517,5 @@ cdef class OpenFile(FileRequests):
         """Return the descriptor, which the caller owns from now on."""
         cdef int fd = self.fd
         self.check_open()
-        self.fd = -1
+        store_int(&self.fd, -1)
         return fd

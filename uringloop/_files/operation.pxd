@@ -24,7 +24,7 @@ cdef class Descriptor:
     # The descriptor of a file. It is not closed before the operations that use it have ended.
     cdef int fd                     # -1 once it is closed
     # Used in the critical section: the garbage collector may destroy a call in any thread.
-    cdef readonly int operations_in_flight
+    cdef int in_flight
     cdef object idle                # the future of `_become_idle`, or None
 
     cdef int check_open(self) except -1
@@ -37,7 +37,7 @@ cdef class Descriptor:
 cdef enum Stage:
     PREPARED        # not begun
     OUT_OF_TIME     # not begun: the turn had no time for the rest, which may be cached
-    BEGUN           # on the ring or in a thread, and counted in operations_in_flight
+    BEGUN           # on the ring or in a thread, and counted in its file's `in_flight`
     ENDED           # `res` is set, or `filled` has everything
 
 
@@ -53,7 +53,7 @@ cdef class FileOperation:
     cdef Operation op
     cdef io_uring_sqe request       # copied to the ring; copied again if the ring is lost
     cdef LoopCore loop              # whose ring has it; None for a thread of the executor
-    cdef Descriptor file            # whose operations_in_flight counts it, or None
+    cdef Descriptor file            # whose `in_flight` counts it, or None
     cdef object held                # bytes, views, paths: the memory that the kernel reads or fills
     cdef object future              # resolved at the end of the operation
     cdef int res                    # a count, a descriptor or -errno, once it has ended

@@ -1,14 +1,13 @@
 """One request of a file, in flight on the loop's ring or in a thread of its executor."""
 
 import asyncio
-from typing import Final
 
 from typing_extensions import disjoint_base
 
 @disjoint_base
 class Descriptor:
-    operations_in_flight: Final[int]
-
+    @property
+    def operations_in_flight(self) -> int: ...
     async def _become_idle(self) -> None: ...
 
 @disjoint_base

@@ -29,6 +29,7 @@ from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, take_bytes)
+from uringloop._kernel.atomics cimport count_int, load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
@@ -58,20 +59,24 @@ cdef class Descriptor:
     def __cinit__(self, *args, **options):
         self.fd = -1
 
+    @property
+    def operations_in_flight(self):
+        return load_int(&self.in_flight)
+
     cdef int check_open(self) except -1:
-        if self.fd < 0:
+        if load_int(&self.fd) < 0:
             raise ValueError("I/O operation on closed file.")
         return 0
 
     @cython.critical_section
     cdef void started(self) noexcept:
-        self.operations_in_flight += 1
+        count_int(&self.in_flight, 1)
 
     cdef int ended(self) except -1:
         cdef object idle = None
         with cython.critical_section(self):
-            self.operations_in_flight -= 1
-            if not self.operations_in_flight:
+            count_int(&self.in_flight, -1)
+            if not self.in_flight:
                 idle = self.idle
                 self.idle = None
         return 0 if idle is None else resolve(idle)
@@ -79,7 +84,7 @@ cdef class Descriptor:
     @cython.critical_section
     cdef object end_of_all(self):
         """Return a future for the end of the operations; None if there are none."""
-        if not self.operations_in_flight:
+        if not self.in_flight:
             return None
         if self.idle is None or self.idle.done():
             self.idle = Future(loop=get_running_loop())
@@ -294,7 +299,7 @@ cdef bint is_turn_spent(LoopCore loop) except -1:
     if loop.file_deadline_ns == 0:
         loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
         return False
-    if loop.debug or not turn_would_be_idle(loop):
+    if loop.in_debug_mode() or not turn_would_be_idle(loop):
         return True
     loop.file_deadline_ns = now + RECHECK_NS
     return False

@@ -6,7 +6,7 @@ from uringloop._files.operation cimport Descriptor, FileOperation
 
 
 cdef class FileRequests(Descriptor):
-    cdef public object name         # what was opened: a path or a descriptor
+    cdef object opened              # what was opened: a path or a descriptor
     cdef readonly bint _appending
     cdef readonly bint _seekable
     cdef bint reads_at_offset       # reads take an offset, and then do not move the position

@@ -7,6 +7,7 @@ the file system can write without waiting the same holds for small writes.
 
 import asyncio
 
+cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
@@ -44,6 +45,16 @@ cdef Py_ssize_t WORKER = WORKER_BYTES
 
 
 cdef class FileRequests(Descriptor):
+
+    @property
+    @cython.critical_section
+    def name(self):
+        return self.opened
+
+    @name.setter
+    @cython.critical_section
+    def name(self, name):
+        self.opened = name
 
     # ── reading and writing ───────────────────────────────────────────────────────────────────────
 
@@ -185,9 +196,10 @@ cdef class FileRequests(Descriptor):
     cdef object failure(self, int res):
         """Build the OSError for *res*, with the file's name if it was opened by one."""
         reason = strerror(-res).decode("utf-8", "replace")
-        if isinstance(self.name, int):
+        cdef object name = self.name
+        if isinstance(name, int):
             return OSError(-res, reason)
-        return OSError(-res, reason, self.name)
+        return OSError(-res, reason, name)
 
     cdef object result_of(self, FileOperation operation):
         """Return the bytes that a read has returned, without the unused end of its buffer."""

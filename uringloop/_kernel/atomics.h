@@ -10,6 +10,16 @@
 #define uring_store(p, value) __atomic_store_n(p, value, __ATOMIC_RELAXED)
 #define uring_count(p, more) __atomic_store_n(p, *(p) + (more), __ATOMIC_RELAXED)
 
+static inline double uring_load_double(const double *field) {
+    double value;
+    __atomic_load(field, &value, __ATOMIC_RELAXED);
+    return value;
+}
+
+static inline void uring_store_double(double *field, double value) {
+    __atomic_store(field, &value, __ATOMIC_RELAXED);
+}
+
 /* For several writers: with a GIL they take turns. */
 #ifdef Py_GIL_DISABLED
 #define uring_adjust(p, more) __atomic_fetch_add(p, more, __ATOMIC_RELAXED)

@@ -9,12 +9,14 @@ cdef extern from "_kernel/atomics.h" nogil:
     unsigned long load_long "uring_load" (const unsigned long *field)
     Py_ssize_t load_size "uring_load" (const Py_ssize_t *field)
     int64_t load_ns "uring_load" (const int64_t *field)
+    double load_double "uring_load_double" (const double *field)
     uint64_t load_total "uring_load" (const uint64_t *field)
     uintptr_t load_pointer "uring_load" (const uintptr_t *field)
 
     void store_int "uring_store" (int *field, int value)
     void store_long "uring_store" (unsigned long *field, unsigned long value)
     void store_size "uring_store" (Py_ssize_t *field, Py_ssize_t value)
+    void store_double "uring_store_double" (double *field, double value)
     void store_ns "uring_store" (int64_t *field, int64_t value)
 
     # For the only thread that writes the field.

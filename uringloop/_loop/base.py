@@ -382,7 +382,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if factory is not None and not callable(factory):
             raise TypeError("task factory must be a callable or None")
         self._task_factory = factory
-        self._has_task_factory = factory is not None
+        self._note_task_factory(factory is not None)
 
     def get_task_factory(self) -> TaskFactory | None:
         return self._task_factory

@@ -65,7 +65,7 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
     cdef PyObject *task_class
     cdef PyObject *name
     cdef Py_ssize_t index
-    if size != 1 or loop._has_task_factory or load_int(&loop.closed):
+    if size != 1 or load_int(&loop.has_task_factory) or load_int(&loop.closed):
         return call_slowly(in_python, loop, call, size, names)
     arguments[1] = call[0]
     arguments[2] = <PyObject*>loop

@@ -25,7 +25,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
-from uringloop._kernel.atomics cimport count_total
+from uringloop._kernel.atomics cimport count_size, count_total, load_size, store_size
 from uringloop._kernel.errors cimport EAGAIN, EBADF, ECANCELED, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER
 from uringloop._kernel.libc cimport (
@@ -52,7 +52,8 @@ from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.pausing cimport ENDED, IDLE
-from uringloop._transport.transport cimport CLOSING, ENDING, pending_exception, socket_extra
+from uringloop._transport.transport cimport (
+    CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -292,7 +293,7 @@ cdef class DatagramTransport(FlowControl):
             self.submit_room()
         data = bytes(data)
         self.queue.append((data, addr))
-        self.queue_size += len(data) + HEADER
+        count_size(&self.queue_size, len(data) + HEADER)
         self.pause_protocol()
 
     cdef bint send_one(self, object data, object address) except -1:
@@ -392,7 +393,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int drop_first(self) except -1:
         cdef bytes data = self.queue.popleft()[0]
-        self.queue_size -= PyBytes_GET_SIZE(data) + HEADER
+        count_size(&self.queue_size, -PyBytes_GET_SIZE(data) - HEADER)
         return 0
 
     cdef int end_if_closing(self) except -1:
@@ -405,13 +406,13 @@ cdef class DatagramTransport(FlowControl):
         return self.queue_size
 
     def get_write_buffer_size(self):
-        return self.queue_size
+        return load_size(&self.queue_size)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     def close(self):
         """Stop receiving; connection_lost() is scheduled when the queue has been sent."""
-        if self.life >= CLOSING:
+        if load_life(&self.life) >= CLOSING:
             return
         self.loop.check_owner()
         self.enter_closing()
@@ -425,7 +426,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int stop_operations(self) except -1:
         # No operation refers to the queue: a send is a system call that has returned.
         self.queue.clear()
-        self.queue_size = 0
+        store_size(&self.queue_size, 0)
         self.stop_reading()
         if self.room_op.in_flight:
             self.loop.ring.cancel(&self.room_op)

@@ -48,7 +48,7 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
     protocol with get_buffer() gets an object, too.
     """
     if transport.kind >= BUFFERED and not transport.loop.nestable:
-        if transport.kind == TLS and not transport.loop.debug:
+        if transport.kind == TLS and not transport.loop.in_debug_mode():
             deliver_records(transport, memory, size)
         else:
             deliver_buffered(transport, memory, size)
@@ -62,7 +62,7 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
     """Pass *data* to the protocol."""
     cdef PyObject *result
     if transport.kind >= BUFFERED:
-        if transport.kind == TLS and not transport.loop.debug:
+        if transport.kind == TLS and not transport.loop.in_debug_mode():
             return deliver_records(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         return deliver_buffered(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
     result = transport.call(NAME_DATA_RECEIVED, <PyObject*>data)
@@ -74,7 +74,7 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
 
 cdef bint feed_reader(ReadTransport transport, const char *memory, int size) except -1:
     """Do what StreamReaderProtocol.data_received() does; return False if it must be called."""
-    if transport.loop.debug:
+    if transport.loop.in_debug_mode():
         # Debug mode measures and reports slow calls.
         return False
     try:

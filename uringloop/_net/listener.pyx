@@ -255,7 +255,7 @@ cdef class Listener(ListeningSocket):
             self.close_connection(fd, transport)
             if isinstance(exc, (KeyboardInterrupt, SystemExit)):
                 raise
-            if self.loop.debug:
+            if self.loop.in_debug_mode():
                 self.loop.call_exception_handler(
                     {
                         "message": "Error on transport creation for incoming connection",

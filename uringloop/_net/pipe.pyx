@@ -34,6 +34,7 @@ from uringloop._transport.transport cimport (
     CLOSING,
     ENDING,
     Transport,
+    load_life,
     pending_exception,
     polling_or_idle,
 )
@@ -95,7 +96,7 @@ cdef class ReadPipeTransport(ReadTransport):
         return 0
 
     cdef int end_of_file(self) except -1:
-        if self.loop.debug:
+        if self.loop.in_debug_mode():
             logger.info("%r was closed by peer", self)
         self.enter_closing()
         self.loop.schedule(self.protocol.eof_received, (), self.context)
@@ -132,7 +133,7 @@ cdef class ReadPipeTransport(ReadTransport):
         self.sock = pipe
 
     def close(self):
-        if self.life < CLOSING:
+        if load_life(&self.life) < CLOSING:
             self.loop.check_owner()
             self.force_close(None)
 
@@ -252,7 +253,7 @@ cdef class WritePipeTransport(WriteTransport):
             return self.submit_watch()
         if res < 0:
             return self.send_failed(os_error(res, ""))
-        if self.loop.debug:
+        if self.loop.in_debug_mode():
             logger.info("%r was closed by peer", self)
         return self.force_close(BrokenPipeError() if self.queue.count else None)
 

@@ -22,12 +22,12 @@ cdef class TLSCore(WriteSource):
     cdef object context                     # the connection's; None before the connection
     cdef object incoming_high_water         # bytes, a number of any type
     cdef object outgoing_high_water         # bytes, a number of any type
+    cdef int app_reading_paused             # other threads ask is_reading()
     cdef public object _app_protocol_get_buffer
     cdef public object _app_protocol_buffer_updated
     cdef public object _write_backlog       # deque of data that OpenSSL has not encrypted
     cdef public Py_ssize_t _write_buffer_size
     cdef public bint _app_protocol_is_buffer
-    cdef public bint _app_reading_paused
     cdef public bint _ssl_reading_paused
     cdef public bint _ssl_writing_paused
     cdef public bint _app_writing_paused

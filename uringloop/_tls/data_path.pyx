@@ -31,6 +31,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
+from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
@@ -170,6 +171,14 @@ cdef class TLSCore(WriteSource):
             self.writer = transport
 
     @property
+    def _app_reading_paused(self):
+        return load_int(&self.app_reading_paused) != 0
+
+    @_app_reading_paused.setter
+    def _app_reading_paused(self, bint paused):
+        store_int(&self.app_reading_paused, paused)
+
+    @property
     @cython.critical_section
     def _incoming_high_water(self):
         return self.incoming_high_water
@@ -286,9 +295,9 @@ cdef class TLSCore(WriteSource):
         if self.state is WRAPPED:
             # The method may be connection_made(): resolve the waiter of the handshake.
             self._loop.call_soon(self._wakeup_waiter)
-        if not self._app_reading_paused:
+        if not self.app_reading_paused:
             # SSLProtocol delivers whatever is left when reading is resumed.
-            self._app_reading_paused = True
+            store_int(&self.app_reading_paused, True)
             self._resume_reading()
         return 0
 
@@ -319,7 +328,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
-        if self._app_reading_paused or self._app_protocol_is_buffer:
+        if self.app_reading_paused or self._app_protocol_is_buffer:
             self.records.take_in_all(data, size)
             return self.read_pending()
         self.deliver(self.records.decrypt(data, size))
@@ -328,7 +337,7 @@ cdef class TLSCore(WriteSource):
 
     cdef int read_pending(self) except -1:
         """Deliver the pending plaintext, in place of SSLProtocol._do_read()."""
-        if not self._app_reading_paused:
+        if not self.app_reading_paused:
             if self._app_protocol_is_buffer:
                 self.fill_app_buffer()
             else:
@@ -383,7 +392,7 @@ cdef class TLSCore(WriteSource):
         cdef Records records = self.records
         cdef Py_ssize_t before = -1
         while records.has_more() and records.left() != before:
-            if self._app_reading_paused:
+            if self.app_reading_paused:
                 return self._app_transport._closed
             before = records.left()
             self._do_read()

@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
+from uringloop._kernel.atomics cimport load_size, store_size
 from uringloop._transport.pausing cimport ReadTransport
 from uringloop._transport.transport cimport pending_exception, polling_or_idle
 
@@ -86,7 +87,7 @@ cdef class FlowControl(ReadTransport):
         return self.writing_paused
 
     def get_write_buffer_limits(self):
-        return (self.low_water, self.high_water)
+        return (load_size(&self.low_water), load_size(&self.high_water))
 
     def set_write_buffer_limits(self, high=None, low=None):
         self.loop.check_owner()
@@ -97,7 +98,7 @@ cdef class FlowControl(ReadTransport):
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         # math.inf is allowed: no queue reaches PY_SSIZE_T_MAX.
-        self.high_water = int(min(high, PY_SSIZE_T_MAX))
-        self.low_water = int(min(low, PY_SSIZE_T_MAX))
+        store_size(&self.high_water, int(min(high, PY_SSIZE_T_MAX)))
+        store_size(&self.low_water, int(min(low, PY_SSIZE_T_MAX)))
         if self.get_write_buffer_size() > self.high_water:
             self.pause_protocol()

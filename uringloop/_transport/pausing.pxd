@@ -28,7 +28,7 @@ cdef class ReadTransport(Transport):
     cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
-    cdef bint paused                # by pause_reading
+    cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint stash_scheduled       # _deliver_stash is in the ready queue
     cdef list stash                 # items that arrived while paused; None before the first one
 

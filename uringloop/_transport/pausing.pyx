@@ -20,9 +20,11 @@ completion would arm it.
 
 from asyncio.log import logger
 
+from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport MSG_PEEK
-from uringloop._transport.transport cimport CLOSING, OPEN, Transport, polling_or_idle
+from uringloop._transport.transport cimport (
+    CLOSING, OPEN, Transport, load_life, polling_or_idle)
 
 
 cdef class ReadTransport(Transport):
@@ -205,27 +207,27 @@ cdef class ReadTransport(Transport):
 
     @property
     def _paused(self):
-        return self.paused
+        return load_int(&self.paused) != 0
 
     def pause_reading(self):
         self.loop.check_owner()
         if self.life >= CLOSING or self.paused:
             return
-        self.paused = True
-        if self.loop.debug:
+        store_int(&self.paused, True)
+        if self.loop.in_debug_mode():
             logger.debug("%r pauses reading", self)
 
     def resume_reading(self):
         self.loop.check_owner()
         if self.life >= CLOSING or not self.paused:
             return
-        self.paused = False
+        store_int(&self.paused, False)
         if self.stash:
             self.schedule_stash()
         else:
             self.want_recv()
-        if self.loop.debug:
+        if self.loop.in_debug_mode():
             logger.debug("%r resumes reading", self)
 
     def is_reading(self):
-        return self.life < CLOSING and not self.paused
+        return load_life(&self.life) < CLOSING and not load_int(&self.paused)

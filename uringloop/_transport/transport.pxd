@@ -26,6 +26,12 @@ cdef enum Life:
     LOST        # connection_lost() was called; the socket closes when nothing is in flight
 
 
+cdef extern from "_kernel/atomics.h":
+    # Other threads ask is_closing().
+    Life load_life "uring_load" (const Life *field)
+    void store_life "uring_store" (Life *field, Life life)
+
+
 cdef class Transport(Flushable):
     cdef LoopCore loop
     cdef object protocol        # None after the release

@@ -148,19 +148,19 @@ cdef class Transport(Flushable):
         """connection_made() has been called; it may have closed the transport."""
         assert self.life != OPEN
         if self.life == OPENING:
-            self.life = OPEN
+            store_life(&self.life, OPEN)
         return 0
 
     cdef int enter_broken(self) except -1:
         """A send has failed, and a receive may still bring data."""
         assert self.life == OPEN
-        self.life = BROKEN
+        store_life(&self.life, BROKEN)
         return 0
 
     cdef int enter_closing(self) except -1:
         """Deliver nothing more. After close() queued data is still sent."""
         assert self.life < CLOSING
-        self.life = CLOSING
+        store_life(&self.life, CLOSING)
         return 0
 
     # ── calling the protocol ─────────────────────────────────────────────────────────────────
@@ -174,7 +174,7 @@ cdef class Transport(Flushable):
         # Looked up for each call, as in asyncio: programs replace protocols and their methods.
         cdef object protocol = self.protocol
         cdef object context = self.context
-        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef int64_t began = uring_clock_ns() if self.loop.in_debug_mode() else 0
         cdef PyObject *arguments[2]
         if PyContext_TryEnter(context) < 0:
             arguments[0] = <PyObject*>protocol
@@ -195,7 +195,7 @@ cdef class Transport(Flushable):
         cdef PyObject *result
         cdef object protocol = self.protocol
         cdef object context = self.context
-        cdef int64_t began = uring_clock_ns() if self.loop.debug else 0
+        cdef int64_t began = uring_clock_ns() if self.loop.in_debug_mode() else 0
         cdef PyObject *arguments[3]
         arguments[0] = <PyObject*>protocol
         arguments[1] = first
@@ -252,7 +252,7 @@ cdef class Transport(Flushable):
     cdef int fatal_error(self, object exc, str message) except -1:
         """End the connection because of *exc*. OSErrors are not reported, as in asyncio."""
         if isinstance(exc, OSError):
-            if self.loop.debug:
+            if self.loop.in_debug_mode():
                 logger.debug("%r: %s", self, message, exc_info=exc)
         else:
             self.report(message, exc)
@@ -270,7 +270,7 @@ cdef class Transport(Flushable):
 
     cdef int schedule_end(self, object exc) except -1:
         assert self.life == CLOSING
-        self.life = ENDING
+        store_life(&self.life, ENDING)
         self.loop.check_closed()
         # Not in the transport's context: the method enters it, even if the loop runs within it.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
@@ -283,7 +283,7 @@ cdef class Transport(Flushable):
         finally:
             leave(self.context, entered)
             assert self.life == ENDING
-            self.life = LOST
+            store_life(&self.life, LOST)
             if self.busy():
                 # The completions of operations cancelled in the turn before are in the ring.
                 self.take_ends()
@@ -388,7 +388,7 @@ cdef class Transport(Flushable):
 
     @property
     def _closing(self):
-        return self.life >= BROKEN
+        return load_life(&self.life) >= BROKEN
 
     @property
     @cython.critical_section
@@ -407,7 +407,7 @@ cdef class Transport(Flushable):
         return self.need_extra().get(name, default)
 
     def is_closing(self):
-        return self.life >= BROKEN
+        return load_life(&self.life) >= BROKEN
 
     @cython.critical_section
     def get_protocol(self):

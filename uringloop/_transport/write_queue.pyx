@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
+from uringloop._kernel.atomics cimport count_size
 from uringloop._kernel.libc cimport msghdr
 from uringloop._turn.freelist cimport FreeList
 
@@ -49,7 +50,7 @@ cdef class WriteQueue:
         Py_INCREF(data)
         self.items[(self.first + self.count) & (self.capacity - 1)] = <PyObject*>data
         self.count += 1
-        self.size += PyBytes_GET_SIZE(data)
+        count_size(&self.size, PyBytes_GET_SIZE(data))
         return 0
 
     cdef int _grow(self) except -1:
@@ -109,7 +110,7 @@ cdef class WriteQueue:
         """Drop the first *sent* bytes, and every item that is sent to its end, into *kept*."""
         cdef PyObject *item
         cdef Py_ssize_t left
-        self.size -= sent
+        count_size(&self.size, -sent)
         while self.count:
             item = self.items[self.first]
             left = PyBytes_GET_SIZE(<bytes>item) - self.offset

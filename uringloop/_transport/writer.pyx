@@ -25,12 +25,12 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
 from uringloop._cpython.stdlib import WRITELINES_SKIPS_FALSE
-from uringloop._kernel.atomics cimport count_total
+from uringloop._kernel.atomics cimport count_total, load_size
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN
+from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN, load_life
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
@@ -164,7 +164,7 @@ cdef class WriteTransport(FlowControl):
         return True
 
     def close(self):
-        if self.life < CLOSING:
+        if load_life(&self.life) < CLOSING:
             self.loop.check_owner()
             self.begin_close()
 
@@ -460,7 +460,7 @@ cdef class WriteTransport(FlowControl):
         In another thread than the loop's it sends nothing.
         """
         if is_elsewhere(self.loop):
-            return self.queue.size
+            return load_size(&self.queue.size)
         self.send_now()
         # An aborted send may still hold bytes; they are not the protocol's any more.
         return 0 if self.life >= ENDING else self.queue.size

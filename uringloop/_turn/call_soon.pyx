@@ -50,7 +50,7 @@ cdef object call_soon_threadsafe_fast(
 cdef PyObject *context_of(
         LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
     """Return the argument `context`, or None; NULL if the call has to be made slowly."""
-    if size >= 1 and not load_int(&loop.closed) and not load_int(&loop.debug):
+    if size >= 1 and not load_int(&loop.closed) and not loop.in_debug_mode():
         if names == NULL:
             return <PyObject*>None
         if PyTuple_GET_SIZE(<tuple>names) == 1:

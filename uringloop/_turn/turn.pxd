@@ -105,8 +105,8 @@ cdef class LoopCore:
     cdef FdTable fd_table         # the transports, by descriptor
     cdef Counters counters
     cdef Times times            # of turns and callbacks, measured on request
-    cdef public double slow_callback_duration
-    cdef public bint _has_task_factory      # whether the Python attribute _task_factory is not None
+    cdef double slow_seconds    # slow_callback_duration
+    cdef int has_task_factory   # whether the Python attribute _task_factory is not None
     # __del__ closes the loop before the garbage collector clears it: only then may the collector
     # visit what the operations in flight refer to.
     cdef public bint _del_closes
@@ -117,6 +117,8 @@ cdef class LoopCore:
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1
     cdef int note_caller(self, Handle handle) except -1
+    cdef inline bint in_debug_mode(self) noexcept:
+        return load_int(&self.debug) != 0
     cdef inline int check_owner(self) except -1:
         """Raise RuntimeError in a wrong thread: in debug mode, and without a GIL always."""
         if FREE_THREADED:
@@ -124,7 +126,7 @@ cdef class LoopCore:
         return self.check_debug()
     cdef inline int check_debug(self) except -1:
         """Raise RuntimeError in a wrong thread, in debug mode only."""
-        return self.check_thread() if self.debug else 0
+        return self.check_thread() if self.in_debug_mode() else 0
     cdef inline int check_reader(self) except -1:
         """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""
         return self.check_thread() if FREE_THREADED else 0
@@ -166,7 +168,7 @@ cdef class LoopCore:
     cdef int run_owned(self, PyObject *handle, SpareHandles spare) except -1
     cdef inline bint times_handles(self) noexcept:
         """Return whether the time of each callback is taken."""
-        return self.debug or load_int(&self.times.timing_users) & FOR_HISTOGRAMS
+        return self.in_debug_mode() or load_int(&self.times.timing_users) & FOR_HISTOGRAMS
     cdef int run_handle(self, Handle handle) except -1
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1

@@ -9,12 +9,10 @@
     flush_all       submit one send for each transport that wrote, and wait for epoll again
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
-That is asyncio's order: ready callbacks, completions, timers. Callbacks that these schedule, and
-completions that they cause, run in the next turn.
+That is asyncio's order: callbacks, completions, timers. What these cause runs in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. Only the thread that runs the
-loop uses them; other threads put handles into the inbox, which wakes the loop if it sleeps. Code
-that runs once for a connection or a loop is Python, in uringloop/loop.py.
+loop uses them; other threads put handles into the inbox. What runs once for a loop is in loop.py.
 """
 
 import asyncio
@@ -33,8 +31,8 @@ from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, set_traverse, this_thread,
     traverseproc, visitproc)
 from uringloop._kernel.atomics cimport (
-    count_total, load_int, replace_int, replace_long, store_int, store_int_release, store_long,
-    store_long_release, store_ns)
+    count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
+    store_int_release, store_long, store_long_release, store_ns)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
@@ -57,11 +55,8 @@ from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
 
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
-
 cdef extern from "<pthread.h>" nogil:
+    int sched_yield()
     ctypedef unsigned long pthread_t    # a pointer on musl
     pthread_t pthread_self()
     int pthread_getcpuclockid(pthread_t thread, int *clock)
@@ -104,7 +99,7 @@ cdef class LoopCore:
         self.fd_table = FdTable()
         self.freelist = FreeList()
         self.senders = SenderCache()
-        self.slow_callback_duration = 0.1
+        self.slow_seconds = 0.1
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
 
@@ -138,9 +133,9 @@ cdef class LoopCore:
 
     def call_soon(self, callback, *args, context=None):
         """Schedule *callback* for the next turn."""
-        if load_int(&self.closed) or load_int(&self.debug):
+        if load_int(&self.closed) or self.in_debug_mode():
             self.check_closed()
-            if load_int(&self.debug):
+            if self.in_debug_mode():
                 self.check_thread()
                 self.check_call(callback, "call_soon")
         return self.schedule(callback, args, context)
@@ -149,7 +144,7 @@ cdef class LoopCore:
         """Schedule *callback* from any thread, waking the loop if it sleeps."""
         cdef Handle handle
         self.check_closed()
-        if load_int(&self.debug):
+        if self.in_debug_mode():
             self.check_call(callback, "call_soon_threadsafe")
         handle = fill(new_handle_for_threads(), self, callback, args, context)
         self.note_caller(handle)
@@ -157,7 +152,7 @@ cdef class LoopCore:
         return handle
 
     cdef int put(self, Handle handle) except -1:
-        """Put *handle* into the inbox, and wake the loop if it sleeps. Any thread may call."""
+        """Put *handle* into the inbox, and wake the loop if it sleeps. Any thread may call it."""
         cdef Put done = self.inbox.put(handle)
         if done == REFUSED:
             raise RuntimeError("Event loop is closed")
@@ -185,7 +180,7 @@ cdef class LoopCore:
         cdef TimerHandle timer
         cdef bint here = not FREE_THREADED or runs_here(self)
         self.check_closed()
-        if self.debug:
+        if self.in_debug_mode():
             self.check_thread()
             self.check_call(callback, "call_at")
         timer = fill_timer(self.new_timer(here), self, when, callback, args, context)
@@ -227,7 +222,15 @@ cdef class LoopCore:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
 
     def get_debug(self):
-        return load_int(&self.debug) != 0
+        return self.in_debug_mode()
+
+    @property
+    def slow_callback_duration(self):
+        return load_double(&self.slow_seconds)
+
+    @slow_callback_duration.setter
+    def slow_callback_duration(self, double seconds):
+        store_double(&self.slow_seconds, seconds)
 
     def is_running(self):
         return running_thread(self) != 0
@@ -247,7 +250,7 @@ cdef class LoopCore:
 
     cdef int note_caller(self, Handle handle) except -1:
         """Note, in debug mode, where *handle* is made, for reports."""
-        if load_int(&self.debug):
+        if self.in_debug_mode():
             handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
         return 0
 
@@ -413,11 +416,11 @@ cdef class LoopCore:
             self.current_handle = None
         if load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
             add_duration(&self.times.callbacks, uring_clock_ns() - began)
-        return self.report_slow(began, handle) if self.debug else 0
+        return self.report_slow(began, handle) if self.in_debug_mode() else 0
 
     cdef int report_slow(self, int64_t began, object subject) except -1:
         cdef double took = (uring_clock_ns() - began) * 1e-9
-        if took >= self.slow_callback_duration:
+        if took >= load_double(&self.slow_seconds):
             if isinstance(subject, Handle):
                 subject = format_handle(subject)
             logger.warning("Executing %s took %.3f seconds", subject, took)
@@ -638,6 +641,9 @@ cdef class LoopCore:
 
     def _set_debug(self, enabled):
         store_int(&self.debug, bool(enabled))
+
+    def _note_task_factory(self, bint exists):
+        store_int(&self.has_task_factory, exists)
 
     def _current_traceback(self):
         """Return where the running callback was scheduled, in debug mode; else None."""
