@@ -1,7 +1,7 @@
 """Fast paths of files: lines out of the bytes or text read ahead, and buffered writes."""
 
 from collections.abc import Awaitable
-from typing import Final, Self, final
+from typing import Self, final
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -33,11 +33,12 @@ class LineFile(OpenFile):
 
 @disjoint_base
 class LineText:
-    buffer: Final[LineFile]
     _chars: str
     _used: int
     _lock: CallLock
 
+    @property
+    def buffer(self) -> LineFile: ...
     def __init__(self, buffer: LineFile, newline: str | None) -> None: ...
     def __anext__(self) -> Awaitable[str]: ...
     async def readline(self, size: int | None = -1) -> str: ...
