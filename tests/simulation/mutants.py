@@ -89,31 +89,31 @@ MUTANTS = (
     Mutant(
         "a transport never becomes OPEN",
         "_transport/transport.pyx",
-        "            self.life = OPEN\n",
+        "            store_life(&self.life, OPEN)\n",
         "            pass\n",
     ),
     Mutant(
         "a transport whose send has failed does not become BROKEN",
         "_transport/transport.pyx",
-        "        self.life = BROKEN\n",
+        "        store_life(&self.life, BROKEN)\n",
         "",
     ),
     Mutant(
         "a closed transport does not become CLOSING",
         "_transport/transport.pyx",
-        "        self.life = CLOSING\n",
+        "        store_life(&self.life, CLOSING)\n",
         "",
     ),
     Mutant(
         "a transport does not become ENDING",
         "_transport/transport.pyx",
-        "        self.life = ENDING\n",
+        "        store_life(&self.life, ENDING)\n",
         "",
     ),
     Mutant(
         "a transport does not become LOST",
         "_transport/transport.pyx",
-        "            self.life = LOST\n",
+        "            store_life(&self.life, LOST)\n",
         "",
     ),
     Mutant(

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from support.roles import PATIENCE, in_thread, running_in_thread
+from support.roles import PATIENCE, running_in_thread
 
 import uringloop
 from uringloop._cpython import gil
@@ -42,6 +42,8 @@ def test_a_sleeping_loop_watches_what_another_thread_adds(loop: uringloop.Loop) 
         other.send(b"x")
         assert reached.wait(PATIENCE)
         assert loop.remove_reader(one)
+        # The loop may have been about to run the callback.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE)
         reached.clear()
         assert not loop.remove_reader(one)
         other.send(b"x")
@@ -73,7 +75,8 @@ def test_threads_watch_and_forget_at_the_same_time(loop: uringloop.Loop) -> None
         calls = (asyncio.to_thread(watch, loop) for _ in range(THREADS))
         return await asyncio.gather(*calls)
 
-    assert in_thread(lambda: loop.run_until_complete(main())) == [ROUNDS] * THREADS
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(loop.run_until_complete, main()).result() == [ROUNDS] * THREADS
 
 
 def test_threads_watch_while_runs_of_the_loop_begin_and_end(loop: uringloop.Loop) -> None:
