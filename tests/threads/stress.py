@@ -45,7 +45,7 @@ sys.path.insert(0, str(TESTS))
 from support.thread_rules import tables  # noqa: E402
 
 import uringloop  # noqa: E402
-from uringloop import fs, monitor, prometheus  # noqa: E402
+from uringloop import doctor, fs, monitor, prometheus  # noqa: E402
 from uringloop._monitor.client import CannotWatch, Connection, Ended  # noqa: E402
 from uringloop._monitor.snapshots import snapshot  # noqa: E402
 
@@ -84,6 +84,7 @@ ACTIONS = {
     "stop": 4,
     "adopt": 2,
     "own": 2,
+    "functions": 1,
     "abandon": 1,
     "poke": 2,
     "scrape": 1,
@@ -201,6 +202,7 @@ class Stress:
         self.strangers = concurrent.futures.ThreadPoolExecutor(4, "stranger")
         self.folder = tempfile.TemporaryDirectory(prefix="stress")
         self.file = os.path.join(self.folder.name, "file")
+        self.socket = os.path.join(self.folder.name, "monitor.sock")
         Path(self.file).write_bytes(b"x" * 10_000)
         self.works = self.chosen(only, WORKS)
         self.actions = self.chosen(only, ACTIONS)
@@ -225,7 +227,7 @@ class Stress:
                 for n in range(self.threads)
             ),
         ]
-        monitor.start(os.path.join(self.folder.name, "monitor.sock"))
+        monitor.start(self.socket)
         for worker in workers:
             worker.start()
         self.guard(self.home)(0)
@@ -558,6 +560,25 @@ class Stress:
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
+    def functions(self, number: int, target: Target, chance: random.Random) -> None:
+        """Call the package's functions."""
+
+        async def answer() -> int:
+            await asyncio.sleep(0)
+            return number
+
+        choice = chance.random()
+        if choice < 0.4:
+            assert uringloop.run(answer()) == number
+        elif choice < 0.7:
+            assert uringloop.run_threads(answer, 2) == [number] * 2
+        elif choice < 0.95:
+            # Clients of the other threads are disconnected, or not connected.
+            monitor.stop()
+            monitor.start(self.socket)
+        else:
+            doctor.examine()
+
     def abandon(self, number: int, target: Target, chance: random.Random) -> None:
         """Leave a loop to the garbage collector, which closes it in any thread."""
         loop = uringloop.new_event_loop()
@@ -593,7 +614,7 @@ class Stress:
         """Ask the monitor, as uringloop.top does; it answers a limited number of clients."""
         with (
             contextlib.suppress(CannotWatch, Ended),
-            Connection(os.path.join(self.folder.name, "monitor.sock")) as connection,
+            Connection(self.socket) as connection,
         ):
             connection.ask(PATIENCE_S)
 
@@ -634,6 +655,7 @@ def main() -> None:
     # Threads that wait for each other are shown, and the program ends.
     faulthandler.dump_traceback_later(options.seconds + 3 * PATIENCE_S, exit=True)
     warnings.filterwarnings("ignore", "unclosed event loop", ResourceWarning)
+    warnings.filterwarnings("ignore", ".* take turns", RuntimeWarning)
     logging.getLogger("asyncio").addFilter(is_wanted)
     before = open_files()
     threads = threading.active_count()
