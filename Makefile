@@ -156,9 +156,19 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents
 	$(RUN) -m pytest tests/frameworks tests/project/test_docs.py $(ARGS)
 
-# asyncio-uringloop is installed already, so pip installs only the packages of the extra.
+# asyncio-uringloop is installed already, so pip installs only the packages of the extra. Some of
+# them have no wheels for a Python without the GIL and cannot be built for it; their tests are skipped.
+EXTRA = from importlib.metadata import requires; \
+        print(*(r.split(";")[0] for r in requires("asyncio-uringloop") if "frameworks" in r), sep="\n")
 $(VENV)/frameworks: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"
+	@if ! $(VENV)/bin/python -c '$(PROBE_FREE)' >/dev/null; then \
+	  $(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"; \
+	else \
+	  $(VENV)/bin/python -c '$(EXTRA)' | while read -r package; do \
+	    $(VENV)/bin/python -m pip install --quiet --prefer-binary "$$package" 2>/dev/null \
+	      || echo "$$package cannot be installed for this Python"; \
+	  done; \
+	fi
 	@touch $@
 
 # ── for developers ────────────────────────────────────────────────────────────────────────────
