@@ -161,13 +161,13 @@ test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others
 EXTRA = from importlib.metadata import requires; \
         print(*(r.split(";")[0] for r in requires("asyncio-uringloop") if "frameworks" in r), sep="\n")
 $(VENV)/frameworks: $(VENV)/installed
-	@if ! $(VENV)/bin/python -c '$(PROBE_FREE)' >/dev/null; then \
-	  $(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"; \
-	else \
+	@if $(VENV)/bin/python -c '$(PROBE_FREE)' >/dev/null; then \
 	  $(VENV)/bin/python -c '$(EXTRA)' | while read -r package; do \
 	    $(VENV)/bin/python -m pip install --quiet --prefer-binary "$$package" 2>/dev/null \
 	      || echo "$$package cannot be installed for this Python"; \
 	  done; \
+	else \
+	  $(VENV)/bin/python -m pip install --quiet "asyncio-uringloop[frameworks]"; \
 	fi
 	@touch $@
 

@@ -74,18 +74,17 @@ def test_a_cancelled_call_leaves_the_position_unchanged(
 
     async def main() -> None:
         async def keep_busy() -> None:
-            while True:  # noqa: ASYNC110
+            # Here calls of files yield only while other tasks are ready. On asyncio's loop they
+            # wait for a thread, and a busy loop would keep that from its processor.
+            while isinstance(each_loop, uringloop.Loop):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-        # Here calls of files yield only while other tasks are ready. On asyncio's loop they wait
-        # for a thread, and a busy loop would keep that from its processor.
-        busy = [asyncio.ensure_future(keep_busy())] if isinstance(each_loop, uringloop.Loop) else []
+        busy = asyncio.ensure_future(keep_busy())
         for skipped in (0, 1):
             for turns in TURNS:
                 if not await read_after_a_cancel(turns, skipped) and turns > 1:
                     break
-        for task in busy:
-            task.cancel()
+        busy.cancel()
 
     run(each_loop, main)
 
