@@ -410,6 +410,12 @@ def test_a_process_that_ends_leaves_waiting_connections_to_the_others(
 def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
     listener: socket.socket, end: signal.Signals
 ) -> None:
+    # On a busy machine the processes may answer before the signal, in all turns of a round.
+    assert any(lose_wakeups(listener, end) for _ in range(10))
+
+
+def lose_wakeups(listener: socket.socket, end: signal.Signals) -> int:
+    """Send a signal to three workers that are woken for a connection; return how many lost it."""
     with contextlib.closing(Workers(listener, 4)) as workers, one_processor(workers):
         # Processes take turns: the one whose last answer is the oldest is woken next.
         turns = [ask_later(workers.address) for _ in range(40)]
@@ -418,8 +424,7 @@ def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
         for number in turns[:3]:
             began = time.monotonic()
             with connected(workers.address) as client:
-                # The process has been woken and has not run yet. It has answered already if other
-                # programs delay the signal.
+                # The process has been woken and has not run yet.
                 workers.processes[number].send_signal(end)
                 in_time = not select.select([client], [], [], 0)[0]
                 answer = client.recv(1)[0]
@@ -427,7 +432,7 @@ def test_a_connection_whose_wakeup_is_lost_with_a_process_goes_to_another(
             assert time.monotonic() - began < 1
             lost += in_time
             time.sleep(0.1)
-        assert lost > 0
+        return lost
 
 
 def ask_later(address: tuple[str, int]) -> int:
