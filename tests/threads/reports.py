@@ -3,7 +3,8 @@
     python tests/threads/reports.py build/tsan
 
 Prints each race once. Exits with 1 if the package is where one of its two accesses was made, or has
-called what made it; other races are CPython's.
+called what made it; other races are CPython's. Exits with 1, too, if a process was ended by a
+signal or by an error of the sanitizer itself: such a process seems to succeed (exitcode=0).
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ OURS = re.compile(r"uringloop/_|uringloop/bench/")
 ACCESS = re.compile(r"^  (?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size", re.MULTILINE)
 # "    #0 function file:line:column (library+0x123) (BuildId: ...)"
 FRAME = re.compile(r"^    #\d+ (\S+) (\S+)", re.MULTILINE)
+END = re.compile(
+    r"^.*(?:ThreadSanitizer: CHECK failed|(?:ERROR|FATAL): ThreadSanitizer)", re.MULTILINE
+)
 
 
-def reports(folder: Path) -> Iterator[str]:
-    for file in sorted(folder.iterdir()):
-        for report in file.read_text().split("=================="):
-            if "WARNING: ThreadSanitizer" in report:
-                yield report
+def reports(text: str) -> Iterator[str]:
+    for report in text.split("=================="):
+        if "WARNING: ThreadSanitizer" in report:
+            yield report
 
 
 def accesses(report: str) -> list[list[str]]:
@@ -37,15 +40,20 @@ def accesses(report: str) -> list[list[str]]:
 
 
 def main() -> None:
+    texts = [file.read_text() for file in sorted(Path(sys.argv[1]).iterdir())]
     seen = Counter(
         "\n".join("  " + "\n    ".join(frames) for frames in accesses(report))
-        for report in reports(Path(sys.argv[1]))
+        for text in texts
+        for report in reports(text)
     )
     ours = [race for race in seen if OURS.search(race)]
     for race, times in seen.most_common():
         print(f"{'uringloop' if race in ours else 'CPython'}, {times} times:\n{race}\n")
-    print(f"{len(seen)} races, {len(ours)} of them in uringloop")
-    sys.exit(1 if ours else 0)
+    ends = [text[end.start() :] for text in texts for end in END.finditer(text)]
+    for end in ends:
+        print(f"A process was ended:\n{end}")
+    print(f"{len(seen)} races, {len(ours)} of them in uringloop; ended processes: {len(ends)}")
+    sys.exit(1 if ours or ends else 0)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from uringloop._kernel.files cimport (
     SEEK_CUR,
     SEEK_END,
     SEEK_SET,
+    URING_CLOSES_BY_LIBC,
     io_uring_prep_close,
     io_uring_prep_fallocate,
     io_uring_prep_fsync,
@@ -494,6 +495,7 @@ cdef class OpenFile(FileRequests):
                 raise self.failure(-errno)
             return
         operation = new_operation(None, self)
+        operation.set_trait(NEEDS_THREAD, URING_CLOSES_BY_LIBC)
         io_uring_prep_close(&operation.request, fd)
         operation.op.policy |= NEVER_CANCELLED | RUN_WAITS
         if self._writable:

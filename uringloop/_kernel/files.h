@@ -17,6 +17,7 @@
 #include "_kernel/compat.h"
 #include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
+#include "_kernel/sanitizer.h"
 
 /* The distance of samples in the page cache: the kernel reads at least this much at once. */
 #define URING_SAMPLE_BYTES (64 * 1024)

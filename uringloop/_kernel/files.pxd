@@ -8,6 +8,7 @@ from uringloop._kernel.libc cimport iovec
 
 cdef extern from "_kernel/files.h" nogil:
     unsigned int IORING_FSYNC_DATASYNC
+    bint URING_CLOSES_BY_LIBC
 
     void io_uring_prep_read(
         io_uring_sqe *sqe, int fd, void *data, unsigned int size, uint64_t offset)

@@ -27,6 +27,7 @@
 #include "_kernel/clock.h"
 #include "_kernel/compat.h"
 #include "_kernel/io_uring.h"
+#include "_kernel/sanitizer.h"
 #include "_softring/softring.h"
 
 /* How long to wait for a kernel thread (SQPOLL) before the caller tries again. */
@@ -79,22 +80,6 @@ typedef struct uring {
     bool slept;            /* nothing waited when the newest sleep began */
     struct uring *next;    /* the list of live rings that the fork handler walks */
 } uring;
-
-/* The thread sanitizer does not see that liburing unmaps a ring, and that the kernel maps the next
- * one at its address: all that was done to the first happened before all that is done to the second. */
-#ifndef __has_feature
-#define __has_feature(name) 0
-#endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-void __tsan_acquire(void *address);
-void __tsan_release(void *address);
-__attribute__((weak)) char uring_memory;
-#define URING_MAPPED() __tsan_acquire(&uring_memory)
-#define URING_UNMAPS() __tsan_release(&uring_memory)
-#else
-#define URING_MAPPED() ((void)0)
-#define URING_UNMAPS() ((void)0)
-#endif
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
 
