@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,11 @@ TEXT = "some text\n" * 3_000_000
 UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
 # For files in memory: io.BytesIO, too, copies its data when it grows, without a GIL 5 MB in 2 ms.
 SOME_TEXT = "some text\n" * 200_000
+
+pytestmark = pytest.mark.skipif(
+    sys.flags.dev_mode,
+    reason="debug hooks fill memory when it is allocated and freed, 30 MB in 4 ms",
+)
 
 
 class Gaps:

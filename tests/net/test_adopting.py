@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support.leaks import open_fds
@@ -269,10 +270,11 @@ def test_no_socket_is_lost_while_the_loop_closes(loop: uringloop.Loop) -> None:
 
     def run() -> None:
         loop.call_soon(begun.set)
-        loop.run_until_complete(asyncio.sleep(0.002))
+        while not adopted:
+            loop.run_until_complete(asyncio.sleep(0.002))
         loop.close()
 
-    adopted = []
+    adopted: list[tuple[socket.socket, concurrent.futures.Future[Any]]] = []
     thread = threading.Thread(target=run)
     thread.start()
     assert begun.wait(PATIENCE)

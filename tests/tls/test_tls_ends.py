@@ -34,6 +34,22 @@ async def test_close_ends_a_paused_connection_whose_peer_has_disconnected(
         assert not right.data
 
 
+@pytest.mark.parametrize("server_side", [False, True])
+@on_loop
+async def test_addresses_are_known_after_the_end(
+    loop: uringloop.Loop, contexts: Contexts, server_side: bool
+) -> None:
+    # asyncio returns the default. Programs log the address of a client that has gone.
+    right = Collector(loop)
+    async with tls_stream(loop, right, contexts, server_side=server_side) as (transport, peer):
+        sockname, peername = peer.sock.getsockname(), peer.sock.getpeername()
+        peer.sock.close()
+        await asyncio.wait_for(right.lost, 5)
+        assert transport.get_extra_info("sockname") == peername
+        assert transport.get_extra_info("peername") == sockname
+        assert transport.get_extra_info("socket", "none") == "none"
+
+
 class Sleepy(Collector):
     """Pauses reading in data_received."""
 

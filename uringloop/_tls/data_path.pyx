@@ -58,6 +58,7 @@ cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
 cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
 cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
 cdef str FAILED = "Fatal error on SSL protocol"
+cdef tuple ADDRESSES = ("peername", "sockname")
 cdef bint sends_alerts = ALERTS_ARE_SENT
 
 
@@ -236,6 +237,11 @@ cdef class TLSCore(WriteSource):
 
     def connection_lost(self, exc):
         self.take_held()
+        # asyncio's forgets them. Without a GIL, a peer that closes at once can end the connection
+        # before create_connection() returns.
+        if self.writer is not None:
+            for name in ADDRESSES:
+                self._extra[name] = self.writer.get_extra_info(name)
         sslproto.SSLProtocol.connection_lost(self, exc)
 
     def _set_app_protocol(self, app_protocol):
