@@ -49,7 +49,7 @@ def main() -> None:
     ours = [race for race in seen if OURS.search(race)]
     for race, times in seen.most_common():
         print(f"{'uringloop' if race in ours else 'CPython'}, {times} times:\n{race}\n")
-    ends = [text[end.start() :] for text in texts for end in END.finditer(text)]
+    ends = [text[found.start() :] for text in texts if (found := END.search(text))]
     for end in ends:
         print(f"A process was ended:\n{end}")
     print(f"{len(seen)} races, {len(ours)} of them in uringloop; ended processes: {len(ends)}")
