@@ -496,3 +496,25 @@ def test_a_closed_loop_is_freed_without_garbage_collection(
         assert watch() is None
     finally:
         gc.enable()
+
+
+def test_a_closed_loop_that_threads_called_often_is_freed_by_a_collection(
+    loop_factory: LoopFactory,
+) -> None:
+    loop = loop_factory()
+    watch = weakref.ref(loop)
+
+    def call_often(called: asyncio.AbstractEventLoop) -> None:
+        for _ in range(2000):
+            called.call_soon_threadsafe(int)
+
+    async def wait() -> None:
+        running = asyncio.get_running_loop()
+        await running.run_in_executor(None, call_often, running)
+        await running.shutdown_default_executor()
+
+    loop.run_until_complete(wait())
+    loop.close()
+    del loop
+    gc.collect()
+    assert watch() is None

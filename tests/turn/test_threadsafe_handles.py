@@ -120,6 +120,20 @@ def test_a_cancelled_handle_does_not_run(each_loop: AbstractEventLoop) -> None:
     assert handle.cancelled()
 
 
+def test_a_handle_that_a_program_runs_reports_to_the_loop(each_loop: AbstractEventLoop) -> None:
+    reports: list[dict[str, Any]] = []
+    each_loop.set_exception_handler(lambda _, report: reports.append(report))
+
+    def run_it() -> None:
+        handle: Any = in_thread(lambda: each_loop.call_soon_threadsafe(Program().fail))
+        handle._run()
+        handle.cancel()
+
+    each_loop.call_soon(run_it)
+    run_turns(each_loop)
+    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
+
+
 def test_a_handle_may_be_used_after_its_run(each_loop: AbstractEventLoop) -> None:
     program = Program()
     handle = in_thread(lambda: each_loop.call_soon_threadsafe(program.call))

@@ -60,6 +60,7 @@ cdef extern from "Python.h":
     bint is_given "uringloop_is_given" (PyObject *target)
     void hide_from_collector "uringloop_hide_from_collector" (object type)
     void keep_for_ever "uringloop_keep_for_ever" (object target)
+    void leave_to_collector "uringloop_leave_to_collector" (object target)
     PyObject *type_of "(PyObject *)Py_TYPE" (PyObject *target)
     bint PyObject_IS_GC(PyObject *target)
     bint PyObject_GC_IsTracked(PyObject *target)
@@ -153,6 +154,14 @@ cdef extern from *:
     static inline void uringloop_keep_for_ever(PyObject *object) {
     #ifdef Py_GIL_DISABLED
         uringloop_make_immortal(object);
+    #endif
+    }
+
+    /* Leaves an object to the garbage collector: from now on the interpreter does not count most
+     * references to it. Threads that count their references to one object wait for each other. */
+    static inline void uringloop_leave_to_collector(PyObject *object) {
+    #ifdef Py_GIL_DISABLED
+        PyUnstable_Object_EnableDeferredRefcount(object);
     #endif
     }
 

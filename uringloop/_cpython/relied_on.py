@@ -456,6 +456,13 @@ INTERPRETER = (
     ),
     Row(
         C,
+        "PyUnstable_Object_EnableDeferredRefcount",
+        "3.14",
+        "without a GIL, threads that call a loop do not change the same count",
+        "they do, and call_soon_threadsafe() from four threads takes 1.2 times as long",
+    ),
+    Row(
+        C,
         "PyUnstable_Code_NewWithPosOnlyArgs _Py_IMMORTAL_REFCNT_LOCAL",
         "3.14",
         "without a GIL, threads that use files do not change the same counts",

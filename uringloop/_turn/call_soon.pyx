@@ -18,13 +18,15 @@ from uringloop._turn.handles cimport Handle, fill_from, new_handle_for_threads
 from uringloop._turn.turn cimport LoopCore
 
 
+# A method of any class. A variable for the loop would cost a count of its references.
+ctypedef object (*fast_method)(object, PyObject *const *, Py_ssize_t, PyObject *)
+
 cdef str NAME_CONTEXT = "context"
 
 
 cdef object call_soon_fast(
-        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
     """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
-    cdef LoopCore loop = <LoopCore>self
     cdef PyObject *context = context_of(loop, call, size, names)
     cdef Handle handle
     if context == NULL:
@@ -35,9 +37,8 @@ cdef object call_soon_fast(
 
 
 cdef object call_soon_threadsafe_fast(
-        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
     """Do what call_soon_threadsafe does, like call_soon_fast."""
-    cdef LoopCore loop = <LoopCore>self
     cdef PyObject *context = context_of(loop, call, size, names)
     cdef Handle handle
     if context == NULL:
@@ -74,6 +75,7 @@ cdef PyMethodDef call_soon_definition
 cdef PyMethodDef call_soon_threadsafe_definition
 cdef object CALL_SOON = LoopCore.call_soon
 cdef object CALL_SOON_THREADSAFE = LoopCore.call_soon_threadsafe
-set_method(LoopCore, CALL_SOON, &call_soon_definition, call_soon_fast)
+set_method(LoopCore, CALL_SOON, &call_soon_definition, <fast_method>call_soon_fast)
 set_method(
-    LoopCore, CALL_SOON_THREADSAFE, &call_soon_threadsafe_definition, call_soon_threadsafe_fast)
+    LoopCore, CALL_SOON_THREADSAFE, &call_soon_threadsafe_definition,
+    <fast_method>call_soon_threadsafe_fast)

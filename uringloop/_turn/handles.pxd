@@ -20,21 +20,24 @@ cdef class Handle:
     cdef int is_cancelled         # by any thread
     # The contextvars.Context it runs in; None for one without variables that is made when needed.
     cdef object context
-    cdef object loop              # the loop that made it, for reports; None once forgotten
+    # The loop that made it; None once forgotten, and in a handle of call_soon_threadsafe in a build
+    # without a GIL, unless the loop was in debug mode.
+    cdef object loop
     # In a chain, of an inbox or of dropped timers: the handle that came before; owned by the chain.
     cdef PyObject *older
     cdef object source_traceback  # where it was made, in debug mode; else None
     cdef str cancelled_repr       # its repr while it had a callback, in debug mode; else None
     cdef object __weakref__
 
-    cdef int run(self) except -1
+    cdef int run(self, object loop) except -1
     cdef object own_context(self)
     cdef int drop(self) except -1
     cdef int drop_locked(self) except -1
     cdef tuple all_args(self)
     cdef object stock_handle(self)
     cdef str describe(self)
-    cdef int _failed(self, object callback, object args, Outcome outcome) except -1
+    cdef int _failed(
+        self, object loop, object callback, object args, Outcome outcome) except -1
 
 
 cdef class ThreadSafeHandle(Handle):
@@ -60,7 +63,7 @@ cdef inline bint is_unshared(PyObject *handle) noexcept:
 
 
 # Runs a handle that is unshared.
-cdef int run_unshared(Handle handle) except -1
+cdef int run_unshared(Handle handle, object loop) except -1
 
 
 # These fill a handle without a callback, a new one or a spare one, and return it.

@@ -8,7 +8,8 @@ The handles of call_soon_threadsafe are made in one thread and freed in another.
 an object is expensive twice: the thread that made it would have to free it, and the garbage
 collector, which stops all threads, would visit each one that waits. So these handles are given away
 (`give_away`), and unknown to the collector: the queue that holds one visits what it refers to.
-Nobody does that for a handle that has run, which therefore forgets its callback.
+Nobody does that for a handle that has run, which therefore forgets its callback. It refers to its
+loop in debug mode only: threads that count references to the same object wait for each other.
 """
 
 import asyncio
@@ -140,12 +141,12 @@ cdef class Handle:
         return self.source_traceback
 
     def _run(self):
-        self.run()
+        self.run(asyncio.get_running_loop() if self.loop is None else self.loop)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int run(self) except -1:
-        """Run the callback in its context; its exception goes to the loop's handler."""
+    cdef int run(self, object loop) except -1:
+        """Run the callback in its context; its exception goes to the handler of *loop*."""
         # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback, args
         cdef bint single
@@ -156,11 +157,12 @@ cdef class Handle:
             callback = self.callback
             args = self.args
             single = self.single
-        outcome = call(self.context, callback, args, single)
+        outcome = call(<PyObject*>self.context, <PyObject*>callback, <PyObject*>args, single)
         return 0 if outcome == RETURNED else self._failed(
-            callback, (args,) if single else args, outcome)
+            loop, callback, (args,) if single else args, outcome)
 
-    cdef int _failed(self, object callback, object args, Outcome outcome) except -1:
+    cdef int _failed(
+            self, object loop, object callback, object args, Outcome outcome) except -1:
         try:
             try:
                 raise_pending()
@@ -175,7 +177,7 @@ cdef class Handle:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            options = {"debug": self.loop.get_debug()} if ARGS_IN_DEBUG else {}
+            options = {"debug": loop.get_debug()} if ARGS_IN_DEBUG else {}
             source = format_helpers._format_callback_source(callback, args, **options)
             report = {
                 "message": f"Exception in callback {source}",
@@ -184,7 +186,7 @@ cdef class Handle:
             }
             if self.source_traceback:
                 report["source_traceback"] = self.source_traceback
-            self.loop.call_exception_handler(report)
+            loop.call_exception_handler(report)
         return 0
 
 
@@ -219,12 +221,12 @@ cdef class ThreadSafeHandle(Handle):
             store_long(&self.holder, 0)
             PyMutex_Unlock(&self.mutex)
 
-    cdef int run(self) except -1:
+    cdef int run(self, object loop) except -1:
         cdef bint locked
         if is_given(<PyObject*>self):
             # Nobody else has the handle, so nobody cancels it. A report may keep it.
             try:
-                run_unshared(self)
+                run_unshared(self, loop)
             finally:
                 if not is_given(<PyObject*>self):
                     self.forget()
@@ -232,7 +234,7 @@ cdef class ThreadSafeHandle(Handle):
         locked = self.lock()
         try:
             self.own_context()
-            Handle.run(self)
+            Handle.run(self, loop)
         finally:
             if FREE_THREADED:
                 self.forget()
@@ -335,45 +337,42 @@ cdef class TimerHandle(Handle):
         )
 
 
-cdef int run_unshared(Handle handle) except -1:
-    # Nobody cancels it meanwhile. What it refers to moves here, and back for a report.
-    cdef object callback = handle.callback
-    cdef object args = handle.args
-    cdef object context = handle.context
+cdef int run_unshared(Handle handle, object loop) except -1:
+    # Nobody can cancel the handle meanwhile, so it keeps alive what it refers to.
     cdef Outcome outcome
     if handle.is_cancelled:
         return 0
-    if context is None:
-        context = PyContext_New()
-    handle.callback = None
-    handle.args = None
-    handle.context = None
-    outcome = call(context, callback, args, handle.single)
-    if outcome == RETURNED:
-        return 0
-    handle.callback = callback
-    handle.args = args
-    handle.context = context
-    return handle._failed(callback, (args,) if handle.single else args, outcome)
+    if handle.context is None:
+        handle.context = PyContext_New()
+    outcome = call(
+        <PyObject*>handle.context, <PyObject*>handle.callback, <PyObject*>handle.args,
+        handle.single)
+    return 0 if outcome == RETURNED else handle._failed(
+        loop, handle.callback, handle.all_args(), outcome)
 
 
-cdef inline Outcome call(object context, object callback, object args, bint single) noexcept:
-    """Call *callback* in *context*; an exception is left for `_failed`."""
+cdef inline Outcome call(
+        PyObject *context, PyObject *callback, PyObject *args, bint single) noexcept:
+    """Call *callback* in *context*; an exception is left for `_failed`.
+
+    The caller keeps all three alive. They come as pointers, because counting the references of a
+    callback that threads share is the most expensive part of a call.
+    """
     cdef PyObject *result
     cdef PyObject *arguments[2]
-    if PyContext_TryEnter(context) < 0:
+    if PyContext_TryEnter(<object>context) < 0:
         return NOT_ENTERED
     if single:
         # arguments[0] is free for a bound method's self (PY_VECTORCALL_ARGUMENTS_OFFSET).
-        arguments[1] = <PyObject*>args
+        arguments[1] = args
         result = PyObject_Vectorcall(
-            callback, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+            <object>callback, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
     else:
         result = PyObject_Vectorcall(
-            callback, tuple_items(args), PyTuple_GET_SIZE(<tuple>args), NULL)
+            <object>callback, tuple_items(<object>args), PyTuple_GET_SIZE(<tuple>args), NULL)
     if result == NULL:
         return RAISED
-    PyContext_Exit(context)
+    PyContext_Exit(<object>context)
     Py_DECREF_owned(result)
     return RETURNED
 
@@ -399,6 +398,7 @@ cdef Handle fill(Handle handle, object loop, object callback, tuple args, object
 cdef Handle fill_from(
         Handle handle, object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
     """Fill *handle* from *size* objects: a callback and its arguments."""
+    cdef bint for_threads = type_of(<PyObject*>handle) == <PyObject*>ThreadSafeHandle
     cdef Py_ssize_t index
     handle.callback = <object>call[0]
     if size == 2:
@@ -408,10 +408,11 @@ cdef Handle fill_from(
         handle.args = NO_ARGS
     else:
         handle.args = tuple([<object>call[index] for index in range(1, size)])
-    handle.loop = loop
+    if not FREE_THREADED or not for_threads:
+        handle.loop = loop
     if context != NULL and context != <PyObject*>None:
         handle.context = <object>context
-    elif type_of(<PyObject*>handle) != <PyObject*>ThreadSafeHandle:
+    elif not for_threads:
         handle.context = PyContext_CopyCurrent()
     elif not has_no_variables():
         handle.context = PyContext_CopyCurrent()

@@ -24,15 +24,26 @@ cdef enum Put:
     REFUSED         # the loop is closed
 
 
+cdef enum:
+    # The handles after which an inbox is busy. A program whose loops live for a few calls of other
+    # threads stays below, and frees a loop with its last reference.
+    BUSY = 1000
+
+
 @cython.final
 cdef class Inbox:
     cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
     cdef PyObject *taken        # taken out, but the ready queue has no memory for it; owned
+    cdef Py_ssize_t received    # handles that the loop has taken
     cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
     cdef unsigned int wakes_done    # of these, the ones whose thread has called woke()
 
     cdef inline bint has_new(self) noexcept:
         return load_pointer(&self.newest) > CLOSED
+
+    cdef inline bint is_busy(self) noexcept:
+        """Return whether other threads use the loop much."""
+        return self.received >= BUSY
 
     cdef Put put(self, Handle handle) noexcept
     cdef void woke(self) noexcept

@@ -77,9 +77,11 @@ cdef class Inbox:
         return 0
 
     cdef int _push_taken(self, ReadyQueue ready) except -1:
+        cdef Py_ssize_t before = ready.count
         if self.taken != NULL:
             ready.push_chain(self.taken)
             self.taken = NULL
+            self.received += ready.count - before
         return 0
 
     cdef bint fall_asleep(self) noexcept:

@@ -28,8 +28,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, set_traverse, this_thread,
-    traverseproc, visitproc)
+    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, set_traverse,
+    this_thread, traverseproc, visitproc)
 from uringloop._kernel.atomics cimport (
     count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
     store_int_release, store_long, store_long_release, store_ns)
@@ -103,8 +103,7 @@ cdef class LoopCore:
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
 
-    def __init__(
-            self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1, soft=False):
+    def __init__(self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1, soft=False):
         """Open the ring. Raises OSError where the kernel refuses one."""
         cdef int fd
         self.ring = Ring(sqpoll, sqpoll_cpu, soft)
@@ -175,8 +174,7 @@ cdef class LoopCore:
             raise TypeError("when cannot be None")
         return self._call_at(when, callback, args, context)
 
-    cdef TimerHandle _call_at(
-            self, object when, object callback, tuple args, object context):
+    cdef TimerHandle _call_at(self, object when, object callback, tuple args, object context):
         cdef TimerHandle timer
         cdef bint here = not FREE_THREADED or runs_here(self)
         self.check_closed()
@@ -292,6 +290,8 @@ cdef class LoopCore:
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
+            if self.inbox.is_busy():
+                leave_to_collector(self)
         if self.timers.count:
             self.expire_timers()
         if self.ready.count:
@@ -396,7 +396,7 @@ cdef class LoopCore:
         """Run *handle*, and give the reference of the caller to *spare*."""
         try:
             if is_unshared(handle) and not self.times_handles():
-                run_unshared(<Handle>handle)
+                run_unshared(<Handle>handle, self)
             else:
                 self.run_handle(<Handle>handle)
         finally:
@@ -405,13 +405,13 @@ cdef class LoopCore:
 
     @cython.final
     cdef int run_handle(self, Handle handle) except -1:
-        return self.run_timed(handle) if self.times_handles() else handle.run()
+        return self.run_timed(handle) if self.times_handles() else handle.run(self)
 
     cdef int run_timed(self, Handle handle) except -1:
         cdef int64_t began = uring_clock_ns()
         self.current_handle = handle
         try:
-            handle.run()
+            handle.run(self)
         finally:
             self.current_handle = None
         if load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
