@@ -18,12 +18,12 @@ from uringloop._files.binary import BufferedFile, RawFile
 from uringloop._files.open import open
 from uringloop._files.stream import connect_file
 from uringloop._files.text import TextFile
-from uringloop._loop.base import Stats
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 
 if TYPE_CHECKING:
+    from uringloop._loop.stats import Stats
     from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
@@ -38,8 +38,8 @@ SUBMODULES = (
     "top",
     "workers",
 )
-# A function in a module that is imported on first access, too.
-DEFERRED = "run_threads"
+# The module of each public name whose module is imported on first access, too.
+DEFERRED = {"Stats": "uringloop._loop.stats", "run_threads": "uringloop.threads"}
 
 __all__ = [
     "BufferedFile",
@@ -63,14 +63,14 @@ __version__ = "0.1.0"
 
 # repr(), pickles and tracebacks name the package instead of the private defining module.
 for _name in __all__:
-    if _name not in ("__version__", DEFERRED):
+    if _name != "__version__" and _name not in DEFERRED:
         globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> Any:
-    """Import a submodule, or the module of run_threads(), on first access."""
-    if name == DEFERRED:
-        return importlib.import_module(f"{__name__}.threads").run_threads
+    """Import a submodule, or the module of a deferred name, on first access."""
+    if name in DEFERRED:
+        return getattr(importlib.import_module(DEFERRED[name]), name)
     if name not in SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

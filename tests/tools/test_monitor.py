@@ -20,7 +20,7 @@ from support.watched import BLOCKED, connected, monitored, place, program, reply
 
 import uringloop
 from uringloop import monitor
-from uringloop._loop.base import Stats
+from uringloop._loop.stats import Stats
 from uringloop._monitor import socket_paths
 from uringloop._turn.stats import open_loops
 

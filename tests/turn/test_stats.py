@@ -31,7 +31,7 @@ from support.tls_contexts import Contexts
 
 import uringloop
 from uringloop import prometheus
-from uringloop._loop.base import Stats
+from uringloop._loop.stats import Stats
 
 # Entries of stats() about the present; all others count from the creation of the loop.
 PRESENT = {"operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "batches"}

@@ -50,6 +50,8 @@ cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM_borrowed "PyList_GET_ITEM" (list items, Py_ssize_t index)
     PyObject *PyTuple_GET_ITEM_borrowed "PyTuple_GET_ITEM" (tuple items, Py_ssize_t index)
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
+    # By a pointer: for an attribute, Cython would count a reference.
+    Py_ssize_t list_size "PyList_GET_SIZE" (PyObject *items)
     int PyErr_CheckSignals() except -1
     Py_ssize_t Py_REFCNT(PyObject *target)
     # True only if no other reference exists, in any thread; without a GIL false, too, for an object

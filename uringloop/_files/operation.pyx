@@ -23,12 +23,11 @@ from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport (
-    FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, take_bytes)
+    FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, list_size, take_bytes)
 from uringloop._kernel.atomics cimport count_int, load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
@@ -311,7 +310,7 @@ cdef bint turn_would_be_idle(LoopCore loop) except -1:
     # The software ring would need a system call.
     if loop.ring.u.soft != NULL or not loop.is_idle():
         return False
-    if PyList_GET_SIZE(loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
+    if list_size(<PyObject*>loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
         return False
     deadline = loop.timers.next_deadline_ns()
     return deadline == NO_DEADLINE or deadline > loop.now_ns()

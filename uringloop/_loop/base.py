@@ -20,7 +20,7 @@ import weakref
 from asyncio import events, tasks
 from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, TypedDict, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
 from uringloop._loop.task_creation import replace_create_task
@@ -29,6 +29,9 @@ from uringloop._ring import backends
 from uringloop._turn import introspection, tracing
 from uringloop._turn.stats import fallback_of, register, set_fallback_callback, stats_of
 from uringloop._turn.turn import LoopCore
+
+if TYPE_CHECKING:
+    from uringloop._loop.stats import Stats
 
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
@@ -53,30 +56,6 @@ TRACE_VARIABLE = "URINGLOOP_TRACE"
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
 FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
 TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS
-
-
-class Stats(TypedDict):
-    """The result of `Loop.stats()`; times are in seconds."""
-
-    turns: int
-    kernel_entries: int
-    submissions: int
-    completions: int
-    batched: int
-    batches: dict[int, int]
-    overflows: int
-    starved: int
-    rearms: int
-    operations: int
-    buffers_out: int
-    received_bytes: int
-    sent_bytes: int
-    callbacks_ready: int
-    timers_run: int
-    timers_pending: int
-    lag: float
-    lag_max: float
-    stalls: int
 
 
 class RunningLoop(LoopCore, asyncio.AbstractEventLoop):

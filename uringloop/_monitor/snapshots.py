@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypedDict
 from uringloop._turn.stats import open_loops, stats_of, thread_state_of
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop, Stats
+    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.stats import Stats
 
 # The version of the answers: a new key does not change it, a changed meaning increments it.
 PROTOCOL = 1

@@ -1,6 +1,9 @@
 """The receive buffers that the kernel picks from."""
 
 cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport list_size
 from uringloop._kernel.io_uring cimport io_uring_buf_ring
 from uringloop._ring.ring cimport Ring
 
@@ -24,6 +27,9 @@ cdef class BufferPool:
     cdef readonly int out             # buffers between their completion and give_back
     cdef double fill                  # moving average of the bytes received into a buffer
     cdef list starved                 # of Flushable: their receives wait for buffers
+
+    cdef inline bint has_starved(self) noexcept:
+        return list_size(<PyObject*>self.starved) != 0
 
     cdef bint prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept

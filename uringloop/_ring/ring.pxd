@@ -87,6 +87,10 @@ cdef class Ring:
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
+    cdef inline bint must_fall_back(self) noexcept:
+        """Whether the ring must be replaced, or its replacement reported."""
+        return ALLOWED < self.permission < FALLEN_BACK
+
     cdef unsigned int forks(self) noexcept
     cdef int check_inherited(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
@@ -149,11 +153,6 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
 cdef inline bint is_used_elsewhere(Ring ring) noexcept:
     """Return whether another thread runs the loop and no GIL protects the ring from this one."""
     return FREE_THREADED and load_long(&ring.runner) not in (0, this_thread())
-
-
-cdef inline bint must_fall_back(Ring ring) noexcept:
-    """Whether the ring must be replaced, or its replacement reported."""
-    return ALLOWED < ring.permission < FALLEN_BACK
 
 
 cdef inline bint ends_with_run(const Operation *op) noexcept:

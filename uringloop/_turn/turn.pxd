@@ -1,10 +1,9 @@
 """The turn: one round of the loop, and the loop's compiled methods."""
 
-from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
-from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread
+from uringloop._cpython.pyapi cimport FREE_THREADED, list_size, this_thread
 from uringloop._kernel.atomics cimport load_int, load_long, store_long_release
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
@@ -177,7 +176,7 @@ cdef class LoopCore:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
-                    or PyList_GET_SIZE(self.flush_list))
+                    or list_size(<PyObject*>self.flush_list))
     cdef int submit_and_wait(self) except -1
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1

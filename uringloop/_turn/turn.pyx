@@ -22,14 +22,13 @@ from asyncio import coroutines, format_helpers
 from asyncio.log import logger
 
 cimport cython
-from cpython.list cimport PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, set_traverse,
-    this_thread, traverseproc, visitproc)
+    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, list_size,
+    set_traverse, this_thread, traverseproc, visitproc)
 from uringloop._kernel.atomics cimport (
     count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
     store_int_release, store_long, store_long_release, store_ns)
@@ -38,7 +37,7 @@ from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
-from uringloop._ring.ring cimport Ring, must_fall_back, traverse_ring, wrong_thread
+from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
@@ -299,7 +298,7 @@ cdef class LoopCore:
         self.collect(held_back)
         if self.timers.due_end:
             self.run_due()
-        if PyList_GET_SIZE(self.rearm_list):
+        if list_size(<PyObject*>self.rearm_list):
             self.rearm_all()
         self.flush_all()
         end_turn(&self.times)
@@ -314,7 +313,7 @@ cdef class LoopCore:
         """
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
-        if must_fall_back(self.ring):
+        if self.ring.must_fall_back():
             fall_back(self.ring)
         self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
@@ -332,9 +331,9 @@ cdef class LoopCore:
             before = self.ring.completions - before
             count_total(&self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)], 1)
             count_total(&self.counters.batched, before)
-        if PyList_GET_SIZE(self.pool.starved):
+        if self.pool.has_starved():
             self.rearm_starved(self.pool)
-        if PyList_GET_SIZE(self.datagram_pool.starved):
+        if self.datagram_pool.has_starved():
             self.rearm_starved(self.datagram_pool)
         return 0
 
@@ -350,7 +349,7 @@ cdef class LoopCore:
 
     cdef int rearm_starved(self, BufferPool pool) except -1:
         """Re-arm as many starved receives as the pool has buffers: more would starve again."""
-        cdef Py_ssize_t count = min(PyList_GET_SIZE(pool.starved), pool.published or pool.at_start)
+        cdef Py_ssize_t count = min(len(pool.starved), pool.published or pool.at_start)
         cdef list rearming = pool.starved[:count]
         cdef Flushable item
         del pool.starved[:count]
@@ -383,12 +382,13 @@ cdef class LoopCore:
     @cython.final
     cdef int run_ready(self) except -1:
         cdef Py_ssize_t count = self.ready.count
+        cdef SpareHandles spare = self.ready.spare
         while count > 0:
             # A callback may have shortened the queue: a nested run pops handles, _close() clears.
             count = min(count, self.ready.count) - 1
             if count < 0:
                 break
-            self.run_owned(self.ready.pop(), self.ready.spare)
+            self.run_owned(self.ready.pop(), spare)
         return 0
 
     @cython.final
@@ -431,7 +431,7 @@ cdef class LoopCore:
         cdef list items
         cdef Flushable item
         cdef Py_ssize_t index = 0
-        cdef Py_ssize_t count = PyList_GET_SIZE(self.flush_list)
+        cdef Py_ssize_t count = list_size(<PyObject*>self.flush_list)
         if count:
             items = self.flush_list
             self.flush_list = []
@@ -520,7 +520,7 @@ cdef class LoopCore:
 
     cdef int flush_early(self) except -1:
         """Submit sends in mid-turn: an enter costs less than dozens of live large messages."""
-        if self.sending and not must_fall_back(self.ring):
+        if self.sending and not self.ring.must_fall_back():
             self.flush_all()
             self.ring.submit_only()
         return 0
@@ -533,8 +533,7 @@ cdef class LoopCore:
         return 0
 
     cdef bint has_starved(self) noexcept:
-        return (PyList_GET_SIZE(self.pool.starved) != 0
-                or PyList_GET_SIZE(self.datagram_pool.starved) != 0)
+        return self.pool.has_starved() or self.datagram_pool.has_starved()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
