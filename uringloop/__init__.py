@@ -69,11 +69,11 @@ for _name in __all__:
 
 def __getattr__(name: str) -> Any:
     """Import a submodule, or the module of a deferred name, on first access."""
-    if name in DEFERRED:
-        return getattr(importlib.import_module(DEFERRED[name]), name)
-    if name not in SUBMODULES:
+    if name not in DEFERRED and name not in SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if name in DEFERRED:
+            return getattr(importlib.import_module(DEFERRED[name]), name)
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as exc:
         # The submodule needs a package that is not installed, as pytest_plugin needs pytest.

@@ -36,6 +36,7 @@ from support.roles import (
 from support.sockets import tcp_pair
 
 import uringloop
+from uringloop._cpython import gil
 
 LOCALHOST = "127.0.0.1"
 NARROW = 16 * 1024
@@ -498,10 +499,8 @@ def test_a_closed_loop_is_freed_without_garbage_collection(
         gc.enable()
 
 
-def test_a_closed_loop_that_threads_called_often_is_freed_by_a_collection(
-    loop_factory: LoopFactory,
-) -> None:
-    loop = loop_factory()
+def test_a_closed_loop_that_threads_called_often_is_freed_by_a_collection() -> None:
+    loop = uringloop.new_event_loop()
     watch = weakref.ref(loop)
 
     def call_often(called: asyncio.AbstractEventLoop) -> None:
@@ -513,8 +512,13 @@ def test_a_closed_loop_that_threads_called_often_is_freed_by_a_collection(
         await running.run_in_executor(None, call_often, running)
         await running.shutdown_default_executor()
 
-    loop.run_until_complete(wait())
-    loop.close()
-    del loop
-    gc.collect()
-    assert watch() is None
+    gc.disable()
+    try:
+        loop.run_until_complete(wait())
+        loop.close()
+        del loop
+        assert (watch() is not None) == gil.free_threaded()
+        gc.collect()
+        assert watch() is None
+    finally:
+        gc.enable()

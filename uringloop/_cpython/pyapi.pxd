@@ -50,7 +50,7 @@ cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM_borrowed "PyList_GET_ITEM" (list items, Py_ssize_t index)
     PyObject *PyTuple_GET_ITEM_borrowed "PyTuple_GET_ITEM" (tuple items, Py_ssize_t index)
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
-    # By a pointer: for an attribute, Cython would count a reference.
+    # Takes a pointer: Cython counts a reference to an attribute that it passes as an object.
     Py_ssize_t list_size "PyList_GET_SIZE" (PyObject *items)
     int PyErr_CheckSignals() except -1
     Py_ssize_t Py_REFCNT(PyObject *target)
@@ -112,7 +112,7 @@ cdef extern from *:
         return context == NULL || PyObject_Size(context) == 0;
     }
 
-    /* The next four are for builds without a GIL; with one, they do nothing.
+    /* The next five are for builds without a GIL; with one, they do nothing.
      *
      * There an object belongs to the thread that has made it, which counts its own references
      * without atomics, and which another thread that drops the last one asks to free the object.

@@ -32,6 +32,9 @@ from uringloop._turn.turn import LoopCore
 
 if TYPE_CHECKING:
     from uringloop._loop.stats import Stats
+else:
+    # Making the type would take a twentieth of the import.
+    Stats = dict
 
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")

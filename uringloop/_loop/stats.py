@@ -1,4 +1,4 @@
-"""The type of what Loop.stats() returns, for type checkers and documents; no loop imports it."""
+"""The type of what Loop.stats() returns, for type checkers and documentation."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ cdef class Ring:
     cdef readonly uint64_t completions
 
     cdef inline bint must_fall_back(self) noexcept:
-        """Whether the ring must be replaced, or its replacement reported."""
+        """Return whether the ring must be replaced, or its replacement reported."""
         return ALLOWED < self.permission < FALLEN_BACK
 
     cdef unsigned int forks(self) noexcept

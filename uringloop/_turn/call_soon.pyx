@@ -18,7 +18,8 @@ from uringloop._turn.handles cimport Handle, fill_from, new_handle_for_threads
 from uringloop._turn.turn cimport LoopCore
 
 
-# A method of any class. A variable for the loop would cost a count of its references.
+# The type that set_method() expects. The functions below take a LoopCore instead, whose type the
+# method descriptor has checked: a variable of that type would count a reference.
 ctypedef object (*fast_method)(object, PyObject *const *, Py_ssize_t, PyObject *)
 
 cdef str NAME_CONTEXT = "context"

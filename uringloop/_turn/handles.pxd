@@ -18,10 +18,11 @@ cdef class Handle:
     cdef object args              # a tuple of arguments, or the only one; None like the callback
     cdef bint single              # `args` is the only argument: most calls have none or one
     cdef int is_cancelled         # by any thread
+    cdef int is_running           # in run_unshared(), which needs the callback and the arguments
     # The contextvars.Context it runs in; None for one without variables that is made when needed.
     cdef object context
-    # The loop that made it; None once forgotten, and in a handle of call_soon_threadsafe in a build
-    # without a GIL, unless the loop was in debug mode.
+    # The loop that made it; None once forgotten, and in a build without a GIL, outside debug mode,
+    # in a handle of call_soon_threadsafe.
     cdef object loop
     # In a chain, of an inbox or of dropped timers: the handle that came before; owned by the chain.
     cdef PyObject *older
@@ -33,6 +34,7 @@ cdef class Handle:
     cdef object own_context(self)
     cdef int drop(self) except -1
     cdef int drop_locked(self) except -1
+    cdef int drop_callback(self) except -1
     cdef tuple all_args(self)
     cdef object stock_handle(self)
     cdef str describe(self)

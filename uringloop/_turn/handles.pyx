@@ -8,8 +8,9 @@ The handles of call_soon_threadsafe are made in one thread and freed in another.
 an object is expensive twice: the thread that made it would have to free it, and the garbage
 collector, which stops all threads, would visit each one that waits. So these handles are given away
 (`give_away`), and unknown to the collector: the queue that holds one visits what it refers to.
-Nobody does that for a handle that has run, which therefore forgets its callback. It refers to its
-loop in debug mode only: threads that count references to the same object wait for each other.
+Nobody does that for a handle that has run, which therefore forgets its callback. Outside debug mode
+such a handle does not refer to its loop: threads that count references to the same object wait for
+each other.
 """
 
 import asyncio
@@ -95,6 +96,11 @@ cdef class Handle:
         if self.source_traceback is not None:
             # The callback is dropped below; a report in debug mode still names it.
             self.cancelled_repr = self.describe()
+        # If run_unshared() is using the callback, it drops it itself.
+        return 0 if load_int(&self.is_running) else self.drop_callback()
+
+    @cython.final
+    cdef int drop_callback(self) except -1:
         self.callback = None
         self.args = None
         self.single = False
@@ -141,12 +147,15 @@ cdef class Handle:
         return self.source_traceback
 
     def _run(self):
-        self.run(asyncio.get_running_loop() if self.loop is None else self.loop)
+        self.run(self.loop)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
     cdef int run(self, object loop) except -1:
-        """Run the callback in its context; its exception goes to the handler of *loop*."""
+        """Run the callback in its context; its exception goes to the handler of *loop*.
+
+        If *loop* is None, it goes to the running loop; if none runs, it is raised.
+        """
         # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback, args
         cdef bint single
@@ -177,6 +186,10 @@ cdef class Handle:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
+            if loop is None:
+                loop = events._get_running_loop()
+            if loop is None:
+                raise
             options = {"debug": loop.get_debug()} if ARGS_IN_DEBUG else {}
             source = format_helpers._format_callback_source(callback, args, **options)
             report = {
@@ -223,8 +236,8 @@ cdef class ThreadSafeHandle(Handle):
 
     cdef int run(self, object loop) except -1:
         cdef bint locked
-        if is_given(<PyObject*>self):
-            # Nobody else has the handle, so nobody cancels it. A report may keep it.
+        if is_given(<PyObject*>self) and not has_weak_references(<PyObject*>self):
+            # Nobody else can reach the handle, so nobody cancels it. A report may keep it.
             try:
                 run_unshared(self, loop)
             finally:
@@ -246,11 +259,8 @@ cdef class ThreadSafeHandle(Handle):
         """Drop what could refer to the handle, after its run."""
         if self.source_traceback is not None and self.cancelled_repr is None:
             self.cancelled_repr = self.describe()
-        self.callback = None
-        self.args = None
-        self.single = False
         self.loop = None
-        return 0
+        return self.drop_callback()
 
     @cython.critical_section
     cdef object own_context(self):
@@ -338,17 +348,21 @@ cdef class TimerHandle(Handle):
 
 
 cdef int run_unshared(Handle handle, object loop) except -1:
-    # Nobody can cancel the handle meanwhile, so it keeps alive what it refers to.
+    # Meanwhile only a debugger that asks the garbage collector can find and cancel the handle,
+    # which keeps alive what it refers to (drop_locked).
     cdef Outcome outcome
     if handle.is_cancelled:
         return 0
     if handle.context is None:
         handle.context = PyContext_New()
+    store_int(&handle.is_running, True)
     outcome = call(
         <PyObject*>handle.context, <PyObject*>handle.callback, <PyObject*>handle.args,
         handle.single)
-    return 0 if outcome == RETURNED else handle._failed(
-        loop, handle.callback, handle.all_args(), outcome)
+    store_int(&handle.is_running, False)
+    if outcome != RETURNED:
+        handle._failed(loop, handle.callback, handle.all_args(), outcome)
+    return handle.drop_callback() if load_int(&handle.is_cancelled) else 0
 
 
 cdef inline Outcome call(

@@ -25,8 +25,8 @@ cdef enum Put:
 
 
 cdef enum:
-    # The handles after which an inbox is busy. A program whose loops live for a few calls of other
-    # threads stays below, and frees a loop with its last reference.
+    # The number of handles after which an inbox is busy. Programs whose loops live for a few calls
+    # from other threads stay below it, and free a loop with its last reference.
     BUSY = 1000
 
 
@@ -42,7 +42,7 @@ cdef class Inbox:
         return load_pointer(&self.newest) > CLOSED
 
     cdef inline bint is_busy(self) noexcept:
-        """Return whether other threads use the loop much."""
+        """Return whether other threads have called the loop often."""
         return self.received >= BUSY
 
     cdef Put put(self, Handle handle) noexcept

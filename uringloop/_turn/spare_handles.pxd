@@ -32,6 +32,7 @@ cdef class SpareHandles:
             Py_DECREF_owned(spare)
             # A debugger may have found it, and without a GIL it may be of a former thread.
             if is_only_reference(spare):
+                handle.is_cancelled = False
                 return handle
         return None
 

@@ -75,7 +75,6 @@ cdef int forget(Handle handle) except -1:
     handle.callback = None
     handle.args = None
     handle.single = False
-    handle.is_cancelled = False
     handle.context = None
     handle.loop = None
     handle.older = NULL
