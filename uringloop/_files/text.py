@@ -129,7 +129,12 @@ class TextFile(LineText, AsyncFile[str]):
 
     @property
     def newlines(self) -> str | tuple[str, ...] | None:
-        return getattr(self._decoder, "newlines", None)
+        # Without a GIL the decoder may not be read while another thread decodes with it.
+        self._lock.begin()
+        try:
+            return getattr(self._decoder, "newlines", None)
+        finally:
+            self._lock.end()
 
     def fileno(self) -> int:
         return self.buffer.fileno()
