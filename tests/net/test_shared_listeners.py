@@ -429,12 +429,12 @@ def lose_wakeups(listener: socket.socket, end: signal.Signals) -> int:
                 in_time = not select.select([client], [], [], 0)[0]
                 answer = client.recv(1)
             assert time.monotonic() - began < 1
-            if not answer:
-                # It had accepted the connection, and was killed before it answered.
+            if answer:
+                assert answer[0] != number or not in_time
+                lost += in_time
+            else:
+                # The process had accepted the connection, and was killed before it answered.
                 assert end is signal.SIGKILL
-                continue
-            assert answer[0] != number or not in_time
-            lost += in_time
             time.sleep(0.1)
         return lost
 

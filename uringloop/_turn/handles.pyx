@@ -147,14 +147,14 @@ cdef class Handle:
         return self.source_traceback
 
     def _run(self):
-        self.run(self.loop)
+        self.run(events._get_running_loop() if self.loop is None else self.loop)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
     cdef int run(self, object loop) except -1:
         """Run the callback in its context; its exception goes to the handler of *loop*.
 
-        If *loop* is None, it goes to the running loop; if none runs, it is raised.
+        If *loop* is None, it is raised.
         """
         # The callback may cancel its own handle, which drops these: keep them alive.
         cdef object callback, args
@@ -186,8 +186,6 @@ cdef class Handle:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            if loop is None:
-                loop = events._get_running_loop()
             if loop is None:
                 raise
             options = {"debug": loop.get_debug()} if ARGS_IN_DEBUG else {}
