@@ -205,6 +205,8 @@ cdef class DatagramTransport(FlowControl):
         cdef int count = 0
         while (count < RECEIVED_MAX and self.life < CLOSING and not self.paused
                 and self.receiving != ENDED):
+            # The protocol may have forked.
+            self.loop.ring.check_process()
             # The size first: recvfrom() drops the bytes beyond the size that it is given.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             if size < 0 and (errno == EAGAIN or errno == EINTR):
@@ -264,6 +266,7 @@ cdef class DatagramTransport(FlowControl):
     def sendto(self, data, addr=None):
         """Send *data* at once, or queue a copy of it when the socket has no room."""
         self.loop.check_owner()
+        self.loop.ring.check_process()
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
                 f"data argument must be a bytes-like object, not {type(data).__name__!r}")
@@ -376,6 +379,7 @@ cdef class DatagramTransport(FlowControl):
         cdef bint progress = False
         cdef object data, address
         while self.queue:
+            self.loop.ring.check_process()
             data, address = self.queue[0]
             try:
                 if not self.send_one(data, address):

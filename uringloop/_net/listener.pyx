@@ -184,6 +184,8 @@ cdef class Listener(ListeningSocket):
         cdef uring *u = &self.loop.ring.u
         try:
             while more and most > 0 and self.accepts():
+                # The factory of a protocol may have forked.
+                self.loop.ring.check_process()
                 size = sizeof(peer)
                 res = uring_accept(u, self.fd, &peer, &size)
                 if res >= 0:

@@ -54,6 +54,7 @@ from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
+from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
 from uringloop._transport.transport cimport (
     BROKEN,
@@ -242,6 +243,9 @@ cdef class StreamTransport(WriteTransport):
         while (total < AT_ONCE_MAX
                 and not (self.paused or self.stash or self.life >= CLOSING)
                 and self.receiving != ENDED):
+            if uring_is_inherited(&self.loop.ring.u):
+                # The protocol has forked, and this is the child.
+                return 0
             try:
                 size = self.read_some(&left)
             except MemoryError as exc:

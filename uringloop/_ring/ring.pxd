@@ -8,7 +8,7 @@ from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread, visitproc
 from uringloop._kernel.atomics cimport load_long
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
-from uringloop._ring.uring cimport uring, URING_CLOSED
+from uringloop._ring.uring cimport uring, uring_is_inherited, URING_CLOSED
 
 
 # Called in the loop's thread for every completion of the operation; an exception (-1) leaves the
@@ -90,6 +90,10 @@ cdef class Ring:
     cdef inline bint must_fall_back(self) noexcept:
         """Return whether the ring must be replaced, or its replacement reported."""
         return ALLOWED < self.permission < FALLEN_BACK
+
+    cdef inline int check_process(self) except -1:
+        """Raise RuntimeError in a forked child: the descriptors there are still the parent's."""
+        return self.check_inherited() if uring_is_inherited(&self.u) else 0
 
     cdef unsigned int forks(self) noexcept
     cdef int check_inherited(self) except -1

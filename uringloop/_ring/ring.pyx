@@ -393,7 +393,7 @@ cdef class Ring:
                 self._complete(op, res, flags)
                 # The indexes belong to the ring that they were read from, in this process.
                 if not uring_is_usable(&self.u) or self.generation != generation:
-                    return 0
+                    return self.check_process()
                 head = uring_head(&self.u)
         self.old_completions_dispatched = True
         return 0

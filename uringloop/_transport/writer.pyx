@@ -157,6 +157,7 @@ cdef class WriteTransport(FlowControl):
     cdef int send_eof(self) except -1:
         """Everything is sent: shut the output down. Raises OSError."""
         assert self.output == EOF_WRITTEN and not self.queue.count
+        self.loop.ring.check_process()
         self.output = EOF_SENT
         return self.end_output()
 
@@ -327,6 +328,7 @@ cdef class WriteTransport(FlowControl):
             # A send that is prepared and not submitted goes first.
             self.loop.ring.submit_only()
         while self.queue.count and not self.send_op.in_flight and not self.socket_full:
+            self.loop.ring.check_process()
             self.queue.prepare()
             res = self.send_directly()
             error = errno
@@ -348,6 +350,7 @@ cdef class WriteTransport(FlowControl):
         if (self.queue.count or self.send_op.in_flight or self.socket_full or self.loses_writes()
                 or self.output != WRITABLE or self.sendfile_waiter is not None):
             return 0
+        self.loop.ring.check_process()
         self.queue.show(data, size)
         res = self.send_directly()
         if res >= 0:
@@ -498,6 +501,7 @@ cdef class WriteTransport(FlowControl):
         """Send this turn's writes before an abort: asyncio's write() has sent them already."""
         cdef Py_ssize_t res = 0
         while self.queue.count and not self.socket_full and res >= 0:
+            self.loop.ring.check_process()
             self.queue.prepare()
             res = self.send_directly()
             if res > 0:

@@ -234,6 +234,7 @@ cdef class Watchers(Flushable):
                 if self.resumed != resumed:
                     break
                 self.loop.run_handle(handle)
+                self.loop.ring.check_process()
         finally:
             # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.loop.add_rearm(self)

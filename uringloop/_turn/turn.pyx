@@ -376,6 +376,7 @@ cdef class LoopCore:
         while timer != NULL:
             count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
             self.run_owned(timer, self.timers.spare)
+            self.ring.check_process()
             timer = self.timers.next_due()
         return 0
 
@@ -389,6 +390,7 @@ cdef class LoopCore:
             if count < 0:
                 break
             self.run_owned(self.ready.pop(), spare)
+            self.ring.check_process()
         return 0
 
     @cython.final
@@ -421,9 +423,8 @@ cdef class LoopCore:
     cdef int report_slow(self, int64_t began, object subject) except -1:
         cdef double took = (uring_clock_ns() - began) * 1e-9
         if took >= load_double(&self.slow_seconds):
-            if isinstance(subject, Handle):
-                subject = format_handle(subject)
-            logger.warning("Executing %s took %.3f seconds", subject, took)
+            name = format_handle(subject) if isinstance(subject, Handle) else subject
+            logger.warning("Executing %s took %.3f seconds", name, took)
         return 0
 
     @cython.final
@@ -578,11 +579,10 @@ cdef class LoopCore:
     def _begin_close(self):
         """Refuse work from now on; return True to the one caller that has to close the loop."""
         cdef int is_open = False
-        cdef bint inherited
+        # In a forked child the threads do not exist, and nobody gives the loop back.
+        cdef bint inherited = uring_is_inherited(&self.ring.u)
         if load_int(&self.closed):
             return False
-        # In a forked child the threads do not exist, and nobody gives the loop back.
-        inherited = uring_is_inherited(&self.ring.u)
         if not inherited and not try_to_claim(self):
             raise RuntimeError("Cannot close a running event loop")
         # Whoever claims the loop from now on finds it closed.
@@ -626,6 +626,7 @@ cdef class LoopCore:
 
     def _check_owner(self):
         self.check_owner()
+        self.ring.check_process()
 
     def _check_callback(self, callback, method):
         self.check_call(callback, method)

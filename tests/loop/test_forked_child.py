@@ -1,0 +1,298 @@
+"""A child forked in a callback takes nothing from the parent's sockets, and sends nothing on them.
+
+The parent waits, in the same callback, until the child has ended: whatever the child does with the
+sockets that they share comes before the parent's next step.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.roles import run_script
+
+PRELUDE = """
+    import asyncio
+    import os
+    import select
+    import socket
+    import uringloop
+
+    child = None
+
+    def fork():
+        global child
+        if child is not None:
+            return
+        child = os.fork()
+        if child:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert status == 3, status
+
+    def run(main):
+        try:
+            uringloop.run(main())
+        except RuntimeError as exc:
+            if child != 0 or "inherited through a fork" not in str(exc):
+                raise
+            os._exit(3)
+
+    def streams(count):
+        pairs = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for _ in range(count):
+                theirs = socket.create_connection(server.getsockname())
+                pairs.append((server.accept()[0], theirs))
+        for ours, theirs in pairs:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+        return pairs
+
+    async def turns():
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def waiting(sock):
+        try:
+            return sock.recv(1_000_000, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+"""
+
+DATAGRAMS = """
+    received = []
+
+    class Protocol(asyncio.DatagramProtocol):
+        def datagram_received(self, data, address):
+            received.append(data)
+            fork()
+
+    async def main():
+        ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)
+        for index in range(5):
+            theirs.send(b"%d" % index)
+        await asyncio.get_running_loop().create_datagram_endpoint(Protocol, sock=ours)
+        async with asyncio.timeout(10):
+            while len(received) < 5:
+                await asyncio.sleep(0.001)
+        assert received == [b"0", b"1", b"2", b"3", b"4"]
+
+    run(main)
+"""
+
+# One message is 100 KB, so the socket is polled, and recv(2) is called until it is empty.
+LARGE_MESSAGES = """
+    TOTAL = 4_000_000
+    received = bytearray()
+
+    class Plain(asyncio.Protocol):
+        def data_received(self, data):
+            received.extend(data)
+            if len(received) > TOTAL // 2:
+                fork()
+
+    class Buffered(asyncio.BufferedProtocol):
+        memory = bytearray(100_000)
+        def get_buffer(self, size):
+            return self.memory
+        def buffer_updated(self, size):
+            received.extend(self.memory[:size])
+            if len(received) > TOTAL // 2:
+                fork()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        [(ours, theirs)] = streams(1)
+        data = os.urandom(TOTAL)
+        await loop.create_connection(globals()[KIND], sock=ours)
+        sending = asyncio.ensure_future(loop.sock_sendall(theirs, data))
+        async with asyncio.timeout(10):
+            while len(received) < TOTAL:
+                await asyncio.sleep(0.001)
+        await sending
+        assert received == data
+
+    run(main)
+"""
+
+CONNECTIONS = """
+    class Greeter(asyncio.Protocol):
+        def __init__(self):
+            fork()
+        def connection_made(self, transport):
+            transport.write(b"hello")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            clients = [socket.create_connection(listening.getsockname()) for _ in range(5)]
+            async with await loop.create_server(Greeter, sock=listening.dup()):
+                for client in clients:
+                    client.setblocking(False)
+                    async with asyncio.timeout(10):
+                        assert await loop.sock_recv(client, 100) == b"hello"
+                    client.close()
+
+    run(main)
+"""
+
+# What one callback has written is sent at the end of the turn, in which a later callback forks.
+WRITTEN_BEFORE = """
+    transports = []
+    calls = 0
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport):
+            transports.append(transport)
+        def data_received(self, data):
+            global calls
+            calls += 1
+            if calls == 1:
+                transports[0].write(b"answer")
+            else:
+                fork()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        first, second = streams(2)
+        for ours in first[0], second[0]:
+            await loop.create_connection(Protocol, sock=ours)
+        if KIND == "completion":
+            first[1].send(b"x")
+            second[1].send(b"x")
+        elif KIND == "timer":
+            loop.call_later(0, transports[0].write, b"answer")
+            loop.call_later(0, fork)
+        else:
+            loop.call_soon(transports[0].write, b"answer")
+            loop.call_soon(fork)
+        await turns()
+        assert child, "no callback has forked"
+        assert waiting(first[1]) == b"answer"
+
+    run(main)
+"""
+
+# Two datagrams are queued. The first fails, and error_received() forks before the second is sent.
+QUEUED_DATAGRAMS = """
+    class Protocol(asyncio.DatagramProtocol):
+        def error_received(self, exc):
+            fork()
+
+    def receiver(name):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.bind(name)
+        return sock
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        full, free = receiver("\\0full-%d" % os.getpid()), receiver("\\0free-%d" % os.getpid())
+        to_full, to_free = full.getsockname(), free.getsockname()
+        transport, _ = await loop.create_datagram_endpoint(Protocol, sock=sender)
+        while not transport.get_write_buffer_size():
+            transport.sendto(b"x", to_full)
+        transport.sendto(b"once", to_free)
+        full.close()
+        async with asyncio.timeout(10):
+            while transport.get_write_buffer_size():
+                await asyncio.sleep(0.001)
+        assert child, "no error was received"
+        assert waiting(free) == b"once"
+        assert waiting(free) == b""
+
+    run(main)
+"""
+
+CALLS = {
+    "write": "transport.write(bytes(100_000))",
+    "writelines": "transport.writelines([bytes(100_000)])",
+    "write_eof": "transport.write_eof()",
+    "abort": "transport.write(b'x'), transport.abort()",
+    "close": "transport.write(b'x'), transport.close()",
+    "sendto": "endpoint.sendto(b'x')",
+    "pipe": "pipe.write(b'x')",
+    "sock_recv": "loop.sock_recv(theirs, 1).send(None)",
+    "sock_recv_into": "loop.sock_recv_into(theirs, bytearray(1)).send(None)",
+    "sock_recvfrom": "loop.sock_recvfrom(theirs, 1).send(None)",
+    "sock_sendall": "loop.sock_sendall(theirs, b'x').send(None)",
+    "sock_sendto": "loop.sock_sendto(datagrams, b'x', datagrams.getsockname()).send(None)",
+    "sock_accept": "loop.sock_accept(listening).send(None)",
+}
+
+CHILD_CALLS = """
+    async def main():
+        loop = asyncio.get_running_loop()
+        [(ours, theirs)] = streams(1)
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        mine, yours = socket.socketpair(type=socket.SOCK_DGRAM)
+        yours.setblocking(False)
+        endpoint, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, sock=mine)
+        datagrams = socket.socket(type=socket.SOCK_DGRAM)
+        datagrams.bind(("127.0.0.1", 0))
+        datagrams.setblocking(False)
+        reader, writer = os.pipe()
+        pipe, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(writer, "wb"))
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        client = socket.create_connection(listening.getsockname())
+        transport.write(b"bytes for sock_recv()")
+        await turns()
+
+        def in_child():
+            fork()
+            if child == 0:
+                try:
+                    CALL
+                except RuntimeError as exc:
+                    if "inherited through a fork" in str(exc):
+                        os._exit(3)
+                    raise
+                os._exit(4)
+
+        loop.call_soon(in_child)
+        await turns()
+        assert child, "no callback has forked"
+        assert waiting(theirs) == b"bytes for sock_recv()"
+        assert waiting(yours) == waiting(datagrams) == b""
+        assert not select.select([reader], [], [], 0)[0]
+        connection, _ = listening.accept()
+        transport.write(b"still open")
+        await turns()
+        assert waiting(theirs) == b"still open"
+        for sock in theirs, yours, datagrams, listening, client, connection:
+            sock.close()
+        os.close(reader)
+
+    run(main)
+"""
+
+
+def check(script: str) -> None:
+    ended = run_script(PRELUDE + script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_child_takes_no_datagram_of_the_parent() -> None:
+    check(DATAGRAMS)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Buffered"])
+def test_the_child_takes_no_bytes_of_a_large_message(kind: str) -> None:
+    check(f"\n    KIND = {kind!r}\n{LARGE_MESSAGES}")
+
+
+def test_the_child_takes_no_connection_of_the_parent() -> None:
+    check(CONNECTIONS)
+
+
+@pytest.mark.parametrize("kind", ["completion", "timer", "callback"])
+def test_the_child_does_not_send_what_the_parent_has_written(kind: str) -> None:
+    check(f"\n    KIND = {kind!r}\n{WRITTEN_BEFORE}")
+
+
+def test_the_child_sends_no_queued_datagram_of_the_parent() -> None:
+    check(QUEUED_DATAGRAMS)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_in_the_child_raises_and_leaves_the_socket_alone(call: str) -> None:
+    check(CHILD_CALLS.replace("CALL", CALLS[call]))
