@@ -6,6 +6,8 @@ sockets that they share comes before the parent's next step.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.roles import run_script
 
@@ -266,6 +268,173 @@ CHILD_CALLS = """
 """
 
 
+# The child calls loop.close() in the callback: as in asyncio, a loop that runs cannot be closed.
+CLOSES = """
+    class Plain(asyncio.Protocol):
+        def data_received(self, data):
+            fork_and_close()
+
+    class Buffered(asyncio.BufferedProtocol):
+        memory = bytearray(100)
+        def get_buffer(self, size):
+            if KIND == "get_buffer":
+                fork_and_close()
+            return self.memory
+        def buffer_updated(self, size):
+            fork_and_close()
+
+    def fork_and_close():
+        fork()
+        if child == 0:
+            try:
+                loop.close()
+            except RuntimeError as exc:
+                assert str(exc) == "Cannot close a running event loop"
+            else:
+                os._exit(4)
+
+    async def main():
+        global loop
+        loop = asyncio.get_running_loop()
+        [(ours, theirs)] = streams(1)
+        if KIND == "reader":
+            def read():
+                ours.recv(100)
+                fork_and_close()
+            loop.add_reader(ours, read)
+        elif KIND == "writer":
+            def write():
+                loop.remove_writer(ours)
+                fork_and_close()
+            loop.add_writer(ours, write)
+        elif KIND == "Plain":
+            await loop.create_connection(Plain, sock=ours)
+        else:
+            await loop.create_connection(Buffered, sock=ours)
+        theirs.send(b"x")
+        async with asyncio.timeout(10):
+            while not child:
+                await asyncio.sleep(0.001)
+
+    run(main)
+"""
+
+# A handler of the signal module forks when the loop has slept, and a callback is ready: the child
+# does not run it.
+SIGNAL_HANDLER = """
+    import signal
+    import threading
+    import time
+
+    async def main():
+        global child
+        loop = asyncio.get_running_loop()
+        [(ours, theirs)] = streams(1)
+
+        def from_thread():
+            time.sleep(0.02)
+            loop.call_soon_threadsafe(ours.send, b"once;")
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        for _ in range(5):
+            child = None
+            thread = threading.Thread(target=from_thread)
+            thread.start()
+            await asyncio.sleep(0.1)
+            thread.join()
+            assert child, "the handler has not forked"
+            assert waiting(theirs) == b"once;"
+
+    signal.signal(signal.SIGUSR1, lambda signum, frame: fork())
+    run(main)
+"""
+
+# The child closes the suspended calls: the position of an open file is shared with the parent.
+POSITIONS = """
+    import gc
+    import sys
+
+    SIZE = 32 * 1024 * 1024
+    kept = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        data = os.urandom(SIZE)
+        with open(PATH, "wb") as file:
+            file.write(data)
+        [(ours, theirs)] = streams(1)
+        received = bytearray()
+        if KIND == "sendfile":
+            file = open(PATH, "rb")
+            call = asyncio.ensure_future(loop.sock_sendfile(ours, file))
+        else:
+            file = await uringloop.open(PATH, "rb", buffering=0)
+            call = asyncio.ensure_future(file.read(SIZE if KIND == "read" else -1))
+        kept.append(file)
+
+        def busy():
+            # Other work, for which a large read makes room.
+            if not call.done():
+                loop.call_soon(busy)
+
+        def in_callback():
+            position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+            fork()
+            moved.append(os.lseek(file.fileno(), 0, os.SEEK_CUR) - position)
+
+        moved = []
+        loop.call_soon(busy)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not call.done()
+        loop.call_soon(in_callback)
+        while KIND == "sendfile" and len(received) < SIZE:
+            received += await loop.sock_recv(theirs, 1_000_000)
+        result = await call
+        assert moved == [0]
+        assert (received or result) == data
+
+    try:
+        uringloop.run(main())
+    except RuntimeError as exc:
+        if child != 0:
+            raise
+        del exc
+        gc.collect()
+        sys.exit(3)
+"""
+
+# The child's signals are its own, and those of the parent are not taken by the child.
+SIGNALS = """
+    import signal
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        got = []
+        loop.add_signal_handler(signal.SIGUSR1, got.append, "usr1")
+
+        def in_child():
+            fork()
+            if child == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                try:
+                    loop.add_signal_handler(signal.SIGUSR2, got.append, "usr2")
+                except RuntimeError:
+                    os._exit(3)
+                os._exit(4)
+
+        loop.call_soon(in_child)
+        await turns()
+        await asyncio.sleep(0.01)
+        assert child and got == [], got
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.01)
+        assert got == ["usr1"], got
+
+    run(main)
+"""
+
+
 def check(script: str) -> None:
     ended = run_script(PRELUDE + script)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -296,3 +465,28 @@ def test_the_child_sends_no_queued_datagram_of_the_parent() -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_in_the_child_raises_and_leaves_the_socket_alone(call: str) -> None:
     check(CHILD_CALLS.replace("CALL", CALLS[call]))
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Buffered", "get_buffer", "reader", "writer"])
+def test_the_child_cannot_close_the_loop_in_the_callback(kind: str) -> None:
+    check(f"\n    KIND = {kind!r}\n{CLOSES}")
+
+
+def test_the_child_of_a_signal_handler_runs_no_callback() -> None:
+    # Python may print two messages: from 3.12 on os.fork() warns while a second thread is running,
+    # and from 3.14 on asyncio reports a fork during a step of a task.
+    ended = run_script(PRELUDE + SIGNAL_HANDLER)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["read", "read all", "sendfile"])
+def test_the_end_of_the_child_does_not_move_the_position_of_a_file(
+    kind: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "file")
+    ended = run_script(f"{PRELUDE}\n    KIND, PATH = {kind!r}, {path!r}\n{POSITIONS}")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_signals_of_the_child_are_not_those_of_the_parent() -> None:
+    check(SIGNALS)

@@ -257,7 +257,7 @@ cdef class OpenFile(FileRequests):
                 await self._complete_read(operation)
             except BaseException:
                 if operation.filled and self.fd >= 0:
-                    lseek(self.fd, -operation.filled, SEEK_CUR)
+                    self.move_back(operation.filled)
                 if not self.reads_at_offset and operation.stage == ENDED and operation.res > 0:
                     taken = operation.held if buffer is None else bytes(buffer)
                     self.unread_bytes = memoryview(taken)[:operation.res]
@@ -297,7 +297,7 @@ cdef class OpenFile(FileRequests):
             if operation is not None:
                 before -= operation.filled
             if before != size and self.fd >= 0:
-                lseek(self.fd, before - size, SEEK_CUR)
+                self.move_back(size - before)
             raise
         data = <PyObject*>held
         Py_INCREF(held)
@@ -311,7 +311,7 @@ cdef class OpenFile(FileRequests):
             return
         if self.unread_bytes is not None:
             parts = [*parts, self.unread_bytes]
-        elif self._seekable and lseek(self.fd, -size, SEEK_CUR) >= 0:
+        elif self._seekable and self.move_back(size):
             return
         self.unread_bytes = memoryview(b"".join(parts))
 

@@ -16,6 +16,7 @@ cdef class FileRequests(Descriptor):
     cdef bint writes_cached         # the same for writes
     cdef bint in_memory             # there is no disk to wait for
     cdef unsigned int writes        # the number of writes that were started
+    cdef unsigned int process       # the process that has started the newest read
 
     cdef FileOperation start_read(
         self, object target, Py_ssize_t skip, Py_ssize_t size, int64_t offset)
@@ -25,6 +26,7 @@ cdef class FileRequests(Descriptor):
     cdef FileOperation prepare_write(self, object data, Py_ssize_t skip, int64_t offset)
     cdef int64_t position(self) except? -1
     cdef int move_to(self, int64_t position) except -1
+    cdef bint move_back(self, int64_t size) noexcept
     cdef int move_past(self, FileOperation operation) except -1
     cdef object failure(self, int res)
     cdef object result_of(self, FileOperation operation)

@@ -6,6 +6,7 @@ the file system can write without waiting the same holds for small writes.
 """
 
 import asyncio
+import os
 
 cimport cython
 from cpython.object cimport PyObject
@@ -44,6 +45,18 @@ cdef Py_ssize_t REQUEST = REQUEST_MAX
 cdef Py_ssize_t WORKER = WORKER_BYTES
 
 
+# A number of this process: how many forks lie between it and the first process with this module.
+cdef unsigned int PROCESS = 0
+
+
+def _count_fork():
+    global PROCESS
+    PROCESS += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 cdef class FileRequests(Descriptor):
 
     @property
@@ -66,6 +79,7 @@ cdef class FileRequests(Descriptor):
         """
         cdef FileOperation operation = new_operation(self, target)
         cdef char *data
+        self.process = PROCESS
         size = min(size, REQUEST)
         if target is None:
             operation.held = take_bytes(PyBytes_New(NULL, size))
@@ -181,6 +195,13 @@ cdef class FileRequests(Descriptor):
         if lseek(self.fd, position, SEEK_SET) < 0:
             raise self.failure(-errno)
         return 0
+
+    cdef bint move_back(self, int64_t size) noexcept:
+        """Move the position back by *size* bytes that were read last; return whether it did.
+
+        In a forked child the position is also the parent's, whose read the child only clears away.
+        """
+        return self.process == PROCESS and lseek(self.fd, -size, SEEK_CUR) >= 0
 
     cdef int move_past(self, FileOperation operation) except -1:
         """Move the position past the bytes that the operation of a read has returned.

@@ -1,6 +1,10 @@
 """Declarations of the C library that Cython does not have."""
 
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
         void *iov_base

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Bytes, one for each signal, that one read() takes from the pipe.
 READ_MAX = 4096
 
+# The ends of the loops' pipes that Python writes to.
+_wakeup_fds: set[int] = set()
+
 
 class SignalState:
     """The signal handlers of one loop, and its wake-up pipe."""
@@ -40,6 +43,8 @@ class SignalState:
         self.before: dict[int, Callable[[RunningLoop], None]] = {}
         # Descriptors, not file objects, which the garbage collector could close before the loop.
         self._pair: tuple[int, int] | None = None
+        # The process that has made the pipe. A forked child must not read it.
+        self._process = 0
         # The wake-up descriptor that the program had set, -1 for none; None while the loop's is not
         # set. Signals without a handler of the loop are passed on to it, and it is restored when
         # the loop needs the wake-up descriptor no longer.
@@ -54,6 +59,8 @@ class SignalState:
         """
         if self._pair is None:
             self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._process = os.getpid()
+            _wakeup_fds.add(self._pair[1])
         if self._previous_fd is None:
             # KeyboardInterrupt may discard the result of set_wakeup_fd(). The previous descriptor
             # is lost then, but restore_wakeup_fd() still removes the loop's.
@@ -94,6 +101,7 @@ class SignalState:
 
     def close(self) -> None:
         if self._pair is not None:
+            _wakeup_fds.discard(self._pair[1])
             for end in self._pair:
                 os.close(end)
             self._pair = None
@@ -113,6 +121,8 @@ class SignalState:
     def _take(self) -> bytes:
         """Read and return the numbers of signals that have arrived, at most READ_MAX."""
         assert self._pair is not None
+        if self._process != os.getpid():
+            return b""
         try:
             return os.read(self._pair[0], READ_MAX)
         except (BlockingIOError, InterruptedError):
@@ -138,6 +148,17 @@ class SignalState:
         if first is not None:
             first(loop)
         loop._push_handle(handle)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: keep its signals from the parent's loop, as asyncio does since 3.12."""
+    current = signal.set_wakeup_fd(-1)
+    if current not in _wakeup_fds:
+        signal.set_wakeup_fd(current)
+
+
+if sys.version_info < (3, 12):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def begin_run(loop: RunningLoop) -> None:

@@ -91,6 +91,7 @@ async def to_descriptor(
     if not (count or size):
         return 0
     total = since_wait = 0
+    process = os.getpid()
     try:
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
@@ -120,8 +121,15 @@ async def to_descriptor(
                 await wait_for_room()
                 since_wait = 0
     finally:
-        # Also after an exception: the file's position says how much was sent. A pipe has none.
+        # Also after an exception.
         if total or stdlib.SENDFILE_ALWAYS_MOVES:
-            with contextlib.suppress(OSError):
-                os.lseek(fd, offset + total, os.SEEK_SET)
+            _set_position(fd, offset + total, process)
     return total
+
+
+def _set_position(fd: int, position: int, process: int) -> None:
+    """Set the position that says how much was sent. A pipe has none."""
+    # In a forked child, which clears the call of *process* away, it is still the parent's.
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            os.lseek(fd, position, os.SEEK_SET)

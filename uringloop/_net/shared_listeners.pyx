@@ -17,12 +17,11 @@ from libc.stdint cimport int64_t
 
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport POLLIN
+from uringloop._kernel.libc cimport POLLIN, sched_yield
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot
 from uringloop._ring.features cimport SHARED_ACCEPT, uses
 from uringloop._ring.shared_sockets cimport (
     URING_SEARCH_NS,
-    sched_yield,
     uring_add_listener,
     uring_add_waker,
     uring_close_accept_epoll,

@@ -47,6 +47,7 @@ class Child:
         # Notified of the exit; None once the loop is closed, as the transport may be freed first.
         self.transport: SubprocessTransport | None = transport
         self.process = transport._proc
+        self._parent = os.getpid()
         # Owned by this object, closed when the child is reaped; -1 without one.
         self.pidfd = -1
         self._watched = False
@@ -124,6 +125,10 @@ class Child:
     def reap_or_leave(self, deadline: float) -> None:
         """Reap the child of a loop that is closed; a thread does it if the child still runs."""
         assert self.transport is not None
+        if self._parent != os.getpid():
+            # A forked child: the process is its parent's child.
+            self._close_pidfd()
+            return
         timeout_s = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None
         if self.pidfd < 0:

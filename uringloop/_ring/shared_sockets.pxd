@@ -20,7 +20,6 @@ cdef extern from "_ring/shared_sockets.h" nogil:
     bint uring_is_crowded(int fd)
     void uring_mark_shared(int fd)
     bint uring_is_shared(int fd)
-    int sched_yield()
     int uring_poll_accept_epoll(uring *u, int64_t timeout_ns)
     void uring_sleep_in_ring(uring *u, bint sleeps_in_ring)
     int uring_sleep(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)

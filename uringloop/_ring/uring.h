@@ -274,6 +274,7 @@ static inline void uring_empty_queues(struct io_uring *ring) {
     ring->sq.khead = ring->sq.ktail = ring->sq.kflags = ring->sq.kring_entries = &zero;
     ring->sq.sqe_head = ring->sq.sqe_tail = 0;
     ring->cq.khead = ring->cq.ktail = ring->cq.koverflow = ring->cq.kring_entries = &zero;
+    ring->cq.kflags = NULL;
 }
 
 /* For the fork handler, in the child. The mappings are gone (dontfork); the descriptor must go too,

@@ -31,11 +31,8 @@ from uringloop._kernel.atomics cimport (
     load_uint_acquire,
     replace_pointer,
 )
+from uringloop._kernel.libc cimport sched_yield
 from uringloop._turn.handles cimport Handle, traverse_queued
-
-
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
 
 
 @cython.final

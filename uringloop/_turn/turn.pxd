@@ -4,7 +4,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, list_size, this_thread
-from uringloop._kernel.atomics cimport load_int, load_long, store_long_release
+from uringloop._kernel.atomics cimport load_int, load_long, replace_long, store_long_release
+from uringloop._kernel.libc cimport sched_yield
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport uring_is_inherited
@@ -191,7 +192,17 @@ cdef class LoopCore:
     cdef int _push_from_elsewhere(self, TimerHandle timer) except -1
 
 
-cdef bint try_to_claim(LoopCore loop) noexcept
+cdef inline bint try_to_claim(LoopCore loop) noexcept:
+    """Use the queues of a loop that does not run for a moment; return False if a thread runs it."""
+    cdef unsigned long before = 0
+    while not replace_long(&loop.thread_id, &before, CLAIMED):
+        if before != CLAIMED:
+            return False
+        before = 0
+        # The other thread may be waiting for this one.
+        with nogil:
+            sched_yield()
+    return True
 
 
 cdef inline void give_back(LoopCore loop) noexcept:

@@ -34,7 +34,8 @@ from uringloop._kernel.atomics cimport (
     store_int_release, store_long, store_long_release, store_ns)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
-from uringloop._kernel.libc cimport close, EFD_CLOEXEC, EFD_NONBLOCK, eventfd, eventfd_write
+from uringloop._kernel.libc cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_write, sched_yield)
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
@@ -55,7 +56,6 @@ from uringloop._turn.timing cimport (
 
 
 cdef extern from "<pthread.h>" nogil:
-    int sched_yield()
     ctypedef unsigned long pthread_t    # a pointer on musl
     pthread_t pthread_self()
     int pthread_getcpuclockid(pthread_t thread, int *clock)
@@ -285,6 +285,8 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
+        # A signal handler that has run at the end of the turn before may have forked.
+        self.ring.check_process()
         self.file_deadline_ns = 0
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
@@ -583,7 +585,7 @@ cdef class LoopCore:
         cdef bint inherited = uring_is_inherited(&self.ring.u)
         if load_int(&self.closed):
             return False
-        if not inherited and not try_to_claim(self):
+        if runs_here(self) if inherited else not try_to_claim(self):
             raise RuntimeError("Cannot close a running event loop")
         # Whoever claims the loop from now on finds it closed.
         was_open = bool(replace_int(&self.closed, &is_open, True))
@@ -623,6 +625,7 @@ cdef class LoopCore:
 
     def _check_closed(self):
         self.check_closed()
+        self.ring.check_process()
 
     def _check_owner(self):
         self.check_owner()
@@ -668,19 +671,6 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.u.enters
-
-
-cdef bint try_to_claim(LoopCore loop) noexcept:
-    """Use the queues of a loop that does not run for a moment; return False if a thread runs it."""
-    cdef unsigned long before = 0
-    while not replace_long(&loop.thread_id, &before, CLAIMED):
-        if before != CLAIMED:
-            return False
-        before = 0
-        # The other thread may be waiting for this one.
-        with nogil:
-            sched_yield()
-    return True
 
 
 cdef traverseproc traverse_fields
