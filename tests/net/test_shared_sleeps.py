@@ -335,31 +335,38 @@ CHILD = """
     import asyncio, os, socket
     import uringloop
 
+    number = None
+
+    def fork():
+        global number
+        number = os.fork()
+        if number:
+            print(os.waitpid(number, 0)[1])
+
     async def main():
-        loop = asyncio.get_running_loop()
         sock = socket.create_server(("127.0.0.1", 0))
         address = sock.getsockname()
         server = await loop.create_server(asyncio.Protocol, sock=sock)
-        number = os.fork()
-        if not number:
-            try:
-                asyncio._set_running_loop(None)
-                # These files reuse descriptor numbers of the parent's loop.
-                files = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
-                loop.close()
-                for fd in files:
-                    os.fstat(fd)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        print(os.waitpid(number, 0)[1])
+        loop.call_soon(fork)
         await asyncio.sleep(0.01)
         _, writer = await asyncio.open_connection(*address)
         writer.close()
         await writer.wait_closed()
         server.close()
 
-    uringloop.run(main())
+    loop = uringloop.new_event_loop()
+    try:
+        loop.run_until_complete(main())
+    except RuntimeError:
+        if number != 0:
+            raise
+        # These files reuse descriptor numbers of the parent's loop.
+        files = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+        loop.close()
+        for fd in files:
+            os.fstat(fd)
+        os._exit(0)
+    loop.close()
 """
 
 

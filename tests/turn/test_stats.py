@@ -406,6 +406,7 @@ def test_counters_only_grow_and_any_thread_may_read_them(loop: uringloop.Loop) -
                 transport.write(bytes(10_000))
                 await protocol.received(count * 10_000)
                 await asyncio.sleep(0.0001)
+        await until(lambda: len(samples) > 2)
         await until(lambda: loop.stats()["operations"] == 0)
 
     handler_calls = record_handler_calls(loop)
