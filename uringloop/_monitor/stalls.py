@@ -22,6 +22,7 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from uringloop._cpython import gil
 from uringloop._monitor.snapshots import RUN_FOREVER_FILE, task_of
 from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
@@ -39,6 +40,8 @@ END_S = 5.0
 
 # A process that was stopped, or got no processor, looks the same as one whose GIL was kept.
 GIL_KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
+# Without a GIL a stack is taken while all threads stand still, and such C code must end first.
+STATE_KEPT = "no stack could be taken for {:.2f} s, as while C code keeps its thread state"
 
 logger = logging.getLogger("uringloop")
 
@@ -58,8 +61,8 @@ class WatchedLoop:
     def check(self, late_s: float) -> float | None:
         """Log a stall that has begun or ended; return the delay until the next check.
 
-        Returns None if the loop is closed. *late_s* is how late this check is: for that time no
-        other thread could run.
+        Returns None if the loop is closed. *late_s* is how late this check is: for that time
+        this thread could not run.
         """
         loop = self.loop()
         if loop is None or loop.is_closed():
@@ -81,11 +84,13 @@ class WatchedLoop:
     def _log_begin(self, loop: RunningLoop, thread: int, lasts: float, late_s: float) -> None:
         names = {one.ident: one.name for one in threading.enumerate()}
         self.name = names.get(thread, f"thread {thread}")
+        asked = time.monotonic()
         stack = stack_of(thread)
+        late_s += time.monotonic() - asked
         task = task_of(loop)
         where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
-        if self._gil_was_kept(late_s):
-            where += f"; {GIL_KEPT.format(late_s)}, and this stack was taken after that"
+        if self._was_held_up(late_s):
+            where += f"; {_reason(late_s)}, and this stack was taken after that"
         lines = (
             "".join(traceback.format_list(stack)) or "  no Python code: the callback is compiled\n"
         )
@@ -107,12 +112,16 @@ class WatchedLoop:
     def _log_missed(self, took_s: float, late_s: float) -> None:
         """Log a stall that ended before this thread could take its stack."""
         reason = "it ended before its stack could be taken"
-        if self._gil_was_kept(late_s):
-            reason = f"{GIL_KEPT.format(late_s)}, so its stack was not taken"
+        if self._was_held_up(late_s):
+            reason = f"{_reason(late_s)}, so its stack was not taken"
         logger.warning("a loop was blocked for %.2f s: %s", took_s, reason)
 
-    def _gil_was_kept(self, late_s: float) -> bool:
+    def _was_held_up(self, late_s: float) -> bool:
         return late_s > self.limit_s / 2
+
+
+def _reason(late_s: float) -> str:
+    return (GIL_KEPT if gil.enabled() else STATE_KEPT).format(late_s)
 
 
 def stack_of(thread: int) -> list[traceback.FrameSummary]:
