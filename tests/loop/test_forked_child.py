@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.forks import RUN
 from support.roles import run_script
 
-PRELUDE = """
+PRELUDE = (
+    """
     import asyncio
     import os
     import select
@@ -28,14 +30,6 @@ PRELUDE = """
         if child:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             assert status == 3, status
-
-    def run(main):
-        try:
-            uringloop.run(main())
-        except RuntimeError as exc:
-            if child != 0 or "inherited through a fork" not in str(exc):
-                raise
-            os._exit(3)
 
     def streams(count):
         pairs = []
@@ -58,6 +52,8 @@ PRELUDE = """
         except BlockingIOError:
             return b""
 """
+    + RUN
+)
 
 DATAGRAMS = """
     received = []
@@ -80,7 +76,7 @@ DATAGRAMS = """
     run(main)
 """
 
-# One message is 100 KB, so the socket is polled, and recv(2) is called until it is empty.
+# The messages are large, so the socket is polled, and recv(2) is called until it is empty.
 LARGE_MESSAGES = """
     TOTAL = 4_000_000
     received = bytearray()

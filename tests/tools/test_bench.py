@@ -221,7 +221,7 @@ def test_the_rate_of_the_open_loop_is_honoured(tmp_path: Path, name: str) -> Non
     measurement = measure(tmp_path, name, EchoLoad(128, 4), settings)
     assert_checked(measurement)
     rate = (measurement.requests + measurement.unanswered) / measurement.elapsed_ns * 1e9
-    assert rate == pytest.approx(2000.0, rel=0.1)
+    assert rate == pytest.approx(2000.0, rel=0.05)
 
 
 # ── loops and modes ──────────────────────────────────────────────────────────

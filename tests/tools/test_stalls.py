@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.roles import PATIENCE, run_script, wait_until
+from support.roles import PATIENCE, run_script, until, wait_until
 
 import uringloop
 from uringloop._cpython import gil
@@ -141,17 +141,21 @@ def test_code_that_keeps_the_gil_is_logged_afterwards(log: MessageLog) -> None:
     usleep = ctypes.PyDLL(None).usleep
     expected = "keeps the GIL" if gil.enabled() else "keeps its thread state"
 
+    async def stall() -> None:
+        before = len(log.lines)
+        usleep(400_000)
+        await until(lambda: len(log.lines) > before)
+
     async def culprit() -> None:
         # Give the other thread time to begin its checks.
         await asyncio.sleep(0.1)
         async with asyncio.timeout(PATIENCE):
             # On a busy machine the loop may be late, and be logged, before it calls usleep().
             while not log.containing(expected):
-                usleep(400_000)
-                await asyncio.sleep(0.1)
+                await stall()
 
     run(uringloop.Loop(stall_ms=50), culprit)
-    line = log.containing(expected)[0]
+    (line,) = log.containing(expected)
     assert "blocked for 0." in line
 
 
