@@ -268,3 +268,13 @@ def test_a_timer_of_another_thread_wakes_the_loop(loop: uringloop.Loop) -> None:
     loop.run_forever()
     timer.join()
     assert 0.01 <= loop.time() - reached[0] < 5
+
+
+# ── size ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(not gil.free_threaded(), reason="with a GIL, handles have other sizes")
+def test_a_handle_fits_a_block_of_the_allocator(each_loop: AbstractEventLoop) -> None:
+    """Blocks of mimalloc above 128 bytes have 160."""
+    handle = each_loop.call_soon_threadsafe(int)
+    assert type(handle).__basicsize__ <= 128

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 
 cdef extern from "_kernel/atomics.h" nogil:
+    unsigned char load_byte "uring_load" (const unsigned char *field)
     int load_int "uring_load" (const int *field)
     unsigned int load_uint "uring_load" (const unsigned int *field)
     unsigned long load_long "uring_load" (const unsigned long *field)
@@ -13,6 +14,7 @@ cdef extern from "_kernel/atomics.h" nogil:
     uint64_t load_total "uring_load" (const uint64_t *field)
     uintptr_t load_pointer "uring_load" (const uintptr_t *field)
 
+    void store_byte "uring_store" (unsigned char *field, unsigned char value)
     void store_int "uring_store" (int *field, int value)
     void store_long "uring_store" (unsigned long *field, unsigned long value)
     void store_size "uring_store" (Py_ssize_t *field, Py_ssize_t value)

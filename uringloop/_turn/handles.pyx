@@ -29,7 +29,9 @@ from uringloop._cpython.pyapi cimport (
     PyObject_Vectorcall, PyTuple_GET_SIZE, Py_DECREF_owned, Py_REFCNT, give_away, has_no_variables,
     hide_from_collector, is_given, raise_pending, this_thread, tuple_items, type_of, visitproc,
 )
-from uringloop._kernel.atomics cimport adjust_size, load_int, load_long, store_int, store_long
+from uringloop._kernel.atomics cimport (
+    adjust_size, load_byte, load_int, load_long, store_byte, store_int, store_long,
+)
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
@@ -97,7 +99,7 @@ cdef class Handle:
             # The callback is dropped below; a report in debug mode still names it.
             self.cancelled_repr = self.describe()
         # If run_unshared() is using the callback, it drops it itself.
-        return 0 if load_int(&self.is_running) else self.drop_callback()
+        return 0 if load_byte(&self.is_running) else self.drop_callback()
 
     @cython.final
     cdef int drop_callback(self) except -1:
@@ -353,11 +355,11 @@ cdef int run_unshared(Handle handle, object loop) except -1:
         return 0
     if handle.context is None:
         handle.context = PyContext_New()
-    store_int(&handle.is_running, True)
+    store_byte(&handle.is_running, True)
     outcome = call(
         <PyObject*>handle.context, <PyObject*>handle.callback, <PyObject*>handle.args,
         handle.single)
-    store_int(&handle.is_running, False)
+    store_byte(&handle.is_running, False)
     if outcome != RETURNED:
         handle._failed(loop, handle.callback, handle.all_args(), outcome)
     return handle.drop_callback() if load_int(&handle.is_cancelled) else 0

@@ -7,8 +7,9 @@ program does that calls call_soon() from a wrong thread.
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
 
-from uringloop._cpython.pyapi cimport Py_DECREF_owned
+from uringloop._cpython.pyapi cimport Py_DECREF_owned, prefetch
 from uringloop._kernel.atomics cimport store_size
 from uringloop._turn.handles cimport traverse_queued
 from uringloop._turn.spare_handles cimport new_spare_handles
@@ -16,6 +17,10 @@ from uringloop._turn.spare_handles cimport new_spare_handles
 
 # Initial capacity, a power of two; the queue grows by doubling.
 READY_AT_START = 64
+
+cdef enum:
+    # The time to run through them hides that of a read; 4 hid two thirds as much as 16.
+    HANDLES_AHEAD = 16
 
 # A C global: module dictionaries may be cleared at shutdown.
 cdef Py_ssize_t FIRST = READY_AT_START
@@ -44,6 +49,7 @@ cdef class ReadyQueue:
                 self.grow(end)
             self.place(end)[0] = handle
             end += 1
+            prefetch_ahead(handle, (<Handle>handle).older)
             handle = (<Handle>handle).older
         store_size(&self.count, end)
         # The oldest comes first.
@@ -73,6 +79,17 @@ cdef class ReadyQueue:
         while self.count:
             Py_DECREF_owned(self.pop())
         return 0
+
+
+cdef inline void prefetch_ahead(PyObject *handle, PyObject *older) noexcept:
+    """Load a handle that comes later in a chain into the processor's cache, by a guess.
+
+    Each handle was written by another processor, and only the one before it tells where it lies.
+    Those that one thread has made often lie at equal distances; a wrong address does no harm.
+    """
+    cdef uintptr_t distance = <uintptr_t>older - <uintptr_t>handle
+    if older != NULL:
+        prefetch(<PyObject*>(<uintptr_t>older + HANDLES_AHEAD * distance))
 
 
 cdef inline void swap(PyObject **one, PyObject **other) noexcept:
