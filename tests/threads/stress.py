@@ -199,7 +199,7 @@ class Stress:
         self.deadline = 0.0
         self.targets: list[Target | None] = [None] * loops
         self.threads = threads
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()  # about: the threads count without a lock
         self.wrong: list[str] = []
         # Runs and closes loops of other threads.
         self.strangers = concurrent.futures.ThreadPoolExecutor(4, "stranger")
