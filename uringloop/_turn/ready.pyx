@@ -18,12 +18,12 @@ from uringloop._turn.spare_handles cimport new_spare_handles
 # Initial capacity, a power of two; the queue grows by doubling.
 READY_AT_START = 64
 
+# A C global: module dictionaries may be cleared at shutdown.
+cdef Py_ssize_t FIRST = READY_AT_START
+
 cdef enum:
     # The time to run through them hides that of a read; 4 hid two thirds as much as 16.
     HANDLES_AHEAD = 16
-
-# A C global: module dictionaries may be cleared at shutdown.
-cdef Py_ssize_t FIRST = READY_AT_START
 
 
 @cython.final
