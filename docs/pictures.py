@@ -98,13 +98,14 @@ class Picture:
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
     (
-        ("__init__", "threads", "policy", "fs", "tempfile", "monitor", "prometheus"),
+        ("__init__", "threads", "streams", "policy", "fs", "tempfile", "monitor", "prometheus"),
         "public modules",
     ),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
     (("_net", "_files", "_process", "_monitor"), "connections, files, processes, monitor"),
     (("_tls",), "TLS above the transports"),
+    (("_streams",), "compiled streams"),
     (("_transport",), "pausing, flow control, writing, closing"),
     (("_turn",), "one turn: handles, timers"),
     (("_ring",), "operations, completions, buffers"),

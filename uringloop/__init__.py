@@ -10,6 +10,7 @@ uringloop.install()                                         for programs that us
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 # Loads the compiled modules, which everything below imports.
@@ -34,6 +35,7 @@ SUBMODULES = (
     "monitor",
     "prometheus",
     "pytest_plugin",
+    "streams",
     "tempfile",
     "top",
     "workers",
@@ -84,3 +86,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return the public names, including submodules that are not imported yet."""
     return sorted((*__all__, *SUBMODULES))
+
+
+if os.environ.get("URINGLOOP_STREAMS") == "1":
+    importlib.import_module("uringloop.streams").install()

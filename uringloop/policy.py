@@ -7,6 +7,7 @@ Policies are deprecated since Python 3.14 and removed in 3.16. `uringloop.run`,
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
@@ -115,12 +116,18 @@ def run(
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = new_event_loop,
     debug: bool | None = None,
+    streams: bool = False,
 ) -> T:
     """Run *main* like asyncio.run(), on a uringloop loop, and return its result.
+
+    With *streams* it calls `uringloop.streams.install()` before, whose effect stays.
 
     Raises the exception of *main*. Raises RuntimeError if a loop already runs in this thread,
     unless that loop is nestable: then *main* runs on that loop.
     """
+    if streams:
+        # Imported here: few programs use this module.
+        importlib.import_module("uringloop.streams").install()
     running = nesting.loop_for_nested_run()
     if running is not None:
         return nesting.run(running, main, debug)

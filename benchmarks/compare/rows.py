@@ -105,6 +105,8 @@ ECHOES = [
     *echo("unix-protocol", "protocol", 1.7, "128x50", "1000x50", unix=True),
     *echo("streams-tcp", "streams", 1.5, "1000x50", "1000x1000"),
     *echo("streams-unix", "streams", 1.9, "1000x50", unix=True),
+    *echo("compiled-streams-tcp", "compiled-streams", 2.0, "1000x50", "1000x1000"),
+    *echo("compiled-streams-unix", "compiled-streams", 2.5, "1000x50", unix=True),
     *echo("sockets-tcp", "sockets", 2.5, "128x50"),
     *echo("sockets-unix", "sockets", 3.0, "128x50", unix=True),
 ]

@@ -40,6 +40,8 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
     bint PyUnicode_Check(PyObject *target)
+    # Without an *overflow* exception it returns the nearest number.
+    Py_ssize_t PyNumber_AsSsize_t(object number, PyObject *overflow) except? -1
     # For two str it does not fail.
     int PyUnicode_Compare(PyObject *one, object other)
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
@@ -68,6 +70,7 @@ cdef extern from "Python.h":
     bint PyObject_GC_IsTracked(PyObject *target)
     void PyObject_GC_Track(object target)
     void PyObject_GC_UnTrack(object target)
+    bint PyCFunction_Check(object target)
     # What threading.get_ident() returns.
     unsigned long this_thread "(unsigned long)pthread_self" ()
 
@@ -264,6 +267,20 @@ cdef extern from *:
         Py_DECREF(entered);
     }
 
+    /* Returns what a weak reference refers to, or None. */
+    static inline PyObject *uringloop_weakly_referenced(PyObject *reference) {
+        PyObject *found;
+
+    #if PY_VERSION_HEX >= 0x030D0000
+        if (PyWeakref_GetRef(reference, &found) < 0)
+            return NULL;
+        return found == NULL ? Py_NewRef(Py_None) : found;
+    #else
+        found = PyWeakref_GetObject(reference);
+        return Py_XNewRef(found);
+    #endif
+    }
+
     /* Prefetches the memory of an object that is used soon. */
     #define uringloop_prefetch(o) (__builtin_prefetch(o), __builtin_prefetch((char *)(o) + 64))
 
@@ -317,6 +334,7 @@ cdef extern from *:
     void stop_with "PyErr_SetObject" (object StopIteration, object result)
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
     void forget_hash "uringloop_forget_hash" (PyObject *bytes)
+    object weakly_referenced "uringloop_weakly_referenced" (object reference)
     void prefetch "uringloop_prefetch" (PyObject *target)
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)
     PyObject *get_attribute "uringloop_get_attribute" (object descriptor, object target)

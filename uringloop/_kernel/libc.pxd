@@ -5,6 +5,10 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 
+cdef extern from "<string.h>" nogil:
+    void *memmem(const void *data, size_t size, const void *wanted, size_t wanted_size)
+
+
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
         void *iov_base

@@ -1,7 +1,7 @@
 """Delivery: how received bytes reach a protocol, by its kind.
 
 `deliver_or_copy` delivers from the receive buffer where no bytes object is needed: for TLS, for
-buffered protocols and for asyncio's streams. `deliver` passes a bytes object. Both stash the bytes
+buffered protocols and for streams. `deliver` passes a bytes object. Both stash the bytes
 that a protocol has not taken because it paused or raised KeyboardInterrupt.
 """
 
@@ -13,8 +13,16 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
+from uringloop._streams.stream_protocol cimport is_stream_protocol, receive, receive_object
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
-from uringloop._transport.pausing cimport BUFFERED, PLAIN, STREAM_READER, TLS, ReadTransport
+from uringloop._transport.pausing cimport (
+    BUFFERED,
+    COMPILED,
+    PLAIN,
+    STREAM_READER,
+    TLS,
+    ReadTransport,
+)
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport CLOSING, own, pending_exception
 
@@ -31,6 +39,8 @@ cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef ProtocolKind kind_of(object protocol) except *:
     if is_secure(protocol):
         return TLS
+    if is_stream_protocol(protocol):
+        return COMPILED
     if appends_to_reader(protocol):
         return STREAM_READER
     if isinstance(protocol, asyncio.BufferedProtocol):
@@ -53,7 +63,7 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
         else:
             deliver_buffered(transport, memory, size)
         return None
-    if transport.kind == STREAM_READER and feed_reader(transport, memory, size):
+    if transport.kind != PLAIN and feed_reader(transport, memory, size):
         return None
     return transport.loop.freelist.copy(memory, size)
 
@@ -65,6 +75,8 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
         if transport.kind == TLS and not transport.loop.in_debug_mode():
             return deliver_records(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         return deliver_buffered(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    if transport.kind == COMPILED and feed_object(transport, data):
+        return 0
     result = transport.call(NAME_DATA_RECEIVED, <PyObject*>data)
     if result == NULL:
         return transport.fatal_error(pending_exception(), DATA_RECEIVED_FAILED)
@@ -78,7 +90,20 @@ cdef bint feed_reader(ReadTransport transport, const char *memory, int size) exc
         # Debug mode measures and reports slow calls.
         return False
     try:
+        if transport.kind == COMPILED:
+            return receive(transport.protocol, memory, size)
         return append_to_reader(transport.protocol, memory, size)
+    except BaseException as exc:
+        transport.fatal_error(exc, DATA_RECEIVED_FAILED)
+        return True
+
+
+cdef bint feed_object(ReadTransport transport, bytes data) except -1:
+    """Like `feed_reader`, for an object and a compiled StreamReader."""
+    if transport.loop.in_debug_mode():
+        return False
+    try:
+        return receive_object(transport.protocol, data)
     except BaseException as exc:
         transport.fatal_error(exc, DATA_RECEIVED_FAILED)
         return True

@@ -55,7 +55,7 @@ from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._ring.uring cimport uring_is_inherited
-from uringloop._transport.pausing cimport ENDED, PLAIN, STARVED
+from uringloop._transport.pausing cimport COMPILED, ENDED, PLAIN, STARVED
 from uringloop._transport.transport cimport (
     BROKEN,
     CLOSING,
@@ -273,7 +273,7 @@ cdef class StreamTransport(WriteTransport):
         cdef char *memory
         cdef int size
         cdef bytes data
-        if self.kind == PLAIN:
+        if self.kind == PLAIN or self.kind == COMPILED:
             return self.read_bytes(left)
         memory = self.loop.pool.spare()
         size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)

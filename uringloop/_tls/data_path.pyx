@@ -32,6 +32,7 @@ from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._kernel.atomics cimport load_int, store_int
+from uringloop._streams.stream_protocol cimport is_stream_protocol, receive_object
 from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
@@ -354,8 +355,7 @@ cdef class TLSCore(WriteSource):
     cdef int deliver(self, bytes data) except -1:
         """Pass plaintext to the protocol; *data* is None if no record was complete."""
         cdef object app_protocol = self.app_protocol
-        if data is not None and not (appends_to_reader(app_protocol) and append_to_reader(
-                app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))):
+        if data is not None and not receive_by_reader(app_protocol, data):
             app_protocol.data_received(data)
         if self.records.peer_closed:
             self.close_received()
@@ -574,6 +574,14 @@ cdef class TLSCore(WriteSource):
         if size >= self.writing_stops or self._app_writing_paused:
             self._control_app_writing()
         return 0
+
+
+cdef bint receive_by_reader(object app_protocol, bytes data) except -1:
+    """Append *data* to the buffer of a stream; False if data_received() must be called."""
+    if is_stream_protocol(app_protocol):
+        return receive_object(app_protocol, data)
+    return appends_to_reader(app_protocol) and append_to_reader(
+        app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
 
 cdef object context_of(object transport):

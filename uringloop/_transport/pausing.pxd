@@ -20,6 +20,7 @@ cdef enum Receiving:
 cdef enum ProtocolKind:
     PLAIN           # data_received()
     STREAM_READER   # asyncio's StreamReaderProtocol: see stream_reader.pyx
+    COMPILED        # a protocol of `_streams`, which appends to its reader itself
     BUFFERED        # get_buffer() and buffer_updated()
     TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx
 

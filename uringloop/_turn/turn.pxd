@@ -101,6 +101,7 @@ cdef class LoopCore:
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef dict future_options      # arguments of every Future; None before the first and when closed
+    cdef object resolved_future   # whose result is None, for ReadWaiter; None before and at the end
     cdef Handle current_handle    # the handle that runs, if handles are timed; else None
     cdef FdTable fd_table         # the transports, by descriptor
     cdef Counters counters

@@ -601,7 +601,7 @@ cdef class LoopCore:
             self.timers.clear()
             drain(self.ring)
         finally:
-            self.future_options = None
+            self.future_options = self.resolved_future = None
             self.ready.spare.clear()
             self.timers.spare.clear()
             self.freelist.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # The path of a UNIX socket, or an IPv4 address and a port.
 Address = str | tuple[str, int]
 
-MODES = ("protocol", "buffered", "streams", "sockets")
+MODES = ("protocol", "buffered", "streams", "compiled-streams", "sockets")
 DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
 DEFAULT_SIZES = (1000,)
 DEFAULT_CLIENTS = (1, 50, 300)

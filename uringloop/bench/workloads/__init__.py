@@ -18,6 +18,7 @@ WORKLOADS: dict[str, Serve] = {
     "protocol": echo.serve_protocol,
     "buffered": echo.serve_buffered,
     "streams": echo.serve_streams,
+    "compiled-streams": echo.serve_compiled_streams,
     "sockets": echo.serve_sockets,
 }
 

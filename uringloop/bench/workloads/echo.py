@@ -1,8 +1,8 @@
-"""The echo servers that are measured: the four ways in which asyncio programs serve TCP.
+"""The echo servers that are measured: the ways in which asyncio programs serve TCP.
 
 Each is written as a user would write it, and not tuned for one loop: `protocol` and `buffered` are
-the callback APIs, `streams` the coroutine API, `sockets` the plain sock_* methods. Runs on the
-thread of the loop that serves.
+the callback APIs, `streams` the coroutine API, `compiled-streams` the same by uringloop.streams,
+`sockets` the plain sock_* methods. Runs on the thread of the loop that serves.
 """
 
 from __future__ import annotations
@@ -109,6 +109,17 @@ async def serve_streams(listener: socket.socket) -> None:
         await asyncio.start_unix_server(echo_stream, sock=listener, backlog=BACKLOG)
     else:
         await asyncio.start_server(echo_stream, sock=listener, backlog=BACKLOG)
+
+
+async def serve_compiled_streams(listener: socket.socket) -> None:
+    """Serve with uringloop.streams, which are asyncio's streams on other loops."""
+    # Imported here: other loops are measured in processes without uringloop.
+    from uringloop import streams
+
+    if listener.family == socket.AF_UNIX:
+        await streams.start_unix_server(echo_stream, sock=listener, backlog=BACKLOG)
+    else:
+        await streams.start_server(echo_stream, sock=listener, backlog=BACKLOG)
 
 
 async def serve_sockets(listener: socket.socket) -> None:

@@ -1,0 +1,1 @@
+"""Compiled streams: StreamReader, StreamWriter and their protocol."""

@@ -1,0 +1,171 @@
+"""What the task of a suspended read waits for, in place of a future.
+
+A task takes each object with asyncio's mark `_asyncio_future_blocking` for a future: it adds a
+callback, which steps the task, and calls cancel() and result(). Making an asyncio.Future and
+resolving it takes a third of the instructions with which an echo server reads a message; a
+ReadWaiter is used again for the next read of its stream, and schedules the callback without a call
+of call_soon(). The callback runs when and in the order in which a future's would.
+
+Loops of this package only, and only outside debug mode, where futures note where they were made.
+"""
+
+from asyncio import exceptions
+
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport PyCFunction_Check
+from uringloop._turn.handles cimport fill_from
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef class ReadWaiter:
+
+    # ── what tasks use ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def _asyncio_future_blocking(self):
+        return self.blocking
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, bint blocking):
+        self.blocking = blocking
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    def add_done_callback(self, callback, *, context=None):
+        if self.state != PENDING:
+            self.schedule(callback, context)
+        elif self.callback is None:
+            self.callback = callback
+            self.context = context
+        else:
+            if self.more_callbacks is None:
+                self.more_callbacks = []
+            self.more_callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback):
+        """Remove all equal callbacks; return how many there were."""
+        cdef list kept = []
+        cdef Py_ssize_t count = 0
+        cdef list added = [(self.callback, self.context), *(self.more_callbacks or ())]
+        for entry in added:
+            if entry[0] is None or entry[0] == callback:
+                count += entry[0] is not None
+            else:
+                kept.append(entry)
+        self.callback, self.context = kept.pop(0) if kept else (None, None)
+        self.more_callbacks = kept or None
+        return count
+
+    def cancel(self, msg=None):
+        if self.state != PENDING:
+            return False
+        self.state = CANCELLED
+        self.error = msg
+        self.schedule_callbacks()
+        return True
+
+    def cancelled(self):
+        return self.state == CANCELLED
+
+    def done(self):
+        return self.state != PENDING
+
+    def result(self):
+        if self.state == FAILED:
+            raise self.error
+        if self.state == CANCELLED:
+            raise cancelled_error(self.error)
+        if self.state == PENDING:
+            raise exceptions.InvalidStateError("Result is not set.")
+
+    def exception(self):
+        if self.state == FAILED:
+            return self.error
+        if self.state == CANCELLED:
+            raise cancelled_error(self.error)
+        if self.state == PENDING:
+            raise exceptions.InvalidStateError("Exception is not set.")
+
+    def set_result(self, result):
+        if self.state != PENDING:
+            raise exceptions.InvalidStateError("invalid state")
+        self.resolve()
+
+    def set_exception(self, exc):
+        if self.state != PENDING:
+            raise exceptions.InvalidStateError("invalid state")
+        self.state = FAILED
+        self.error = exc
+        self.schedule_callbacks()
+
+    def __repr__(self):
+        return f"<ReadWaiter {STATES[<int>self.state]}>"
+
+    # ── what reads use ───────────────────────────────────────────────────────────────────────
+
+    cdef int reset(self) except -1:
+        """Become pending again, for the next read."""
+        self.state = PENDING
+        self.blocking = True
+        self.callback = None
+        self.context = None
+        self.more_callbacks = None
+        self.error = None
+        return 0
+
+    cdef int resolve(self) except -1:
+        assert self.state == PENDING
+        self.state = RESOLVED
+        return self.schedule_callbacks()
+
+    cdef int schedule_callbacks(self) except -1:
+        cdef object callback = self.callback
+        cdef list more = self.more_callbacks
+        if callback is None:
+            return 0
+        self.callback = None
+        self.schedule(callback, self.context)
+        if more is not None:
+            self.more_callbacks = None
+            for other, context in more:
+                self.schedule(other, context)
+        return 0
+
+    cdef int schedule(self, object callback, object context) except -1:
+        cdef PyObject *call[2]
+        cdef object future
+        self.loop.check_closed()
+        call[0] = <PyObject*>callback
+        call[1] = <PyObject*>self
+        if self.state == RESOLVED and PyCFunction_Check(callback):
+            # The step of a task, which asks its argument for the result, and a future five times
+            # as fast as another object.
+            future = resolved_future(self.loop)
+            call[1] = <PyObject*>future
+        return self.loop.push(
+            fill_from(self.loop.new_handle(), self.loop, call, 2, <PyObject*>context))
+
+
+cdef tuple STATES = ("pending", "finished", "failed", "cancelled")
+
+
+cdef object resolved_future(LoopCore loop):
+    """Return a future with the result None, one for each loop."""
+    if loop.resolved_future is None:
+        loop.resolved_future = loop.create_future()
+        loop.resolved_future.set_result(None)
+    return loop.resolved_future
+
+
+cdef object cancelled_error(object message):
+    return exceptions.CancelledError() if message is None else exceptions.CancelledError(message)
+
+
+cdef ReadWaiter new_waiter(LoopCore loop):
+    cdef ReadWaiter waiter = ReadWaiter.__new__(ReadWaiter)
+    waiter.loop = loop
+    waiter.blocking = True
+    return waiter

@@ -1,0 +1,178 @@
+"""A compiled StreamWriter.
+
+`StreamWriter` puts `WriterCore` before asyncio's. Both share their fields, which are C fields under
+the names that asyncio's methods use. write() passes its bytes to the transport in C; drain()
+returns one and the same object while it need not wait. When it must, asyncio's drain() waits.
+
+A program may replace any field and any of the objects: what is not of this package is called as
+asyncio calls it.
+"""
+
+from asyncio import streams
+from collections.abc import Coroutine
+
+cimport cython
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport keep_for_ever, set_step
+from uringloop._streams.stream_protocol cimport ProtocolCore
+from uringloop._streams.reader cimport ReaderCore
+from uringloop._transport.transport cimport BROKEN, load_life
+from uringloop._transport.writer cimport WriteTransport
+
+
+cdef object STOCK = streams.StreamWriter
+cdef object STOCK_READER = streams.StreamReader
+
+
+@cython.final
+cdef class Done:
+    # An awaitable that does not suspend, and whose result is None; asyncio takes it for a
+    # coroutine. It has no state: there is one.
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # Makes the type an iterator; `set_step` replaces it by `done_step`.
+        raise StopIteration
+
+    def send(self, value):
+        raise StopIteration
+
+    def throw(self, exc, value=None, traceback=None):
+        if value is None:
+            value = exc if isinstance(exc, BaseException) else exc()
+        elif not isinstance(value, BaseException):
+            value = exc(value)
+        raise value if traceback is None else value.with_traceback(traceback)
+
+    def close(self):
+        """Do nothing: there is no code that could be interrupted."""
+
+    @property
+    def __name__(self):
+        return "drain"
+
+    @property
+    def __qualname__(self):
+        return "StreamWriter.drain"
+
+
+cdef PyObject *done_step(PyObject *step) noexcept:
+    # NULL without an exception is a StopIteration without a value.
+    return NULL
+
+
+set_step(Done, done_step)
+Coroutine.register(Done)
+cdef Done DONE = Done()
+keep_for_ever(DONE)
+
+
+cdef class WriterCore:
+
+    def __init__(self, transport, protocol, reader, loop):
+        assert reader is None or isinstance(reader, STOCK_READER)
+        self._transport = transport
+        self._protocol = protocol
+        self._reader = reader
+        self.loop = loop
+
+    # ── the fields, under the names of asyncio's StreamWriter ────────────────────────────────
+
+    @property
+    @cython.critical_section
+    def _loop(self):
+        return self.loop
+
+    @_loop.setter
+    @cython.critical_section
+    def _loop(self, loop):
+        self.loop = loop
+
+    @property
+    @cython.critical_section
+    def _transport(self):
+        return self.transport
+
+    @_transport.setter
+    @cython.critical_section
+    def _transport(self, transport):
+        self.transport = transport
+        self.stream = None
+        # A pipe's write() does more than put().
+        if isinstance(transport, WriteTransport) and hasattr(transport, "_start_tls_compatible"):
+            self.stream = transport
+
+    @property
+    @cython.critical_section
+    def _protocol(self):
+        return self.protocol
+
+    @_protocol.setter
+    @cython.critical_section
+    def _protocol(self, protocol):
+        self.protocol = protocol
+        self.flow = protocol if isinstance(protocol, ProtocolCore) else None
+
+    @property
+    @cython.critical_section
+    def _reader(self):
+        return self.reader
+
+    @_reader.setter
+    @cython.critical_section
+    def _reader(self, reader):
+        self.reader = reader
+        self.source = reader if isinstance(reader, ReaderCore) else None
+
+    @property
+    def _complete_fut(self):
+        # asyncio makes one for each writer, and uses none.
+        future = self.loop.create_future()
+        future.set_result(None)
+        return future
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    @cython.critical_section
+    def transport(self):
+        return self.transport
+
+    def write(self, data):
+        """Queue *data*; it is sent at the end of the turn, with what else is written in it."""
+        if self.stream is not None:
+            self.stream.put(data)
+        else:
+            self.transport.write(data)
+
+    def drain(self):
+        """Return an awaitable that waits while too much is queued, as in asyncio."""
+        return DONE if self.need_not_wait() else STOCK.drain(self)
+
+    cdef bint need_not_wait(self) except -1:
+        """Return whether drain() has nothing to wait for, and no exception to raise."""
+        if self.flow is None or self.flow.paused or self.flow.lost:
+            return False
+        if self.source is not None:
+            if self.source.error is not None:
+                return False
+        elif self.reader is not None:
+            return False
+        if self.stream is not None:
+            return load_life(&self.stream.life) < BROKEN
+        return not self.transport.is_closing()
+
+    def is_closing(self):
+        return self.transport.is_closing()
+
+
+class StreamWriter(WriterCore, STOCK):
+    """asyncio's StreamWriter, compiled. drain() may return an awaitable that is no coroutine."""
+
+    __module__ = "uringloop.streams"

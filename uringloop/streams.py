@@ -1,0 +1,51 @@
+"""asyncio's streams, compiled: the same functions and classes, for programs that ask for them.
+
+    from uringloop import streams
+
+    reader, writer = await streams.open_connection("localhost", 6379)
+
+`install()` puts them in asyncio's place, so that libraries that call asyncio.open_connection() or
+make an asyncio.StreamReader use them, too; so do `uringloop.run(main(), streams=True)` and the
+environment variable URINGLOOP_STREAMS=1. On other loops the functions are asyncio's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uringloop._streams.connections import (
+    StreamReaderProtocol,
+    open_connection,
+    open_unix_connection,
+    start_server,
+    start_unix_server,
+)
+from uringloop._streams.reader import StreamReader
+from uringloop._streams.stream_writer import StreamWriter
+
+__all__ = [
+    "StreamReader",
+    "StreamReaderProtocol",
+    "StreamWriter",
+    "install",
+    "open_connection",
+    "open_unix_connection",
+    "start_server",
+    "start_unix_server",
+]
+
+FUNCTIONS = (open_connection, open_unix_connection, start_server, start_unix_server)
+CLASSES = (StreamReader, StreamReaderProtocol, StreamWriter)
+
+
+def install() -> None:
+    """Put these functions and classes in asyncio's place, for the whole process.
+
+    A module that has done ``from asyncio import StreamReader`` before keeps asyncio's class. Of the
+    module `asyncio.streams` only the functions are replaced: the classes there refer to each other.
+    """
+    for function in FUNCTIONS:
+        setattr(asyncio, function.__name__, function)
+        setattr(asyncio.streams, function.__name__, function)
+    for stream_class in CLASSES:
+        setattr(asyncio, stream_class.__name__, stream_class)
