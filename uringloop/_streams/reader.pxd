@@ -55,6 +55,7 @@ cdef class ReaderCore(ReadBuffer):
 
 
 cdef bint is_stock_reader(object reader) noexcept
+cdef bint feeds_itself() except -1
 
 
 @cython.final

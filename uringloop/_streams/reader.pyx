@@ -148,7 +148,9 @@ cdef class ReaderCore(ReadBuffer):
 
     @cython.critical_section
     def feed_data(self, data):
-        assert not self.eof, "feed_data after feed_eof"
+        if self.eof:
+            # asyncio's assertion; those of this module are left out of ordinary builds.
+            raise AssertionError("feed_data after feed_eof")
         if not data:
             return
         if type(data) is bytes:
@@ -372,11 +374,17 @@ class StreamReader(ReaderCore, STOCK):
 
 
 cdef object READER = StreamReader
+cdef object FEED_DATA = StreamReader.feed_data
 
 
 cdef bint is_stock_reader(object reader) noexcept:
     """Return whether *reader* is a StreamReader of this module, and not of a derived class."""
     return type(reader) is READER
+
+
+cdef bint feeds_itself() except -1:
+    """Return whether feed_data() is the one above: a program may have replaced it."""
+    return READER.feed_data is FEED_DATA
 
 
 async def read_until_any(reader, separators):

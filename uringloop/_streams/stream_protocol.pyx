@@ -10,7 +10,7 @@ program has dropped is dropped, too.
 """
 
 from uringloop._cpython.pyapi cimport weakly_referenced
-from uringloop._streams.reader cimport ReaderCore, is_stock_reader
+from uringloop._streams.reader cimport ReaderCore, feeds_itself, is_stock_reader
 
 
 cdef class ProtocolCore:
@@ -51,7 +51,7 @@ cdef object DATA_RECEIVED = ProtocolCore.data_received
 cdef bint is_stream_protocol(object protocol) except -1:
     """Return whether `receive` may be called in place of data_received()."""
     return (isinstance(protocol, ProtocolCore)
-            and type(protocol).data_received is DATA_RECEIVED)
+            and type(protocol).data_received is DATA_RECEIVED and feeds_itself())
 
 
 cdef ReaderCore reader_of(object protocol):

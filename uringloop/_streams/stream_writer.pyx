@@ -76,7 +76,9 @@ keep_for_ever(DONE)
 cdef class WriterCore:
 
     def __init__(self, transport, protocol, reader, loop):
-        assert reader is None or isinstance(reader, STOCK_READER)
+        if reader is not None and not isinstance(reader, STOCK_READER):
+            # As asyncio's assertion.
+            raise AssertionError
         self._transport = transport
         self._protocol = protocol
         self._reader = reader
