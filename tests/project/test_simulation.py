@@ -20,6 +20,7 @@ from simulation import faults
 from simulation.ends import End
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 from simulation.mutants import MUTANTS, Mutant
+from simulation.streams import READS
 from support.leaks import open_fds
 from support.loops import on_io_uring
 from support.sources import PACKAGE
@@ -101,6 +102,10 @@ class Programs(RuleBasedStateMachine):
     @rule(size=st.sampled_from(SIZES), cancels=st.integers(0, 3))
     def sockets(self, size: int, cancels: int) -> None:
         self.model.run(self.model.sockets(size, cancels))
+
+    @rule(layer=st.sampled_from(tuple(READS)), compiled=st.booleans())
+    def streams(self, layer: str, compiled: bool) -> None:
+        self.model.run(self.model.streams(layer, compiled=compiled))
 
     @rule(offset=NUMBERS, size=st.sampled_from(SIZES), sync=st.booleans())
     def file_write(self, offset: int, size: int, sync: bool) -> None:

@@ -21,6 +21,7 @@ from support.tls_contexts import client_context, server_context
 
 import uringloop
 from simulation.ends import Buffered, End, Plain
+from simulation.streams import Conversation
 from uringloop._ring.backends import Backend
 
 KINDS = ("tcp", "unix", "pair", "tls", "pipe")
@@ -404,6 +405,19 @@ class Model:
             right.close()
         if received != sent and not (self.harmful and sent.startswith(received)):
             raise Difference(f"sock_recv: {len(received)} of {len(sent)} bytes, or wrong bytes")
+
+    async def streams(self, layer: str, *, compiled: bool) -> None:
+        """Both ends of a connection read and write by streams."""
+        self.note("streams", layer, compiled)
+        conversation = Conversation(self.rng, compiled=compiled, layer=layer, harmful=self.harmful)
+        try:
+            await conversation.hold()
+        except OSError as exc:
+            if not self.harmful:
+                raise Difference(f"streams: {exc!r}") from exc
+        difference = conversation.difference()
+        if difference is not None:
+            raise Difference(difference)
 
     async def datagrams(self, count: int) -> None:
         self.note("datagrams", count)

@@ -30,6 +30,7 @@ from support.leaks import open_fds
 
 from simulation import faults
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
+from simulation.streams import READS
 
 # Time limit of a seed in seconds; most take milliseconds. A seed that hangs prints its traceback.
 PATIENCE_S = 60
@@ -71,7 +72,10 @@ async def act(model: Model, rng: random.Random) -> None:
     elif what < 0.9:
         await model.thread(rng.randrange(1, 5))
     elif what < 0.93:
-        await model.sockets(rng.choice(SIZES), rng.randrange(4))
+        if rng.random() < 0.5:
+            await model.sockets(rng.choice(SIZES), rng.randrange(4))
+        else:
+            await model.streams(rng.choice(tuple(READS)), compiled=rng.random() < 0.8)
     elif what < 0.94:
         await model.datagrams(rng.randrange(1, 10))
     elif what < 0.95:
