@@ -29,6 +29,7 @@ GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"
 BENEFITS = {
     "shared_accept": "a connection wakes one of the processes that share a listening socket",
     "multishot_recv": "one submission for all receives of a socket",
+    "unix_multishot": "the same on UNIX sockets, with a poll that watches for the peer's end",
     "quiet_sends": "no completion for a send that sent everything",
     "no_iowait": "a sleeping loop does not count as iowait (6.15)",
     "min_wait": "the option batch_wait_us has an effect (6.12)",

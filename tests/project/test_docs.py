@@ -400,8 +400,14 @@ def read_yaml(text: str) -> None:
     assert pytest.importorskip("yaml").safe_load(text)
 
 
+def read_c(text: str) -> None:
+    command = ["cc", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c", "-"]
+    subprocess.run(command, input=text, text=True, check=True)
+
+
 # Languages that are parsed and not run, by their parsers.
 READERS: dict[str, Callable[[str], object]] = {
+    "c": read_c,
     "dockerfile": read_dockerfile,
     "ini": read_ini,
     "json": json.loads,

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.loops import backend
 from support.roles import PATIENCE
 
 LINE = re.compile(r"\[(?P<pid>\d+)\.(?P<loop>\d+)\] (?P<time>\d+\.\d{6}) (?P<text>.*)")
@@ -36,6 +37,15 @@ async def streams():
     writer.close()
     server.close()
     return address
+
+async def unix_streams():
+    ours, peer = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    peer.send(b"x")
+    assert await reader.read(1) == b"x"
+    peer.close()
+    assert await reader.read() == b""
+    writer.close()
 
 async def datagrams():
     loop = asyncio.get_running_loop()
@@ -66,6 +76,7 @@ async def main():
         await asyncio.open_connection(*address)
     except ConnectionRefusedError:
         print("refused")
+    await unix_streams()
     await datagrams()
     await files()
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
@@ -131,6 +142,11 @@ def test_a_line_names_the_operation_and_its_owner(tmp_path: Path) -> None:
     assert re.search(r"^poll#\d+ fd=\d+ multishot for Listener$", text, re.M)
     assert re.search(r"^recv#\d+ = \d+, more$", text, re.M)
     assert re.search(r"^recv#\d+ fd=\d+.* for StreamTransport$", text, re.M)
+    # Beside a multishot receive on a UNIX socket a poll watches for the peer's end.
+    ends = re.findall(r"^(poll#\d+) fd=\d+ for StreamTransport$", text, re.M)
+    assert len(ends) == (backend() == "io_uring")
+    for name in ends:
+        assert re.search(rf"^{name} = 0x2010$", text, re.M)
     assert re.search(r"^cancel poll#\d+\npoll#\d+ = -125 ECANCELED$", text, re.M)
     assert re.search(r'^openat#\d+ ".*/n{250}" for FileOperation$', text, re.M)
     assert re.search(r"^openat#\d+ = -2 ENOENT$", text, re.M)

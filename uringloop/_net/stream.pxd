@@ -15,6 +15,13 @@ cdef enum ReceiveMode:
     POLL            # messages are large: poll, then recv(2) into the protocol's object
 
 
+# Whether a poll watches for the peer's end; the drawing is in stream.pyx.
+cdef enum EndWatch:
+    NOT_WATCHED     # the receive reports the end, or has
+    WANTED          # end_op is armed when the transport opens
+    WATCHING        # end_op is in flight
+
+
 @cython.final
 cdef class StreamTransport(WriteTransport):
     # reading
@@ -24,6 +31,10 @@ cdef class StreamTransport(WriteTransport):
     cdef bint was_armed             # a receive has been armed, so the next one is a re-arm
     cdef bint emptied               # the newest receive left nothing in the socket
     cdef int average                # bytes of a receive, a moving average
+
+    # the end of a UNIX peer
+    cdef Operation *end_op          # a one-shot poll, or NULL; freed with the transport
+    cdef EndWatch end_watch
 
     # reading in the mode POLL
     cdef bint reports_inq           # recv(2) returns how many bytes are left in the socket
@@ -37,6 +48,11 @@ cdef class StreamTransport(WriteTransport):
     cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
 
     cdef int set_ring_mode(self, ReceiveMode mode) except -1
+    cdef int receive_unix(self) except -1
+    cdef int watch_end(self) except -1
+    cdef int on_end(self, int res) except -1
+    cdef int receive_singly(self) except -1
+    cdef int unwatch_end(self) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int start_polling(self) except -1

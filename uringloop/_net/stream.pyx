@@ -7,6 +7,11 @@ A connection whose messages are large is polled instead; for a plain protocol re
 into the object that it gets. A batch of large receives would be out of the processor's cache before
 the first is processed, and copying large messages costs more than the system call.
 
+On a UNIX socket a multishot receive may miss the peer's EOF. A one-shot poll for it, `end_op`, goes
+with it for the connection's life; when it reports the end, single receives take what is left:
+
+    WANTED ──watch_end()──> WATCHING ──on_end(), end_reading() or unwatch_end()──> NOT_WATCHED
+
 The ring holds a reference to the transport while an operation is in flight; the socket is closed
 after the last operation has ended.
 """
@@ -16,6 +21,7 @@ from asyncio import constants, trsock
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
@@ -40,6 +46,7 @@ from uringloop._kernel.libc cimport (
     sockaddr_in6,
 )
 from uringloop._kernel.sockets cimport (
+    io_uring_prep_poll_add,
     io_uring_prep_poll_multishot,
     uring_has_unread,
     uring_prep_recv_multishot,
@@ -52,7 +59,7 @@ from uringloop._kernel.sockets cimport (
 )
 from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
 from uringloop._ring.buffers cimport STREAM_GROUP
-from uringloop._ring.features cimport MULTISHOT_RECV, uses
+from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._transport.pausing cimport COMPILED, ENDED, PLAIN, STARVED
@@ -105,9 +112,15 @@ cdef class StreamTransport(WriteTransport):
         if not uses(MULTISHOT_RECV):
             self.set_ring_mode(SINGLE)
 
+    def __dealloc__(self):
+        PyMem_Free(self.end_op)
+
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
     cdef int start_io(self) except -1:
+        if self.end_watch == WANTED and self.life == OPEN:
+            # Before the receive: then the receive is woken first, and reports most ends itself.
+            self.watch_end()
         try:
             return self.want_recv()
         except OSError as exc:
@@ -128,6 +141,15 @@ cdef class StreamTransport(WriteTransport):
         self.ring_mode = mode
         if self.mode != POLL:
             self.mode = mode
+        return 0
+
+    cdef int receive_unix(self) except -1:
+        """Choose how to receive on a UNIX socket: on io_uring a multishot may miss the EOF."""
+        cdef bint soft = self.loop.ring.u.soft != NULL
+        if not uses(UNIX_MULTISHOT, soft):
+            self.set_ring_mode(SINGLE)
+        elif self.ring_mode == MULTISHOT and not soft:
+            self.end_watch = WANTED
         return 0
 
     cdef int submit_recv(self, bint poll_first) except -1:
@@ -307,9 +329,58 @@ cdef class StreamTransport(WriteTransport):
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────
 
+    cdef int watch_end(self) except -1:
+        """Poll for the peer's end, beside a multishot receive that may miss it."""
+        cdef io_uring_sqe *sqe
+        assert self.end_watch == WANTED
+        if self.end_op == NULL:
+            self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
+            if self.end_op == NULL:
+                return self.receive_singly()
+            operation_init(self.end_op, stream_on_end, <PyObject*>self)
+        sqe = self.loop.ring.submission()
+        self.end_watch = WATCHING
+        io_uring_prep_poll_add(sqe, self.fd, POLLRDHUP)
+        return self.loop.ring.start(sqe, self.end_op)
+
+    cdef int on_end(self, int res) except -1:
+        """The peer has ended its stream or the connection, or the poll has been cancelled."""
+        cdef bint again = res == -ECANCELED and self.end_watch == WATCHING
+        self.end_watch = NOT_WATCHED
+        if self.life >= CLOSING:
+            return self.release_when_done()
+        if again and self.loop.ring.u.soft == NULL:
+            self.end_watch = WANTED
+            return self.watch_end()
+        return 0 if again else self.receive_singly()
+
+    cdef int receive_singly(self) except -1:
+        """Receive what is left, and the end, without a multishot: it would miss the end."""
+        self.end_watch = NOT_WATCHED
+        self.set_ring_mode(SINGLE)
+        return self.cancel_recv() if self.armed_mode == MULTISHOT else 0
+
+    cdef int unwatch_end(self) except -1:
+        """Cancel the poll; it is never armed again."""
+        if self.end_watch == WATCHING:
+            self.loop.ring.cancel(self.end_op)
+        self.end_watch = NOT_WATCHED
+        return 0
+
+    cdef int stop_reading(self) except -1:
+        if self.life >= CLOSING:
+            self.unwatch_end()
+        return WriteTransport.stop_reading(self)
+
+    cdef bint busy(self) noexcept:
+        return WriteTransport.busy(self) or (self.end_op != NULL and self.end_op.in_flight)
+
     cdef int end_reading(self, object item) except -1:
         """Deliver the peer's FIN (EOF) or an error, behind the bytes that came before."""
         self.end_input()
+        if item is EOF:
+            # The poll completes too, without a cancel.
+            self.end_watch = NOT_WATCHED
         if (item is EOF and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
@@ -352,6 +423,7 @@ cdef class StreamTransport(WriteTransport):
         if self.paused:
             # Pausing under load costs a cancel each time: receive one buffer at a time from now on.
             self.set_ring_mode(SINGLE)
+            self.unwatch_end()
         return WriteTransport.stash_item(self, item)
 
     cdef int deliver_item(self, object item) except -1:
@@ -400,6 +472,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int take_ends(self) except -1:
         self.loop.ring.take(&self.recv_op)
         self.loop.ring.take(&self.send_op)
+        if self.end_op != NULL:
+            self.loop.ring.take(self.end_op)
         return 0
 
     # ── get_extra_info() and the protocol ────────────────────────────────────────────────────
@@ -447,8 +521,8 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.use_protocol(protocol)
-    if sock.family == socket.AF_UNIX and transport.loop.ring.u.soft == NULL:
-        transport.set_ring_mode(SINGLE)  # A multishot receive may lose the EOF.
+    if sock.family == socket.AF_UNIX:
+        transport.receive_unix()
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport
@@ -484,3 +558,7 @@ def make_stream(LoopCore loop not None, sock, protocol, waiter=None, peername=No
 
 cdef int stream_on_recv(Operation *op, int res, unsigned int flags) except -1:
     return (<StreamTransport>op.owner).on_recv(res, flags)
+
+
+cdef int stream_on_end(Operation *op, int res, unsigned int flags) except -1:
+    return (<StreamTransport>op.owner).on_end(res)

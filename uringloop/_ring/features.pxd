@@ -12,6 +12,7 @@ cdef enum:
     TRUNCATE = 128          # a submission changes the size of a file
     EPOLL_WAIT = 256        # a completion brings the events of watched descriptors
     NAMELESS_FILES = 512    # a file that is replaced as a whole has no name until written
+    UNIX_MULTISHOT = 1024   # MULTISHOT_RECV on UNIX sockets, too
 
 
 cdef bint uses(unsigned int feature, bint soft=*) noexcept
