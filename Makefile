@@ -59,7 +59,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress unix-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -240,6 +240,14 @@ free-threaded:  ## Build and test with CPython without the GIL: PYTHON=python3.1
 
 threads-stress: $(VENV)/installed  ## Use loops from other threads, at random, for MINUTES=10: PYTHON=python3.14t
 	$(RUN) tests/threads/stress.py --seconds $$((60 * $(or $(MINUTES),10))) $(ARGS)
+
+# In C, without the package: it tests the kernel, and the way in which the loop receives.
+unix-ends: build/unix-ends  ## End UNIX streams under receives of io_uring; no end may be lost: COUNT=1000000
+	build/unix-ends WATCHED $(or $(COUNT),1000000)
+
+build/unix-ends: tests/net/unix_ends.c
+	@mkdir -p build
+	$${CC:-cc} -O2 -Wall -Wextra $< -o $@ -pthread -l:liburing.a
 
 test-python:  ## Build and test with one Python, from Debian if it is not installed: PY=3.14
 	@.ci/test-python "$(or $(PY),3.14)" $(ARGS)
