@@ -412,7 +412,7 @@ class Model:
         conversation = Conversation(self.rng, compiled=compiled, layer=layer, harmful=self.harmful)
         try:
             await conversation.hold()
-        except OSError as exc:
+        except (OSError, EOFError) as exc:
             if not self.harmful:
                 raise Difference(f"streams: {exc!r}") from exc
         difference = conversation.difference()
