@@ -150,8 +150,13 @@ ROWS: list[Row] = [
         remark="a loop and four threads that call it, on two cores if there are two",
     ),
     scheduling("executor", None, "call"),
-    scheduling("create-task", None, "task"),
-    scheduling("timeout", None, "time-out"),
+    scheduling("create-task", 1.3, "task"),
+    scheduling("gather", 1.3, "task"),
+    scheduling("timeout", 1.3, "time-out"),
+    scheduling("wait-for", 1.3, "time-out"),
+    scheduling("lock", 1.3, "hold"),
+    scheduling("event", 1.3, "answer"),
+    scheduling("semaphore", 1.3, "hold"),
     scheduling("subprocess", 2.5, "process", "wall"),
     # A goal of 1.25 is at most 0.8 of uvloop's memory.
     Row(

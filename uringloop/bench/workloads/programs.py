@@ -18,6 +18,10 @@ BATCH = 1000
 # Tasks of `sleep-100`.
 HUNDRED = 100
 
+# Tasks of `gather`, of `lock` and of `semaphore`, and how many of these may hold the semaphore.
+TEN = 10
+HOLDERS = 3
+
 # Threads of `threadsafe-4`.
 CALLERS = 4
 
@@ -199,11 +203,65 @@ async def create_task(count: int) -> None:
         await asyncio.create_task(ends())
 
 
+async def gather(count: int) -> None:
+    """Ten tasks that end at once, gathered."""
+
+    async def ends() -> None:
+        return
+
+    for _ in range(count // TEN):
+        await asyncio.gather(*(ends() for _ in range(TEN)))
+
+
 async def timeout(count: int) -> None:
     """asyncio.timeout around one turn."""
     for _ in range(count):
         async with asyncio.timeout(60):
             await asyncio.sleep(0)
+
+
+async def wait_for(count: int) -> None:
+    """asyncio.wait_for around one turn."""
+    for _ in range(count):
+        await asyncio.wait_for(asyncio.sleep(0), 60)
+
+
+async def _hold(count: int, lock: asyncio.Lock | asyncio.Semaphore) -> None:
+    async def hold() -> None:
+        for _ in range(count // TEN):
+            async with lock:
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(hold() for _ in range(TEN)))
+
+
+async def lock(count: int) -> None:
+    """Ten tasks that hold a lock for one turn each."""
+    await _hold(count, asyncio.Lock())
+
+
+async def semaphore(count: int) -> None:
+    """Ten tasks of which three at a time hold a semaphore, for one turn each."""
+    await _hold(count, asyncio.Semaphore(HOLDERS))
+
+
+async def event(count: int) -> None:
+    """Two tasks that wake each other by two events."""
+    there, back = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> None:
+        for _ in range(count):
+            await there.wait()
+            there.clear()
+            back.set()
+
+    async def ask() -> None:
+        for _ in range(count):
+            there.set()
+            await back.wait()
+            back.clear()
+
+    await asyncio.gather(answer(), ask())
 
 
 async def subprocess(count: int) -> None:
@@ -237,6 +295,11 @@ PROGRAMS = {
     "threadsafe-4": Program(threadsafe_four, 200_000, CALLERS),
     "executor": Program(executor, 10_000),
     "create-task": Program(create_task, 200_000),
+    "gather": Program(gather, 200_000, TEN),
     "timeout": Program(timeout, 100_000),
+    "wait-for": Program(wait_for, 70_000),
+    "lock": Program(lock, 150_000, TEN),
+    "event": Program(event, 150_000),
+    "semaphore": Program(semaphore, 150_000, TEN),
     "subprocess": Program(subprocess, 150),
 }
