@@ -128,6 +128,34 @@ def test_create_task_makes_tasks_of_the_class_that_has_replaced_asyncio_s(
     assert each_loop.run_until_complete(main()) == [plain, Replacement, Replacement, plain]
 
 
+def test_tasks_made_in_a_row_share_nothing(each_loop: AbstractEventLoop) -> None:
+    async def main() -> list[str]:
+        var: contextvars.ContextVar[str] = contextvars.ContextVar("var", default="none")
+
+        async def read(told: str) -> str:
+            before = var.get()
+            var.set(told)
+            await asyncio.sleep(0)
+            return f"{before} {var.get()}"
+
+        own = contextvars.Context()
+        tasks = [
+            each_loop.create_task(read("one")),
+            each_loop.create_task(read("two"), name="named"),
+            each_loop.create_task(read("three"), name=None, context=None),
+            each_loop.create_task(read("four"), context=own),
+            each_loop.create_task(read("five")),
+        ]
+        assert [task.get_name() for task in tasks].count("named") == 1
+        assert len({task.get_name() for task in tasks}) == 5
+        assert all(task.get_loop() is each_loop for task in tasks)
+        return await asyncio.gather(*tasks)
+
+    assert each_loop.run_until_complete(main()) == [
+        f"none {told}" for told in ("one", "two", "three", "four", "five")
+    ]
+
+
 def test_create_task_without_a_class_of_tasks_raises_attribute_error(
     each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""create_task() by vectorcall, in place of the method in Python, for loops without a task factory.
+"""create_task() by vectorcall, in place of the method in Python.
+
+A task factory is called from here, too, if the task has no name and no context. An eager task that
+never waits has no other cost in the loop.
 
 Programs replace asyncio's class of tasks. Without a GIL code in C cannot look it up without a
 change of a count that all threads share. So there the class is noted, and noted anew whenever the
@@ -17,6 +20,7 @@ from uringloop._cpython.pyapi cimport (
     PY_VECTORCALL_ARGUMENTS_OFFSET,
     PyDict_WatchEvent,
     PyMethodDef,
+    PyObject_Call,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
     PyUnicode_Check,
@@ -34,6 +38,10 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef dict NAMES = vars(tasks)
 cdef str TASK = "Task"
+# asyncio's own class, in C; None if something has replaced it before the import. It keeps no
+# reference to the dict of its options: all tasks of a loop that have no name and no context of
+# their own are made with one dict.
+cdef object TASK_IN_C = tasks.Task if tasks.Task.__module__ == "_asyncio" else None
 cdef tuple OPTIONS = ("loop", "name", "context")
 
 cdef PyMethodDef definition
@@ -65,7 +73,8 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
     cdef PyObject *task_class
     cdef PyObject *name
     cdef Py_ssize_t index
-    if size != 1 or load_int(&loop.has_task_factory) or load_int(&loop.closed):
+    cdef bint has_options
+    if size != 1 or load_int(&loop.closed):
         return call_slowly(in_python, loop, call, size, names)
     arguments[1] = call[0]
     arguments[2] = <PyObject*>loop
@@ -80,6 +89,12 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
                 arguments[4] = call[1 + index]
             else:
                 return call_slowly(in_python, loop, call, size, names)
+    has_options = arguments[3] != <PyObject*>None or arguments[4] != <PyObject*>None
+    if load_int(&loop.has_task_factory):
+        factory = self._task_factory
+        if has_options or factory is None:
+            return call_slowly(in_python, loop, call, size, names)
+        return factory(self, <object>call[0])
     task_class = <PyObject*>load_pointer_acquire(&noted_class)
     if not FREE_THREADED:
         task_class = PyDict_GetItemWithError(NAMES, TASK)
@@ -87,6 +102,8 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
         _held = <object>task_class if task_class != NULL else None
     if task_class == NULL:
         return call_slowly(in_python, loop, call, size, names)
+    if task_class == <PyObject*>TASK_IN_C and not has_options:
+        return PyObject_Call(task_class, (<object>call[0],), loop.options_of_futures())
     return call_vector(
         task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, <PyObject*>OPTIONS)
 

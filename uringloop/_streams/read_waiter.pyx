@@ -11,10 +11,8 @@ Loops of this package only, and only outside debug mode, where futures note wher
 
 from asyncio import exceptions
 
-from cpython.object cimport PyObject
-
 from uringloop._cpython.pyapi cimport PyCFunction_Check
-from uringloop._turn.handles cimport fill_from
+from uringloop._turn.call_soon cimport schedule_with
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -135,18 +133,13 @@ cdef class ReadWaiter:
         return 0
 
     cdef int schedule(self, object callback, object context) except -1:
-        cdef PyObject *call[2]
-        cdef object future
+        cdef object argument = self
         self.loop.check_closed()
-        call[0] = <PyObject*>callback
-        call[1] = <PyObject*>self
         if self.state == RESOLVED and PyCFunction_Check(callback):
             # The step of a task, which asks its argument for the result, and a future five times
             # as fast as another object.
-            future = resolved_future(self.loop)
-            call[1] = <PyObject*>future
-        return self.loop.push(
-            fill_from(self.loop.new_handle(), self.loop, call, 2, <PyObject*>context))
+            argument = resolved_future(self.loop)
+        return schedule_with(self.loop, callback, argument, context)
 
 
 cdef tuple STATES = ("pending", "finished", "failed", "cancelled")

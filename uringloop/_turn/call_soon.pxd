@@ -7,3 +7,7 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef object call_slowly(
     object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names)
+
+
+cdef int schedule_with(
+    LoopCore loop, object callback, object argument, object context) except -1

@@ -26,12 +26,22 @@ from libc.stdint cimport INT64_MAX, int64_t
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED, PyContext_CopyCurrent, PyContext_Exit, PyContext_New, PyContext_TryEnter,
     PY_VECTORCALL_ARGUMENTS_OFFSET, PyMutex_Lock, PyMutex_Unlock, PyObject_IS_GC,
-    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_DECREF_owned, Py_REFCNT, give_away, has_no_variables,
-    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, type_of, visitproc,
+    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_DECREF_owned, Py_REFCNT,
+    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, visitproc,
 )
 from uringloop._kernel.atomics cimport (
     adjust_size, load_byte, load_int, load_long, store_byte, store_int, store_long,
 )
+
+cdef extern from *:
+    """
+    #define uringloop_has_vectorcall(callable) \\
+        PyType_HasFeature(Py_TYPE(callable), Py_TPFLAGS_HAVE_VECTORCALL)
+    """
+    bint has_vectorcall "uringloop_has_vectorcall" (PyObject *callable)
+    PyObject *call_with_tuple "PyObject_Call" (
+        PyObject *callable, PyObject *args, PyObject *options)
+
 
 # Newer Pythons show the arguments of a callback in debug mode only.
 cdef bint ARGS_IN_DEBUG = (
@@ -381,9 +391,12 @@ cdef inline Outcome call(
         arguments[1] = args
         result = PyObject_Vectorcall(
             <object>callback, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
-    else:
+    elif has_vectorcall(callback):
         result = PyObject_Vectorcall(
             <object>callback, tuple_items(<object>args), PyTuple_GET_SIZE(<tuple>args), NULL)
+    else:
+        # A task's step takes a tuple of arguments, and a vectorcall would make one.
+        result = call_with_tuple(callback, args, NULL)
     if result == NULL:
         return RAISED
     PyContext_Exit(<object>context)
@@ -406,31 +419,6 @@ cdef Handle fill(Handle handle, object loop, object callback, tuple args, object
     handle.args = args
     handle.context = PyContext_CopyCurrent() if context is None else context
     handle.loop = loop
-    return handle
-
-
-cdef Handle fill_from(
-        Handle handle, object loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
-    """Fill *handle* from *size* objects: a callback and its arguments."""
-    cdef bint for_threads = type_of(<PyObject*>handle) == <PyObject*>ThreadSafeHandle
-    cdef Py_ssize_t index
-    handle.callback = <object>call[0]
-    if size == 2:
-        handle.single = True
-        handle.args = <object>call[1]
-    elif size == 1:
-        handle.args = NO_ARGS
-    else:
-        handle.args = tuple([<object>call[index] for index in range(1, size)])
-    if not FREE_THREADED or not for_threads:
-        handle.loop = loop
-    if context != NULL and context != <PyObject*>None:
-        handle.context = <object>context
-    elif not for_threads:
-        handle.context = PyContext_CopyCurrent()
-    elif not has_no_variables():
-        handle.context = PyContext_CopyCurrent()
-        give_away(<PyObject*>handle.context)
     return handle
 
 

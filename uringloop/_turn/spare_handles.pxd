@@ -3,8 +3,14 @@
 cimport cython
 from cpython.object cimport PyObject
 
-from uringloop._cpython.pyapi cimport Py_DECREF_owned, is_only_reference
-from uringloop._turn.handles cimport Handle
+from uringloop._cpython.pyapi cimport Py_DECREF_owned, is_only_reference, type_of
+from uringloop._turn.handles cimport Handle, TimerHandle, is_unshared
+
+
+cdef extern from *:
+    # The result takes over the reference, without counting: what C returns is owned.
+    Handle owned_handle "(void *)" (PyObject *reference)
+    TimerHandle owned_timer "(void *)" (PyObject *reference)
 
 
 cdef enum:
@@ -22,27 +28,58 @@ cdef class SpareHandles:
     cdef int count
     cdef PyObject *items[HANDLES_MAX]   # owned
 
-    cdef inline Handle take(self):
-        """Return a handle without a callback that nobody else refers to; None if there is none."""
+    cdef inline PyObject *take(self) noexcept:
+        """Return a handle without a callback, which the caller then owns; NULL if there is none."""
         cdef PyObject *spare
         while self.count:
             self.count -= 1
             spare = self.items[self.count]
-            handle = <Handle>spare
-            Py_DECREF_owned(spare)
             # A debugger may have found it, and without a GIL it may be of a former thread.
             if is_only_reference(spare):
-                handle.is_cancelled = False
-                return handle
-        return None
+                (<Handle>spare).is_cancelled = False
+                return spare
+            Py_DECREF_owned(spare)
+        return NULL
 
-    cdef int give(self, PyObject *handle) except -1
+    cdef inline int give(self, PyObject *handle) except -1:
+        """Take over a reference to a handle that has run or was cancelled, and keep or drop it."""
+        if (self.count < self.room and type_of(handle) == self.handle_class
+                and is_unshared(handle)):
+            forget(<Handle>handle)
+            if self.handle_class == <PyObject*>TimerHandle:
+                (<TimerHandle>handle).given = None
+            # What this drops may have made the list full.
+            if self.count < self.room:
+                self.items[self.count] = handle
+                self.count += 1
+                return 0
+        return drop(handle)
+
     cdef int give_chain(self, PyObject *newest) except -1
     cdef void clear(self) noexcept
 
 
+cdef inline int forget(Handle handle) except -1:
+    """Give *handle* the values of a new one."""
+    handle.callback = None
+    handle.args = None
+    handle.single = False
+    handle.context = None
+    handle.loop = None
+    handle.older = NULL
+    if handle.source_traceback is not None:
+        handle.source_traceback = None
+    if handle.cancelled_repr is not None:
+        handle.cancelled_repr = None
+    return 0
+
+
 cdef SpareHandles new_spare_handles()
 cdef SpareHandles new_spare_timers()
+
+
+# Drops a reference; if others remain, the garbage collector has to know the handle.
+cdef int drop(PyObject *handle) except -1
 
 
 cdef int drop_chain(PyObject *newest) except -1

@@ -14,9 +14,8 @@ from uringloop._cpython.pyapi cimport (
     PyObject_IS_GC,
     Py_DECREF_owned,
     is_only_reference,
-    type_of,
 )
-from uringloop._turn.handles cimport Handle, TimerHandle, is_unshared
+from uringloop._turn.handles cimport Handle, TimerHandle
 
 
 @cython.final
@@ -24,21 +23,6 @@ cdef class SpareHandles:
 
     def __dealloc__(self):
         self.clear()
-
-    cdef int give(self, PyObject *handle) except -1:
-        """Take over a reference to a handle that has run or was cancelled, and keep or drop it."""
-        if (self.count == self.room or type_of(handle) != self.handle_class
-                or not is_unshared(handle)):
-            return drop(handle)
-        forget(<Handle>handle)
-        if self.handle_class == <PyObject*>TimerHandle:
-            (<TimerHandle>handle).given = None
-        # What forget() drops may have made the list full.
-        if self.count == self.room:
-            return drop(handle)
-        self.items[self.count] = handle
-        self.count += 1
-        return 0
 
     cdef int give_chain(self, PyObject *newest) except -1:
         """Do what `give` does with each handle of a chain."""
@@ -68,19 +52,6 @@ cdef SpareHandles made(PyObject *handle_class, int room):
     spare.handle_class = handle_class
     spare.room = room
     return spare
-
-
-cdef int forget(Handle handle) except -1:
-    """Give *handle* the values of a new one."""
-    handle.callback = None
-    handle.args = None
-    handle.single = False
-    handle.context = None
-    handle.loop = None
-    handle.older = NULL
-    handle.source_traceback = None
-    handle.cancelled_repr = None
-    return 0
 
 
 cdef int drop(PyObject *handle) except -1:

@@ -16,7 +16,7 @@ from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue
-from uringloop._turn.spare_handles cimport SpareHandles
+from uringloop._turn.spare_handles cimport SpareHandles, owned_handle, owned_timer
 from uringloop._turn.timers cimport TimerHeap
 from uringloop._turn.timing cimport FOR_HISTOGRAMS, Times
 
@@ -100,8 +100,9 @@ cdef class LoopCore:
     cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
-    cdef dict future_options      # arguments of every Future; None before the first and when closed
     cdef object resolved_future   # whose result is None, for ReadWaiter; None before and at the end
+    # Arguments of every Future and of most Tasks; None before the first and when closed.
+    cdef dict future_options
     cdef Handle current_handle    # the handle that runs, if handles are timed; else None
     cdef FdTable fd_table         # the transports, by descriptor
     cdef Counters counters
@@ -133,17 +134,20 @@ cdef class LoopCore:
         return self.check_thread() if FREE_THREADED else 0
     cdef inline Handle new_handle(self):
         """Return a handle without a callback, in the loop's thread a spare one."""
-        cdef Handle handle = None
+        cdef PyObject *spare = NULL
         if not FREE_THREADED or runs_here(self):
-            handle = self.ready.spare.take()
-        return Handle.__new__(Handle) if handle is None else handle
+            spare = self.ready.spare.take()
+        if spare != NULL:
+            return owned_handle(spare)
+        return Handle.__new__(Handle)
     cdef inline TimerHandle new_timer(self, bint here):
         """Return a timer without a callback, like `new_handle`."""
-        cdef TimerHandle timer = None
-        if here:
-            timer = <TimerHandle>self.timers.spare.take()
-        return TimerHandle.__new__(TimerHandle) if timer is None else timer
+        cdef PyObject *spare = self.timers.spare.take() if here else NULL
+        if spare != NULL:
+            return owned_timer(spare)
+        return TimerHandle.__new__(TimerHandle)
     cdef Handle schedule(self, object callback, tuple args, object context)
+    cdef dict options_of_futures(self)
     cdef inline int push(self, Handle handle) except -1:
         """Append *handle* to the ready queue, behind all that were scheduled before."""
         if FREE_THREADED and not runs_here(self):

@@ -269,16 +269,20 @@ cdef class LoopCore:
         return 0
 
     def create_future(self):
+        return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, self.options_of_futures())
+
+    cdef dict options_of_futures(self):
+        """Return the arguments of a new Future or Task: the loop."""
         cdef dict options
         if FREE_THREADED and not runs_here(self):
             # Only the loop's thread may use the field.
-            return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, {"loop": self})
+            return {"loop": self}
         options = self.future_options
         if options is None:
             options = {"loop": self}
             if not self.closed:
                 self.future_options = options
-        return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, options)
+        return options
 
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
@@ -317,7 +321,8 @@ cdef class LoopCore:
         cdef uint64_t before = self.ring.completions
         if self.ring.must_fall_back():
             fall_back(self.ring)
-        self.dispatch()
+        if self.ring.has_completions() or not self.ring.old_completions_dispatched:
+            self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < ROUNDS:
             rounds += 1
             count_total(&self.counters.overflows, self.ring.has_overflow())
