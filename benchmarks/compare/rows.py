@@ -24,6 +24,9 @@ from .threads import ThreadRow
 # Connections of the idle-rss row, and the most on the curve.
 CONNECTIONS_MAX = 10_000
 
+# aiofiles takes two switches of threads for each call.
+FILES_GOAL = 15.0
+
 TAIL = (
     "the open loop at 80 % of uvloop's rate in the closed one, of server and load generator on a"
     " core each if there are two; latencies count from the scheduled time"
@@ -87,6 +90,12 @@ def tls(cell: str, goal: float) -> Row:
     size, _, clients = cell.partition("x")
     layers = ("aiofastnet+asyncio", "aiofastnet+uvloop")
     return Row(f"tls/{cell}", goal, Load("tls", "tls", int(size), int(clients)), layers=layers)
+
+
+def of_files(name: str, unit: str) -> Row:
+    """Return the row of a program that uses files: those of aiofiles on all loops but this one."""
+    remark = "files of aiofiles, on uringloop its own; CPU time includes the threads of aiofiles"
+    return Row(name, FILES_GOAL, Program(name), unit=unit, remark=remark)
 
 
 def scheduling(name: str, goal: float | None, unit: str, figure: str = "cpu") -> Row:
@@ -158,6 +167,10 @@ ROWS: list[Row] = [
     scheduling("event", 1.3, "answer"),
     scheduling("semaphore", 1.3, "hold"),
     scheduling("subprocess", 2.5, "process", "wall"),
+    of_files("file-read", "seek and read"),
+    of_files("file-read-16", "seek and read"),
+    of_files("file-lines", "line"),
+    of_files("file-readline", "line"),
     # A goal of 1.25 is at most 0.8 of uvloop's memory.
     Row(
         "idle-rss",

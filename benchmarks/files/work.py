@@ -49,6 +49,15 @@ class Plain:
 
         return read
 
+    async def seeker(self, path: Path) -> Reader:
+        file = open(path, "rb")
+
+        async def read(offset: int) -> bytes:
+            file.seek(offset)
+            return file.read(BLOCK)
+
+        return read
+
     async def read_whole(self, path: Path) -> bytes:
         with open(path, "rb") as file:
             return file.read()
@@ -73,6 +82,13 @@ class Plain:
         with open(path, mode) as file:
             return sum(1 for _ in file)
 
+    async def each_line(self, path: Path, mode: str) -> int:
+        count = 0
+        with open(path, mode) as file:
+            while file.readline():
+                count += 1
+        return count
+
     async def readlines(self, path: Path, mode: str) -> int:
         with open(path, mode) as file:
             return len(file.readlines())
@@ -92,6 +108,17 @@ class Ours(Plain):
 
         async def read(offset: int) -> bytes:
             data: bytes = await file.pread(BLOCK, offset)
+            return data
+
+        read.file = file  # type: ignore[attr-defined]
+        return read
+
+    async def seeker(self, path: Path) -> Reader:
+        file = await self.open(path, "rb")
+
+        async def read(offset: int) -> bytes:
+            await file.seek(offset)
+            data: bytes = await file.read(BLOCK)
             return data
 
         read.file = file  # type: ignore[attr-defined]
@@ -119,6 +146,13 @@ class Ours(Plain):
         count = 0
         async with self.open(path, mode) as file:
             async for _ in file:
+                count += 1
+        return count
+
+    async def each_line(self, path: Path, mode: str) -> int:
+        count = 0
+        async with self.open(path, mode) as file:
+            while await file.readline():
                 count += 1
         return count
 
@@ -155,9 +189,11 @@ class Aiofiles(Plain):
             await file.flush()
             await asyncio.get_running_loop().run_in_executor(None, os.fsync, file.fileno())
 
+    seeker = Ours.seeker
     read_blocks = Ours.read_blocks
     write_blocks = Ours.write_blocks
     iterate = Ours.iterate
+    each_line = Ours.each_line
     readlines = Ours.readlines
 
 
@@ -174,6 +210,16 @@ class Executor(Plain):
 
         async def read(offset: int) -> bytes:
             data: bytes = await self._call(os.pread, fd, BLOCK, offset)
+            return data
+
+        return read
+
+    async def seeker(self, path: Path) -> Reader:
+        file = await self._call(open, path, "rb")
+
+        async def read(offset: int) -> bytes:
+            await self._call(file.seek, offset)
+            data: bytes = await self._call(file.read, BLOCK)
             return data
 
         return read
@@ -211,6 +257,8 @@ class Executor(Plain):
         file.close()
         return count
 
+    each_line = iterate
+
     async def readlines(self, path: Path, mode: str) -> int:
         def readlines() -> int:
             with open(path, mode) as file:
@@ -233,10 +281,13 @@ CONTENDERS: dict[str, type[Plain]] = {
 Work = Callable[[Plain, Path, float], Awaitable[int]]
 
 
-def random_reads(concurrency: int) -> Work:
+def random_reads(concurrency: int, *, seek: bool = False) -> Work:
+    """Read blocks at random places: by pread, or by seek() and read() of a buffered file."""
+
     async def work(contender: Plain, folder: Path, seconds: float) -> int:
         async def one(seed: int) -> int:
-            read = await contender.reader(folder / "cached")
+            reader = contender.seeker if seek else contender.reader
+            read = await reader(folder / "cached")
             chance = random.Random(seed)
             offsets = [chance.randrange(CACHED_BYTES // BLOCK) * BLOCK for _ in range(1000)]
             done = 0
@@ -286,12 +337,17 @@ async def write_big(contender: Plain, folder: Path, seconds: float) -> int:
     return BIG_BYTES // BIG_BLOCK
 
 
-def lines(size: int, mode: str, *, at_once: bool) -> Work:
+# How lines are read: the beginning of the work's name, and the contender's method.
+LINES = {"lines": "iterate", "readline": "each_line", "readlines": "readlines"}
+
+
+def lines(way: str, size: int, mode: str) -> Work:
     async def work(contender: Plain, folder: Path, seconds: float) -> int:
-        read = contender.readlines if at_once else contender.iterate
+        read = getattr(contender, LINES[way])
         # A call in a thread for each line takes 50 us, so read a shorter file.
-        part = "" if at_once or type(contender) in (Plain, Ours) else "-part"
-        return await read(folder / f"lines-{size}{part}", mode)
+        part = "" if way == "readlines" or type(contender) in (Plain, Ours) else "-part"
+        count: int = await read(folder / f"lines-{size}{part}", mode)
+        return count
 
     return work
 
@@ -367,6 +423,8 @@ async def beside_echo(contender: Plain, folder: Path, _seconds: float) -> int:
 WORKS: dict[str, Work] = {
     "read-4k-1": random_reads(1),
     "read-4k-64": random_reads(64),
+    "seek-4k-1": random_reads(1, seek=True),
+    "seek-4k-16": random_reads(16, seek=True),
     "small-read-1": small_files(1, write=False),
     "small-read-64": small_files(64, write=False),
     "small-sync-1": small_files(1, write=True),
@@ -374,8 +432,8 @@ WORKS: dict[str, Work] = {
     "big-read": read_big,
     "big-write": write_big,
     **{
-        f"{'readlines' if at_once else 'lines'}-{size}-{name}": lines(size, mode, at_once=at_once)
-        for at_once in (False, True)
+        f"{way}-{size}-{name}": lines(way, size, mode)
+        for way in LINES
         for size in LINE_SIZES
         for name, mode in (("bytes", "rb"), ("text", "r"))
     },
@@ -410,7 +468,7 @@ def main() -> None:
     name, work, folder, seconds = sys.argv[1:]
     contender = CONTENDERS[name]()
     loop = new_loop(contender.loop)
-    ticker = Ticker(loop) if work.startswith(("big", "lines", "readlines")) else None
+    ticker = Ticker(loop) if work.startswith(("big", *LINES)) else None
     began, cpu = time.perf_counter(), time.process_time()
     count = loop.run_until_complete(WORKS[work](contender, Path(folder), float(seconds)))
     result = {

@@ -75,7 +75,9 @@ def test_row_names_are_unique_and_goals_are_ratios() -> None:
     names = [row.name for row in (*rows.ROWS, *thread_rows.ROWS)]
     assert len(set(names)) == len(names)
     for row in rows.ROWS:
-        assert row.goal is None or 0.5 <= row.goal <= 4, row.name
+        # Files are compared with threads.
+        largest = rows.FILES_GOAL if row.name.startswith("file-") else 4
+        assert row.goal is None or 0.5 <= row.goal <= largest, row.name
         assert row.figure in ("cpu", "wall", "memory", "p99"), row.name
 
 
@@ -177,8 +179,12 @@ def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_runs_to_its_end(loop: str, name: str) -> None:
+    program = PROGRAMS[name]
     with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
-        runner.run(PROGRAMS[name].run(2 if name == "subprocess" else 1000))
+        try:
+            runner.run(program.run(2 if name == "subprocess" else max(1000, program.unit)))
+        except ModuleNotFoundError as exc:
+            pytest.skip(f"needs {exc.name}: pip install '.[compare]'")
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 
-from . import databases, datagrams, echo, http, pairs, programs, secure, transfer
+from . import databases, datagrams, echo, files, http, pairs, programs, secure, transfer
 
 # Starts a server: returns as soon as it accepts connections; it serves as long as its loop runs.
 Serve = Callable[[socket.socket], Awaitable[None]]
@@ -37,6 +37,6 @@ SERVERS: dict[str, Serve] = {
 # The servers with a datagram socket.
 DATAGRAMS = ("datagrams",)
 
-PROGRAMS = programs.PROGRAMS
+PROGRAMS = {**programs.PROGRAMS, **files.PROGRAMS}
 CLIENTS = databases.CLIENTS
 PAIRS = pairs.PAIRS
