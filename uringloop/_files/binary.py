@@ -19,7 +19,7 @@ from uringloop._files.base import (
     one_at_a_time_now,
     warn_unclosed,
 )
-from uringloop._files.lines import LineFile
+from uringloop._files.lines import LineFile, iterated_directly
 from uringloop._files.memory import bytes_of, room_in
 from uringloop._files.open_file import OpenFile
 from uringloop._files.requests import REQUEST_MAX
@@ -196,6 +196,7 @@ class RawFile(BinaryFile):
         self._check_open()
 
 
+@iterated_directly
 class BufferedFile(LineFile, BinaryFile):
     """A binary file that reads ahead and buffers writes."""
 
@@ -246,8 +247,7 @@ class BufferedFile(LineFile, BinaryFile):
         self._ahead = b"".join(parts) + self._ahead[self._start :]
         self._start = 0
 
-    @one_at_a_time
-    async def read(self, size: int | None = -1) -> bytes:
+    async def _read_checked(self, size: int | None) -> bytes:
         limit = limit_of(size)
         if limit < -1:
             raise ValueError("read length must be non-negative or -1")
@@ -332,7 +332,6 @@ class BufferedFile(LineFile, BinaryFile):
             await self._fetch()
         return self._ahead[self._start :]
 
-    @one_at_a_time
     async def _readline(self, size: int | None) -> bytes:
         await self._prepare_to_read()
         return await self._line(limit_of(size))
@@ -362,14 +361,16 @@ class BufferedFile(LineFile, BinaryFile):
             self._unread_buffered(parts)
             raise
 
+    async def _next_line(self) -> bytes:
+        line = await self._line(-1)
+        if not line:
+            raise StopAsyncIteration
+        return line
+
     async def _unread_lines(self, lines: list[bytes], mark: object) -> None:
         self._unread_buffered(lines)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
-
-    @one_at_a_time
-    async def _write_now(self, data: Buffer) -> int:
-        return await self._write(data)
 
     async def _write(self, data: Buffer) -> int:
         self._check_writable()
@@ -425,10 +426,6 @@ class BufferedFile(LineFile, BinaryFile):
 
     # ── position, end ────────────────────────────────────────────────────────────────────────
 
-    @one_at_a_time
-    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return await self._seek_buffered(offset, whence)
-
     async def _seek_buffered(self, offset: int, whence: int) -> int:
         self._check_open()
         offset, whence = index(offset), index(whence)
@@ -453,8 +450,7 @@ class BufferedFile(LineFile, BinaryFile):
         if not self._seekable:
             raise io.UnsupportedOperation("File or stream is not seekable.")
 
-    @one_at_a_time
-    async def tell(self) -> int:
+    async def _tell_buffered(self) -> int:
         return self._position_now()
 
     def _position_now(self) -> int:

@@ -1,5 +1,7 @@
 """Fast paths of files: lines out of the bytes or text read ahead, and buffered writes."""
 
+from libc.stdint cimport int64_t
+
 from uringloop._files.open_file cimport OpenFile
 from uringloop._files.scheduling cimport CallLock
 
@@ -10,10 +12,19 @@ cdef class LineFile(OpenFile):
     cdef public bytearray _pending  # bytes to be written; empty while _ahead is not
     cdef public Py_ssize_t _buffer_size
 
+    cdef bint sought                # nothing was read since a seek has dropped what was read ahead
+
     cdef Py_ssize_t end_of_line(self) noexcept
     cdef bytes next_line(self)
-    cdef bytes cut_line(self)
-    cdef bint buffered_at_once(self, bytes data) except -1
+    cdef bint can_read(self) noexcept
+    cdef bytes take_until(self, Py_ssize_t end)
+    cdef int fill(self, Py_ssize_t size) except -1
+    cdef bint reads_at_once(self, Py_ssize_t size) except -1
+    cdef ssize_t read_cached(self, char *data, Py_ssize_t size, int *rest) noexcept
+    cdef object read_at_once(self, Py_ssize_t size)
+    cdef object read_directly(self, Py_ssize_t size)
+    cdef object line_at_once(self)
+    cdef object seek_at_once(self, int64_t offset, int whence)
 
 
 cdef class LineText:
@@ -22,7 +33,15 @@ cdef class LineText:
     cdef public Py_ssize_t _used
     cdef public CallLock _lock      # the buffer's
     cdef str newline                # as for open(): None, "", or the line end
+    cdef public object _decoder     # None until the first read
+    cdef public list _chunks        # whose text _chars is, for tell(); empty if it cannot seek
+    cdef public double _bytes_per_char  # of the last chunk; 0 if it had no text
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1
     cdef str next_line(self)
-    cdef str cut_line(self)
+    cdef str take_until(self, Py_ssize_t end)
+    cdef object line_at_once(self)
+    cdef object text_at_once(self, Py_ssize_t size)
+    cdef Py_ssize_t bytes_wanted(self, Py_ssize_t least, Py_ssize_t chars) noexcept
+    cdef int fetch_at_once(self, Py_ssize_t chars) except -1
+    cdef int drop(self, Py_ssize_t chars) except -1

@@ -487,6 +487,7 @@ cdef class OpenFile(FileRequests):
         if load_int(&self.in_flight):
             await self._become_idle()
         store_int(&self.fd, -1)
+        self._lock.forget_loop()
         if not self.closefd:
             return
         if self.local and (self.in_memory or self.writes == self.synced):

@@ -20,6 +20,10 @@ cdef enum:
     SLICE_BYTES = 128 * 1024
 
 
+# A number of this process: how many forks lie between it and the first process with this module.
+cdef unsigned int PROCESS
+
+
 cdef class Descriptor:
     # The descriptor of a file. It is not closed before the operations that use it have ended.
     cdef int fd                     # -1 once it is closed

@@ -19,6 +19,7 @@ ended, idempotent operations are submitted again. If the kernel could not start 
 the process's limits, the request is performed in the loop's thread, which blocks.
 """
 
+import os
 from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
@@ -51,6 +52,17 @@ from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 cdef object GET_RUNNING_LOOP = get_running_loop
+
+# In the first process with this module; each child adds one.
+PROCESS = 0
+
+
+def _count_fork():
+    global PROCESS
+    PROCESS += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 cdef class Descriptor:

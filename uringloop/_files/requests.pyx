@@ -6,7 +6,6 @@ the file system can write without waiting the same holds for small writes.
 """
 
 import asyncio
-import os
 
 cimport cython
 from cpython.object cimport PyObject
@@ -17,7 +16,7 @@ from libc.string cimport strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened, start_of
 from uringloop._files.operation cimport (
-    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, SLICE_BYTES, Descriptor, FileOperation,
+    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, PROCESS, SLICE_BYTES, Descriptor, FileOperation,
     is_turn_spent, new_operation, ring_loop,
 )
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
@@ -43,18 +42,6 @@ WORKER_BYTES = 128 * 1024
 
 cdef Py_ssize_t REQUEST = REQUEST_MAX
 cdef Py_ssize_t WORKER = WORKER_BYTES
-
-
-# A number of this process: how many forks lie between it and the first process with this module.
-cdef unsigned int PROCESS = 0
-
-
-def _count_fork():
-    global PROCESS
-    PROCESS += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 cdef class FileRequests(Descriptor):

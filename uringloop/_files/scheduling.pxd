@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t
 
+from uringloop._turn.turn cimport LoopCore
+
 
 cdef class CallLock:
     cdef readonly bint locked       # a call holds the lock
@@ -10,9 +12,16 @@ cdef class CallLock:
     cdef Py_ssize_t calls
     cdef unsigned long thread
     cdef int64_t until              # under other loops: when calls must wait for the next turn
+    cdef LoopCore loop              # that has run the last call, or None
+    cdef unsigned int process       # in which it did
 
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
     cdef bint add_call(self) noexcept
     cdef void drop_call(self) noexcept
+    cdef int give_back(self) except -1
+    cdef int pass_on(self) except -1
+    cdef LoopCore running_loop(self)
     cdef bint is_spent(self) except -1
+    cdef void begin_turn(self) noexcept
+    cdef void forget_loop(self) noexcept

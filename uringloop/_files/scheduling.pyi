@@ -1,11 +1,9 @@
 """The order of a file's calls, and the time of files in the loop's turn."""
 
 import asyncio
-from typing import AnyStr, Final
+from typing import AnyStr, Final, final
 
-from typing_extensions import disjoint_base
-
-@disjoint_base
+@final
 class CallLock:
     locked: Final[bool]
 

@@ -32,10 +32,11 @@ from uringloop._cpython.pyapi cimport (
     take_text,
     this_thread,
 )
-from uringloop._files.operation cimport OTHER_LOOP_TURN_NS, SLICE_BYTES, is_turn_spent, ring_loop
+from uringloop._files.operation cimport (
+    OTHER_LOOP_TURN_NS, PROCESS, SLICE_BYTES, is_turn_spent, ring_loop)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport MADV_DONTNEED, getpagesize, madvise
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport LoopCore, runs_here
 
 
 # Bytes of memory that are given back in a turn: some 100 us.
@@ -44,6 +45,7 @@ FREED_BYTES = 1024 * 1024
 cdef Py_ssize_t FREED = FREED_BYTES
 
 
+@cython.final
 cdef class CallLock:
     """A fair lock for the calls of a file; it belongs to no loop."""
 
@@ -126,27 +128,52 @@ cdef class CallLock:
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 # The lock was passed to this call already.
-                self._pass_on()
+                self.pass_on()
             raise
 
     def release(self):
         """Pass the lock to the next call, or release it."""
+        self.give_back()
+
+    cdef int give_back(self) except -1:
         try:
-            self._pass_on()
+            if self.waiting is None:
+                self.locked = False
+            else:
+                self.pass_on()
         finally:
             self.leave()
+        return 0
 
-    def _pass_on(self):
+    cdef int pass_on(self) except -1:
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
-                return
+                return 0
         self.locked = False
+        return 0
+
+    # ── the time ─────────────────────────────────────────────────────────────────────────────
+
+    cdef LoopCore running_loop(self):
+        """Return the running loop if it is a uringloop.Loop, else None.
+
+        The last one is taken for it as long as this thread runs it: asking asyncio takes longer
+        than a line. In a forked child the parent's loop seems to run.
+        """
+        if self.loop is None or self.process != PROCESS or not runs_here(self.loop):
+            self.loop = ring_loop()
+            self.process = PROCESS
+        return self.loop
+
+    cdef void forget_loop(self) noexcept:
+        """Drop the reference to the last loop, as the file is closed."""
+        self.loop = None
 
     cdef bint is_spent(self) except -1:
         """Whether files have used up their time while other work waits, or may wait."""
-        cdef LoopCore loop = ring_loop()
+        cdef LoopCore loop = self.running_loop()
         cdef int64_t now
         if loop is not None:
             return is_turn_spent(loop)
@@ -161,6 +188,10 @@ cdef class CallLock:
     async def pause(self):
         """Wait for the next turn of the loop."""
         await sleep(0)
+        self.begin_turn()
+
+    cdef void begin_turn(self) noexcept:
+        """Note that this is another turn than before."""
         self.until = 0
 
 

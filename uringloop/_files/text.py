@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from uringloop._files.base import AsyncFile, AwaitableBool, limit_of, one_at_a_time
 from uringloop._files.binary import BufferedFile
 from uringloop._files.codecs import PIECE, decoded, encoded, new_decoder
-from uringloop._files.lines import LineText
+from uringloop._files.lines import CHUNK_BYTES, LineText, iterated_directly
 from uringloop._files.positions import START_MASK, Chunk, Place, place_after
 from uringloop._files.scheduling import free, joined
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-# The bytes that built-in text files decode at once. Programs that read and write the same file can
-# observe this size.
-CHUNK_BYTES = 8192
 # A line or read with more unread characters than this keeps them as a part (see PartialText).
 LONG = 256 * 1024
 
@@ -81,6 +78,7 @@ class PartialText:
             await self._mark.go_back(self.parts)
 
 
+@iterated_directly
 class TextFile(LineText, AsyncFile[str]):
     """A text file on top of the binary file `buffer`."""
 
@@ -104,10 +102,7 @@ class TextFile(LineText, AsyncFile[str]):
         self.line_buffering = line_buffering
         self._newline = newline
         self._written_newline = newline if newline not in (None, "", "\n") else None
-        self._decoder: Any = None
         self._encoder: Any = None
-        self._chunks: list[Chunk] = []
-        self._bytes_per_char = 0.0
         # A byte order mark is written at the beginning of a file only.
         self._past_start = bool(buffer._writable and buffer._seekable and buffer._position_now())
 
@@ -216,11 +211,8 @@ class TextFile(LineText, AsyncFile[str]):
         if self._lock.spent():
             await self._lock.pause()
         decoder = self._get_decoder()
-        # More if much is unread already, so that a long line is not copied over and over.
-        unread = len(self._chars) - self._used
-        least = PIECE if self._reads_all else CHUNK_BYTES
-        wanted = max(least, unread, int(max(self._bytes_per_char, 1.0) * chars))
-        held, flags = decoder.getstate()
+        state = decoder.getstate()
+        wanted = self._bytes_wanted(PIECE if self._reads_all else CHUNK_BYTES, chars)
         data = await self.buffer._read1(min(wanted, LONG))
         try:
             text = "".join(await decoded(self._lock, decoder, data, not data))
@@ -229,27 +221,14 @@ class TextFile(LineText, AsyncFile[str]):
         except BaseException:
             self.buffer._unread_buffered([data])
             raise
-        while self._chunks and self._used >= self._chunks[0].chars:
-            self._drop(self._chunks.pop(0).chars)
-        if not self.buffer._seekable:
-            self._drop(self._used)
-        elif data or text or not self._chunks:
-            self._chunks.append(Chunk(flags, held + data, len(data), len(text)))
-        self._chars += text
-        self._bytes_per_char = len(data) / len(text) if text else 0.0
-        return bool(data or text)
-
-    def _drop(self, chars: int) -> None:
-        self._chars = self._chars[chars:]
-        self._used -= chars
+        return self._add_chunk(state, data, text)
 
     def _take(self, end: int) -> str:
         text = self._chars[self._used : end]
         self._used += len(text)
         return text
 
-    @one_at_a_time
-    async def read(self, size: int | None = -1) -> str:
+    async def _read_checked(self, size: int | None) -> str:
         self._check_readable()
         limit = limit_of(size)
         return await (self._read_to_end() if limit < 0 else self._read(limit))
@@ -293,7 +272,12 @@ class TextFile(LineText, AsyncFile[str]):
             await partial.put_back()
             raise
 
-    @one_at_a_time
+    async def _next_line(self) -> str:
+        line = await self._line(-1)
+        if not line:
+            raise StopAsyncIteration
+        return line
+
     async def _readline(self, size: int | None) -> str:
         self._check_readable()
         return await self._line(-1 if size is None else max(index(size), -1))
