@@ -135,6 +135,27 @@ def test_a_call_is_awaited_once(each_loop: Loop, path: Path) -> None:
     run(each_loop, main)
 
 
+def test_steps_may_be_called_by_name(each_loop: Loop, path: Path) -> None:
+    async def main() -> None:
+        async with uringloop.open(path, "rb") as file:
+            await file.readline()
+            for call in (file.readline, file.__anext__):
+                step: Any = call().__await__()
+                stopped = None
+                while stopped is None:
+                    try:
+                        # The line was read ahead, but the turn may have no time left.
+                        assert step.__next__() is None
+                    except StopIteration as exc:
+                        stopped = exc
+                    await asyncio.sleep(0)
+                # The exception is this program's: the next call has another.
+                await file.tell()
+                assert stopped.value == (b"1\n" if call == file.readline else b"2\n")
+
+    run(each_loop, main)
+
+
 def test_only_none_is_sent_to_a_call_that_has_not_begun(each_loop: Loop, path: Path) -> None:
     async def main() -> None:
         async with uringloop.open(path, "rb") as file:

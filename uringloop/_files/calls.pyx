@@ -16,7 +16,7 @@ from cpython.exc cimport PyErr_WarnEx
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned, set_step, stop_with
+from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned, set_step
 from uringloop._files.scheduling cimport CallLock
 from uringloop._kernel.atomics cimport replace_int, store_int_release
 
@@ -55,8 +55,8 @@ cdef class FileCall:
         return self
 
     def __next__(self):
-        # Makes the type an iterator; `set_step` replaces it by `step_of_call`.
-        raise StopIteration
+        # For programs that call it by name: `set_step` gives the interpreter `step_of_call`.
+        return self.send(None)
 
     @property
     def __name__(self):
@@ -98,6 +98,7 @@ cdef class FileCall:
             self.leave()
 
     def __dealloc__(self):
+        forget_result()
         if self.stage == CALL_CREATED:
             # As of coroutines that were not awaited.
             message = f"coroutine '{self.kind.name}' was never awaited".encode()
@@ -214,7 +215,7 @@ cdef PyObject *step_of_call(PyObject *step) except? NULL:
     """The tp_iternext of FileCall: returns NULL with an exception, or with the result in one."""
     cdef PyObject *result
     if send_to_call(step, <PyObject*>None, &result) == PYGEN_RETURN:
-        stop_with(StopIteration, taken(result))
+        stop_with(taken(result))
         return NULL
     return result
 
@@ -255,5 +256,6 @@ cdef FileCall new_call(object file, CallLock lock, CallKind kind, object first, 
     return call
 
 
+spare_stop = call_no_args(StopIteration)
 set_step(FileCall, <PyObject *(*)(PyObject *) noexcept>step_of_call)
 set_send(FileCall, <SendFunction>send_to_call)

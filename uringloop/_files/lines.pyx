@@ -27,10 +27,10 @@ from uringloop._cpython.pyapi cimport (
     PyUnicode_FindChar,
     PyUnicode_Substring,
     set_step,
-    stop_with,
 )
 from uringloop._files.calls cimport (
-    LATER, PYGEN_RETURN, CallKind, inherit_anext, new_call, new_kind, set_send)
+    LATER, PYGEN_RETURN, CallKind, call_no_args, forget_result, inherit_anext, new_call, new_kind,
+    set_send, spare_stop, stop_with)
 from uringloop._files.memory cimport shortened
 from uringloop._files.open_file cimport OpenFile
 from uringloop._files.operation cimport PROCESS, SLICE_BYTES
@@ -90,11 +90,12 @@ cdef class ReadyLine:
         return self
 
     def __next__(self):
-        # Makes the type an iterator; `set_step` replaces it by `ready_line_step`.
-        raise StopIteration
+        # For programs that call it by name: `set_step` gives the interpreter `ready_line_step`.
+        raise StopIteration(take_line(self))
 
     def __dealloc__(self):
         cdef CallLock lock
+        forget_result()
         if self.line is None:
             return
         lock = self.text._lock if self.file is None else self.file._lock
@@ -109,7 +110,7 @@ cdef class ReadyLine:
 
 
 cdef PyObject *ready_line_step(PyObject *step) noexcept:
-    stop_with(StopIteration, take_line(<ReadyLine>step))
+    stop_with(take_line(<ReadyLine>step))
     return NULL
 
 
@@ -127,6 +128,7 @@ cdef object take_line(ReadyLine ready):
     return line
 
 
+spare_stop = call_no_args(StopIteration)
 set_step(ReadyLine, ready_line_step)
 set_send(ReadyLine, ready_line_send)
 
