@@ -222,12 +222,6 @@ cdef extern from *:
         return res;
     }
 
-    /* Sets __next__ of one of our awaitable types that never suspend: it returns NULL with a
-     * StopIteration that holds the result. Cython's own would create a traceback each time. */
-    static void uringloop_set_step(PyObject *type, iternextfunc step) {
-        ((PyTypeObject *)type)->tp_iternext = step;
-    }
-
     /* Sets the traverse function of one of our types, which derived types call too; returns the
      * previous one. */
     static traverseproc uringloop_set_traverse(PyObject *type, traverseproc traverse) {
@@ -330,8 +324,6 @@ cdef extern from *:
     int set_method "uringloop_set_method" (
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
-    void set_step "uringloop_set_step" (object type, PyObject *(*step)(PyObject *) noexcept)
-    void stop_with "PyErr_SetObject" (object StopIteration, object result)
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
     void forget_hash "uringloop_forget_hash" (PyObject *bytes)
     object weakly_referenced "uringloop_weakly_referenced" (object reference)

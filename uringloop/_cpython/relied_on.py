@@ -181,6 +181,14 @@ CONTRACT = (
         until="3.15",
     ),
     Row(
+        "asyncio.coroutines",
+        "_is_coroutine",
+        "3.4",
+        "asyncio.iscoroutinefunction() is true for methods of files that are compiled",
+        "it is false; since 3.12 inspect.markcoroutinefunction() says so",
+        until="3.11",
+    ),
+    Row(
         "",
         "asyncio.base_events asyncio.base_subprocess asyncio.constants asyncio.coroutines "
         "asyncio.events asyncio.format_helpers asyncio.log asyncio.runners "
@@ -293,6 +301,13 @@ STREAMS = (
         "received bytes go into the reader's buffer without an object and without Python code",
         "StreamReaderProtocol.data_received() and StreamReader.feed_data()",
         "stream_reader",
+    ),
+    Row(
+        "asyncio.StreamReader",
+        "_wait_for_data",
+        "3.4",
+        "compiled streams read up to one of several separators on Pythons whose asyncio does not",
+        REQUIRED + "the method waits as asyncio's own reads do",
     ),
     Row(
         "asyncio.StreamReaderProtocol",
@@ -429,8 +444,15 @@ INTERPRETER = (
         C,
         "PyTypeObject.tp_iternext",
         "3.0",
-        "awaiting a line that is there makes no traceback",
+        "awaiting what is there makes no traceback",
         REQUIRED + "a compile-time error: the field is part of the public structure",
+    ),
+    Row(
+        C,
+        "PyTypeObject.tp_as_async PyAsyncMethods.am_send PyAsyncMethods.am_anext",
+        "3.10",
+        "awaiting what is there makes no exception for the result",
+        REQUIRED + "a compile-time error: the fields are part of the public structure",
     ),
     Row(
         C,

@@ -21,16 +21,16 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 from libc.string cimport memchr, memcpy
 
+from uringloop._cpython.awaitables cimport (
+    PYGEN_RETURN, call_no_args, forget_result, inherit_anext, set_send, set_step, spare_stop,
+    stop_with)
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED,
     PyBytes_New,
     PyUnicode_FindChar,
     PyUnicode_Substring,
-    set_step,
 )
-from uringloop._files.calls cimport (
-    LATER, PYGEN_RETURN, CallKind, call_no_args, forget_result, inherit_anext, new_call, new_kind,
-    set_send, spare_stop, stop_with)
+from uringloop._files.calls cimport LATER, CallKind, new_call, new_kind
 from uringloop._files.memory cimport shortened
 from uringloop._files.open_file cimport OpenFile
 from uringloop._files.operation cimport PROCESS, SLICE_BYTES
@@ -594,10 +594,11 @@ cdef CallKind NEXT_TEXT_LINE = new_kind(
 def declare_coroutines(*methods):
     """Have `iscoroutinefunction` return True for methods that return a FileCall."""
     for method in methods:
-        # For asyncio's function, and on Python 3.11.
-        method._is_coroutine = asyncio.coroutines._is_coroutine
         if hasattr(inspect, "markcoroutinefunction"):
             inspect.markcoroutinefunction(method)
+        else:
+            # On Python 3.11, for asyncio's function only.
+            method._is_coroutine = asyncio.coroutines._is_coroutine
 
 
 declare_coroutines(

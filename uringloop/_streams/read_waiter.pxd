@@ -19,6 +19,7 @@ cdef class ReadWaiter:
     cdef list more_callbacks    # pairs of a further callback and its context; mostly None
     cdef object error           # FAILED: the exception; CANCELLED: the message
 
+    cdef int add_callback(self, object callback, object context) except -1
     cdef int reset(self) except -1
     cdef int resolve(self) except -1
     cdef int schedule_callbacks(self) except -1

@@ -9,10 +9,12 @@ of call_soon(). The callback runs when and in the order in which a future's woul
 Loops of this package only, and only outside debug mode, where futures note where they were made.
 """
 
-from asyncio import exceptions
+import asyncio
 
-from uringloop._cpython.pyapi cimport PyCFunction_Check
-from uringloop._turn.call_soon cimport schedule_with
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport PyCFunction_Check, PyMethodDef, set_method
+from uringloop._turn.call_soon cimport call_slowly, is_context_only, schedule_with
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -33,6 +35,10 @@ cdef class ReadWaiter:
         return self.loop
 
     def add_done_callback(self, callback, *, context=None):
+        # Tasks call `add_callback_fast` in its place.
+        self.add_callback(callback, context)
+
+    cdef int add_callback(self, object callback, object context) except -1:
         if self.state != PENDING:
             self.schedule(callback, context)
         elif self.callback is None:
@@ -42,6 +48,7 @@ cdef class ReadWaiter:
             if self.more_callbacks is None:
                 self.more_callbacks = []
             self.more_callbacks.append((callback, context))
+        return 0
 
     def remove_done_callback(self, callback):
         """Remove all equal callbacks; return how many there were."""
@@ -77,7 +84,7 @@ cdef class ReadWaiter:
         if self.state == CANCELLED:
             raise cancelled_error(self.error)
         if self.state == PENDING:
-            raise exceptions.InvalidStateError("Result is not set.")
+            raise asyncio.InvalidStateError("Result is not set.")
 
     def exception(self):
         if self.state == FAILED:
@@ -85,16 +92,16 @@ cdef class ReadWaiter:
         if self.state == CANCELLED:
             raise cancelled_error(self.error)
         if self.state == PENDING:
-            raise exceptions.InvalidStateError("Exception is not set.")
+            raise asyncio.InvalidStateError("Exception is not set.")
 
     def set_result(self, result):
         if self.state != PENDING:
-            raise exceptions.InvalidStateError("invalid state")
+            raise asyncio.InvalidStateError("invalid state")
         self.resolve()
 
     def set_exception(self, exc):
         if self.state != PENDING:
-            raise exceptions.InvalidStateError("invalid state")
+            raise asyncio.InvalidStateError("invalid state")
         self.state = FAILED
         self.error = exc
         self.schedule_callbacks()
@@ -154,7 +161,7 @@ cdef object resolved_future(LoopCore loop):
 
 
 cdef object cancelled_error(object message):
-    return exceptions.CancelledError() if message is None else exceptions.CancelledError(message)
+    return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
 
 
 cdef ReadWaiter new_waiter(LoopCore loop):
@@ -162,3 +169,18 @@ cdef ReadWaiter new_waiter(LoopCore loop):
     waiter.loop = loop
     waiter.blocking = True
     return waiter
+
+
+cdef object add_callback_fast(
+        object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Do what add_done_callback does, without Cython's parsing of keywords."""
+    cdef ReadWaiter waiter = <ReadWaiter>self
+    if size == 1 and names != NULL and is_context_only(names):
+        waiter.add_callback(<object>call[0], <object>call[1])
+        return None
+    return call_slowly(ADD_DONE_CALLBACK, self, call, size, names)
+
+
+cdef PyMethodDef definition
+cdef object ADD_DONE_CALLBACK = ReadWaiter.add_done_callback
+set_method(ReadWaiter, ADD_DONE_CALLBACK, &definition, add_callback_fast)

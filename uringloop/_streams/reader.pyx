@@ -16,9 +16,10 @@ With a loop of this package only the loop's thread may read; other loops leave t
 so every method that uses the fields has a critical section for builds without a GIL.
 """
 
+import asyncio
 import sys
 import warnings
-from asyncio import exceptions, streams
+from asyncio import streams
 from collections.abc import Coroutine
 
 cimport cython
@@ -29,14 +30,15 @@ from cpython.pyport cimport PY_SSIZE_T_MAX
 from cpython.ref cimport Py_INCREF
 from libc.string cimport memcpy
 
+from uringloop._cpython.awaitables cimport (
+    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, inherit_anext, set_send, set_step,
+    spare_stop, stop_with)
 from uringloop._cpython.pyapi cimport (
     PyBytes_New,
     PyNumber_AsSsize_t,
     PyObject_CallMethodOneArg,
     Py_DECREF_owned,
     raise_pending,
-    set_step,
-    stop_with,
     take_bytes,
 )
 from uringloop._streams.read_buffer cimport ReadBuffer
@@ -285,7 +287,7 @@ cdef class ReaderCore(ReadBuffer):
             return 0
         try:
             raise_pending()
-        except exceptions.InvalidStateError:
+        except asyncio.InvalidStateError:
             # A cancelled read leaves its future here until its task runs.
             if not waiter.cancelled():
                 raise
@@ -338,7 +340,7 @@ cdef class ReaderCore(ReadBuffer):
         return STOCK.read(self, n) if count < 0 else new_read(self, SOME, count, None)
 
     def readexactly(self, n):
-        """Return an awaitable of exactly *n* bytes. Awaiting it raises asyncio's exceptions."""
+        """Return an awaitable of exactly *n* bytes. Awaiting it raises asyncio's asyncio."""
         cdef Py_ssize_t count = size_of(n)
         return STOCK.readexactly(self, n) if count < 0 else new_read(self, EXACTLY, count, None)
 
@@ -409,15 +411,15 @@ async def read_until_any(reader, separators):
             break
         searched = max(0, len(buffer) + 1 - len(separators[-1]))
         if searched > reader._limit:
-            raise exceptions.LimitOverrunError(NOT_FOUND, searched)
+            raise asyncio.LimitOverrunError(NOT_FOUND, searched)
         if reader._eof:
             data = bytes(buffer)
             buffer.clear()
-            raise exceptions.IncompleteReadError(data, None)
+            raise asyncio.IncompleteReadError(data, None)
         await reader._wait_for_data("readuntil")
     end, start = min(ends)
     if -start > reader._limit:
-        raise exceptions.LimitOverrunError(FOUND_BEHIND, -start)
+        raise asyncio.LimitOverrunError(FOUND_BEHIND, -start)
     data = bytes(buffer[:end])
     del buffer[:end]
     reader._maybe_resume_transport()
@@ -445,16 +447,20 @@ cdef class Read:
         return self
 
     def __next__(self):
-        # Makes the type an iterator; `set_step` replaces it by `read_step`.
-        raise StopIteration
+        # For programs that call it by name: `set_step` gives the interpreter `read_step`.
+        return self.send(None)
 
     def send(self, value):
-        cdef PyObject *awaited = read_step(<PyObject*>self)
-        if awaited == NULL:
-            raise_pending()
-        future = <object>awaited
-        Py_DECREF_owned(awaited)
-        return future
+        cdef PyObject *given
+        cdef int status
+        if value is not None and self.progress == NEW:
+            raise TypeError("can't send non-None value to a just-started coroutine")
+        status = send_to_read(<PyObject*>self, <PyObject*>value, &given)
+        result = <object>given
+        Py_DECREF_owned(given)
+        if status == PYGEN_NEXT:
+            return result
+        raise StopIteration(result)
 
     def throw(self, exc, value=None, traceback=None):
         """End the read with an exception; what it has received is unread again."""
@@ -604,7 +610,7 @@ cdef class Read:
         if not reader.eof:
             return None
         reader.give_up_target()
-        raise exceptions.IncompleteReadError(reader.take_rest(), self.count)
+        raise asyncio.IncompleteReadError(reader.take_rest(), self.count)
 
     cdef bytes until(self):
         cdef ReaderCore reader = self.reader
@@ -622,7 +628,7 @@ cdef class Read:
                 return None
             data = reader.take_rest()
             if self.wanted == UNTIL:
-                raise exceptions.IncompleteReadError(data, None)
+                raise asyncio.IncompleteReadError(data, None)
             return data
         data = reader.take(found + width)
         if reader.paused:
@@ -633,7 +639,7 @@ cdef class Read:
         """Raise the exception for a line over the limit; readline() skips the line."""
         cdef ReaderCore reader = self.reader
         if self.wanted == UNTIL:
-            raise exceptions.LimitOverrunError(message, consumed)
+            raise asyncio.LimitOverrunError(message, consumed)
         if reader.find(self.separator, consumed) == consumed:
             reader.drop(consumed + PyBytes_GET_SIZE(self.separator))
         else:
@@ -651,10 +657,11 @@ cdef class Read:
 cdef tuple METHODS = ("read", "readexactly", "readuntil", "readline", "__anext__")
 
 
-cdef PyObject *read_step(PyObject *step) except? NULL:
-    """Return a future to wait for, or NULL with the result in a StopIteration."""
+cdef int send_to_read(PyObject *step, PyObject *value, PyObject **result) except -1:
+    """The am_send of Read: give what is awaited, or the bytes."""
     cdef Read read = <Read>step
     cdef bytes data
+    result[0] = NULL
     if read.progress == FINISHED:
         raise RuntimeError("cannot reuse already awaited coroutine")
     try:
@@ -665,8 +672,19 @@ cdef PyObject *read_step(PyObject *step) except? NULL:
         raise
     if data is None:
         Py_INCREF(read.future)
-        return <PyObject*>read.future
-    stop_with(StopIteration, data)
+        result[0] = <PyObject*>read.future
+        return PYGEN_NEXT
+    Py_INCREF(data)
+    result[0] = <PyObject*>data
+    return PYGEN_RETURN
+
+
+cdef PyObject *read_step(PyObject *step) except? NULL:
+    """The tp_iternext of Read: return what is awaited, or NULL with the bytes in an exception."""
+    cdef PyObject *result
+    if send_to_read(step, <PyObject*>None, &result) == PYGEN_NEXT:
+        return result
+    stop_with(take_bytes(result))
     return NULL
 
 
@@ -676,5 +694,8 @@ cdef int warn_never_awaited(Read read) except -1:
     return 0
 
 
+spare_stop = call_no_args(StopIteration)
 set_step(Read, <step_type>read_step)
+set_send(Read, <SendFunction>send_to_read)
+inherit_anext(StreamReader, ReaderCore)
 Coroutine.register(Read)

@@ -13,8 +13,10 @@ from collections.abc import Coroutine
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 
-from uringloop._cpython.pyapi cimport keep_for_ever, set_step
+from uringloop._cpython.awaitables cimport PYGEN_RETURN, set_send, set_step
+from uringloop._cpython.pyapi cimport keep_for_ever
 from uringloop._streams.stream_protocol cimport ProtocolCore
 from uringloop._streams.reader cimport ReaderCore
 from uringloop._transport.transport cimport BROKEN, load_life
@@ -67,7 +69,14 @@ cdef PyObject *done_step(PyObject *step) noexcept:
     return NULL
 
 
+cdef int send_to_done(PyObject *step, PyObject *value, PyObject **result) noexcept:
+    Py_INCREF(None)
+    result[0] = <PyObject*>None
+    return PYGEN_RETURN
+
+
 set_step(Done, done_step)
+set_send(Done, send_to_done)
 Coroutine.register(Done)
 cdef Done DONE = Done()
 keep_for_ever(DONE)

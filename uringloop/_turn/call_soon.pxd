@@ -6,8 +6,11 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef object call_slowly(
-    object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names)
+    object method, object target, PyObject *const *call, Py_ssize_t size, PyObject *names)
 
 
 cdef int schedule_with(
     LoopCore loop, object callback, object argument, object context) except -1
+
+
+cdef bint is_context_only(PyObject *names) noexcept

@@ -180,28 +180,32 @@ cdef inline int take_call(Handle handle, PyObject *const *call, Py_ssize_t size)
     return 0
 
 
+cdef bint is_context_only(PyObject *names) noexcept:
+    """Return whether `context` is the only keyword of a vectorcall with keywords."""
+    return (PyTuple_GET_SIZE(<tuple>names) == 1
+            and is_context(PyTuple_GET_ITEM_borrowed(<tuple>names, 0), <PyObject*>NAME_CONTEXT))
+
+
 cdef inline PyObject *context_of(
         LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
     """Return the argument `context`, or None; NULL if the call has to be made slowly."""
     if size >= 1 and not load_int(&loop.closed) and not loop.in_debug_mode():
         if names == NULL:
             return <PyObject*>None
-        if PyTuple_GET_SIZE(<tuple>names) == 1:
-            if is_context(
-                    PyTuple_GET_ITEM_borrowed(<tuple>names, 0), <PyObject*>NAME_CONTEXT):
-                return call[size]
+        if is_context_only(names):
+            return call[size]
     return NULL
 
 
 cdef object call_slowly(
-        object method, LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Call *method* of *loop* with the arguments of a vectorcall."""
+        object method, object target, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Call *method* of *target* with the arguments of a vectorcall."""
     cdef Py_ssize_t index
     cdef dict options = {}
     if names != NULL:
         for index, name in enumerate(<tuple>names):
             options[name] = <object>call[size + index]
-    return method(loop, *[<object>call[index] for index in range(size)], **options)
+    return method(target, *[<object>call[index] for index in range(size)], **options)
 
 
 cdef PyMethodDef call_soon_definition
