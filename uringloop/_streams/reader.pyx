@@ -401,18 +401,17 @@ async def read_until_any(reader, separators):
     searched = 0
     while True:
         buffer = reader._buffer
-        ends = []
-        for separator in separators:
-            start = buffer.find(separator, searched)
-            if start >= 0:
-                # Of two that end at the same place, the shorter one.
-                ends.append((start + len(separator), -start))
+        found = [(buffer.find(separator, searched), len(separator)) for separator in separators]
+        # Of two that end at the same place, the shorter one.
+        ends = [(start + width, -start) for start, width in found if start >= 0]
         if ends:
             break
-        searched = max(0, len(buffer) + 1 - len(separators[-1]))
+        searched = max(0, len(buffer) + 1 - longest)
         if searched > reader._limit:
             raise asyncio.LimitOverrunError(NOT_FOUND, searched)
         if reader._eof:
+    # The build has no negative indices.
+    longest = max(map(len, separators))
             data = bytes(buffer)
             buffer.clear()
             raise asyncio.IncompleteReadError(data, None)
