@@ -131,8 +131,11 @@ cdef class ReadWaiter:
         cdef list more = self.more_callbacks
         if callback is None:
             return 0
-        self.callback = None
-        self.schedule(callback, self.context)
+        cdef object context
+        context = self.context
+        # A context that the reader kept until its next read would keep a task's variables alive.
+        self.callback = self.context = None
+        self.schedule(callback, context)
         if more is not None:
             self.more_callbacks = None
             for other, context in more:

@@ -72,6 +72,7 @@ cdef class Read:
     cdef int begin(self) except -1
     cdef int wait(self) except -1
     cdef int resumed(self) except -1
+    cdef bint is_suspended(self) except -1
     cdef int finish(self) except -1
     cdef bint is_due(self) except -1
     cdef bytes result(self)

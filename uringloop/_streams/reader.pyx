@@ -55,6 +55,7 @@ ctypedef PyObject *(*step_type)(PyObject *) noexcept
 cdef bint HAS_TUPLES = sys.version_info >= (3, 13)
 # asyncio's words.
 cdef str FOUND_BEHIND = "Separator is found, but chunk is longer than limit"
+cdef str AWAITED = "cannot reuse already awaited coroutine"
 cdef str NOT_FOUND = "Separator is not found, and chunk exceed the limit"
 cdef object STOCK = streams.StreamReader
 cdef Py_ssize_t TARGET_UP_TO = TARGET_MAX
@@ -477,6 +478,8 @@ cdef class Read:
         if self.progress == NEW and self.reader is not None:
             warn_never_awaited(self)
 
+        if self.progress == FINISHED:
+            raise RuntimeError(AWAITED)
     @property
     def __name__(self):
         return self.method()
@@ -544,8 +547,6 @@ cdef class Read:
         if type(future) is ReadWaiter and (<ReadWaiter>future).state == RESOLVED:
             # Its only user was the task that runs now.
             reader.spare_waiter = <ReadWaiter>future
-        elif not future.done():
-            raise RuntimeError("await wasn't used with future")
         else:
             future.result()
         return 0
@@ -563,6 +564,14 @@ cdef class Read:
         return 0
 
     # ── the result ───────────────────────────────────────────────────────────────────────────
+
+    cdef bint is_suspended(self) except -1:
+        """Return whether a task waits for the future."""
+        if self.progress != WAITING:
+            return False
+        if type(self.future) is ReadWaiter:
+            return (<ReadWaiter>self.future).state == PENDING
+        return not self.future.done()
 
     cdef bint is_due(self) except -1:
         """Return whether `result` would not wait."""
@@ -662,7 +671,10 @@ cdef int send_to_read(PyObject *step, PyObject *value, PyObject **result) except
     cdef bytes data
     result[0] = NULL
     if read.progress == FINISHED:
-        raise RuntimeError("cannot reuse already awaited coroutine")
+        raise RuntimeError(AWAITED)
+    if read.is_suspended():
+        # By another task, which goes on.
+        raise RuntimeError("coroutine is being awaited already")
     try:
         with cython.critical_section(read.reader):
             data = read.advance()
@@ -689,7 +701,7 @@ cdef PyObject *read_step(PyObject *step) except? NULL:
 
 cdef int warn_never_awaited(Read read) except -1:
     """Warn as Python does for a coroutine."""
-    warn(f"coroutine {read.__qualname__!r} was never awaited", RuntimeWarning, stacklevel=2)
+    warn(f"coroutine {read.__qualname__!r} was never awaited", RuntimeWarning, stacklevel=1)
     return 0
 
 
