@@ -29,6 +29,10 @@ open_stock_unix_connection = streams.open_unix_connection
 start_stock_server = streams.start_server
 start_stock_unix_server = streams.start_unix_server
 
+# Until gh-114914 (3.11.9, 3.12.3, 3.13) asyncio's protocol keeps the writer, so that a connection
+# stays open after the end of its handler. Since then a dropped writer closes it, with a warning.
+KEEPS_WRITER = hasattr(STOCK, "_replace_writer")
+
 
 class StreamReaderProtocol(ProtocolCore, STOCK):
     """asyncio's StreamReaderProtocol, compiled where it runs for each message."""
@@ -48,9 +52,13 @@ class StreamReaderProtocol(ProtocolCore, STOCK):
         # As asyncio's, but for the class of the writer.
         self._transport = transport
         reader: StreamReader = self._stream_reader  # type: ignore[attr-defined]
-        reader.set_transport(transport)
+        if reader is not None:
+            reader.set_transport(transport)
         self._over_ssl = transport.get_extra_info("sslcontext") is not None
-        result = connected(reader, StreamWriter(transport, self, reader, self._loop))
+        writer = StreamWriter(transport, self, reader, self._loop)
+        if KEEPS_WRITER:
+            self._stream_writer = writer
+        result = connected(reader, writer)
         if asyncio.iscoroutine(result):
             self._task = self._loop.create_task(result)
             self._task.add_done_callback(partial(handler_ended, self._loop, transport))

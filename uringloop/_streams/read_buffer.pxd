@@ -2,6 +2,9 @@
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+
+from uringloop._cpython.pyapi cimport is_only_reference
 
 
 cdef class ReadBuffer:
@@ -22,6 +25,10 @@ cdef class ReadBuffer:
         if self.chunk is not None:
             return PyBytes_AS_STRING(self.chunk) + self.start
         return PyByteArray_AS_STRING(self.joined) + self.start
+
+    cdef inline bint is_kept(self) noexcept:
+        """Return whether a program has a reference to `joined`."""
+        return self.exposed and not is_only_reference(<PyObject*>self.joined)
 
     cdef inline int append_object(self, bytes data) except -1:
         """Append *data*, which is kept as it is if nothing is unread."""

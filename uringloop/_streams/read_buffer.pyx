@@ -12,11 +12,9 @@ from cpython.bytearray cimport (
     PyByteArray_Resize,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
 from cpython.sequence cimport PySequence_DelSlice
 from libc.string cimport memchr, memcpy, memmove
 
-from uringloop._cpython.pyapi cimport is_only_reference
 from uringloop._kernel.libc cimport memmem
 
 
@@ -62,7 +60,7 @@ cdef class ReadBuffer:
                 return PySequence_DelSlice(self.joined, 0, count)
             self.start += count
             return 0
-        if self.exposed and not is_only_reference(<PyObject*>self.joined):
+        if self.is_kept():
             return PySequence_DelSlice(self.joined, 0, count)
         self.chunk = None
         self.joined = None

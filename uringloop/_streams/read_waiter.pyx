@@ -34,6 +34,9 @@ cdef class ReadWaiter:
     def _loop(self):
         return self.loop
 
+    def get_loop(self):
+        return self.loop
+
     def add_done_callback(self, callback, *, context=None):
         # Tasks call `add_callback_fast` in its place.
         self.add_callback(callback, context)
@@ -128,10 +131,10 @@ cdef class ReadWaiter:
 
     cdef int schedule_callbacks(self) except -1:
         cdef object callback = self.callback
+        cdef object context
         cdef list more = self.more_callbacks
         if callback is None:
             return 0
-        cdef object context
         context = self.context
         # A context that the reader kept until its next read would keep a task's variables alive.
         self.callback = self.context = None

@@ -116,6 +116,7 @@ cdef class ReaderCore(ReadBuffer):
     @_waiter.setter
     @cython.critical_section
     def _waiter(self, waiter):
+        self.give_up_target()
         self.waiter = waiter
         self.waiting = None
 
@@ -241,7 +242,8 @@ cdef class ReaderCore(ReadBuffer):
         cdef Py_ssize_t unread
         if self.target is None:
             unread = self.size()
-            if unread >= count or count > TARGET_UP_TO:
+            # A program that keeps `_buffer` finds every byte there.
+            if unread >= count or count > TARGET_UP_TO or self.is_kept():
                 return 0
             self.target = take_bytes(PyBytes_New(NULL, count))
             if unread:
@@ -355,13 +357,23 @@ cdef class ReaderCore(ReadBuffer):
 
     def readline(self):
         """Return an awaitable of the bytes up to a newline, or up to the end."""
-        return new_read(self, LINE, 0, NEWLINE)
+        if type(self) is READER or type(self).readuntil is READUNTIL:
+            return new_read(self, LINE, 0, NEWLINE)
+        return STOCK.readline(self)
 
     def __aiter__(self):
         return self
 
     def __anext__(self):
-        return new_read(self, NEXT_LINE, 0, NEWLINE)
+        if type(self) is READER or (
+                type(self).readline is READLINE and type(self).readuntil is READUNTIL):
+            return new_read(self, NEXT_LINE, 0, NEWLINE)
+        return STOCK.__anext__(self)
+
+
+# asyncio's readline() calls readuntil(), which a derived class may replace, and so on.
+cdef object READUNTIL = ReaderCore.readuntil
+cdef object READLINE = ReaderCore.readline
 
 
 cdef Py_ssize_t size_of(object n) except? -1:
@@ -399,6 +411,8 @@ async def read_until_any(reader, separators):
         raise ValueError("Separator should be at least one-byte string")
     if reader._exception is not None:
         raise reader._exception
+    # The build has no negative indices.
+    longest = max(map(len, separators))
     searched = 0
     while True:
         buffer = reader._buffer
@@ -411,8 +425,6 @@ async def read_until_any(reader, separators):
         if searched > reader._limit:
             raise asyncio.LimitOverrunError(NOT_FOUND, searched)
         if reader._eof:
-    # The build has no negative indices.
-    longest = max(map(len, separators))
             data = bytes(buffer)
             buffer.clear()
             raise asyncio.IncompleteReadError(data, None)
@@ -464,6 +476,8 @@ cdef class Read:
 
     def throw(self, exc, value=None, traceback=None):
         """End the read with an exception; what it has received is unread again."""
+        if self.progress == FINISHED:
+            raise RuntimeError(AWAITED)
         self.finish()
         if value is None:
             value = exc if isinstance(exc, BaseException) else exc()
@@ -478,8 +492,6 @@ cdef class Read:
         if self.progress == NEW and self.reader is not None:
             warn_never_awaited(self)
 
-        if self.progress == FINISHED:
-            raise RuntimeError(AWAITED)
     @property
     def __name__(self):
         return self.method()
@@ -551,6 +563,14 @@ cdef class Read:
             future.result()
         return 0
 
+    cdef bint is_suspended(self) except -1:
+        """Return whether a task waits for the future."""
+        if self.progress != WAITING:
+            return False
+        if type(self.future) is ReadWaiter:
+            return (<ReadWaiter>self.future).state == PENDING
+        return not self.future.done()
+
     cdef int finish(self) except -1:
         cdef ReaderCore reader = self.reader
         self.progress = FINISHED
@@ -564,14 +584,6 @@ cdef class Read:
         return 0
 
     # ── the result ───────────────────────────────────────────────────────────────────────────
-
-    cdef bint is_suspended(self) except -1:
-        """Return whether a task waits for the future."""
-        if self.progress != WAITING:
-            return False
-        if type(self.future) is ReadWaiter:
-            return (<ReadWaiter>self.future).state == PENDING
-        return not self.future.done()
 
     cdef bint is_due(self) except -1:
         """Return whether `result` would not wait."""
@@ -595,7 +607,8 @@ cdef class Read:
             data = self.exactly()
         elif self.wanted == SOME:
             size = reader.size()
-            if not size and not reader.eof and self.count:
+            # Like asyncio's, it returns nothing if another read has taken what it was woken for.
+            if not size and not reader.eof and self.count and self.progress == NEW:
                 return None
             data = reader.take(min(size, self.count))
         else:

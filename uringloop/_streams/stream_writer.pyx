@@ -25,6 +25,8 @@ from uringloop._transport.writer cimport WriteTransport
 
 cdef object STOCK = streams.StreamWriter
 cdef object STOCK_READER = streams.StreamReader
+cdef object DRAIN_HELPER = streams.StreamReaderProtocol._drain_helper
+cdef object EXCEPTION = ReaderCore.exception
 
 
 @cython.final
@@ -85,11 +87,11 @@ keep_for_ever(DONE)
 cdef class WriterCore:
 
     def __init__(self, transport, protocol, reader, loop):
+        self._transport = transport
+        self._protocol = protocol
         if reader is not None and not isinstance(reader, STOCK_READER):
             # As asyncio's assertion.
             raise AssertionError
-        self._transport = transport
-        self._protocol = protocol
         self._reader = reader
         self.loop = loop
 
@@ -128,7 +130,10 @@ cdef class WriterCore:
     @cython.critical_section
     def _protocol(self, protocol):
         self.protocol = protocol
-        self.flow = protocol if isinstance(protocol, ProtocolCore) else None
+        self.flow = None
+        # drain() calls a derived class's _drain_helper().
+        if isinstance(protocol, ProtocolCore) and type(protocol)._drain_helper is DRAIN_HELPER:
+            self.flow = protocol
 
     @property
     @cython.critical_section
@@ -139,7 +144,9 @@ cdef class WriterCore:
     @cython.critical_section
     def _reader(self, reader):
         self.reader = reader
-        self.source = reader if isinstance(reader, ReaderCore) else None
+        self.source = None
+        if isinstance(reader, ReaderCore) and type(reader).exception is EXCEPTION:
+            self.source = reader
 
     @property
     def _complete_fut(self):
