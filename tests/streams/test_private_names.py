@@ -136,7 +136,7 @@ async def test_the_waiter_is_there_while_a_task_waits(each_loop: Loop) -> None:
     assert asyncio.isfuture(waiter)
     assert not waiter.done()
     assert not waiter.cancelled()
-    assert waiter.get_loop() is each_loop
+    assert waiter._loop is each_loop
     done: list[object] = []
     waiter.add_done_callback(lambda _: done.append("never"))
     assert waiter.remove_done_callback(done.append) == 0
