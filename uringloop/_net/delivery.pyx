@@ -63,7 +63,7 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
         else:
             deliver_buffered(transport, memory, size)
         return None
-    if transport.kind != PLAIN and feed_reader(transport, memory, size):
+    if PLAIN < transport.kind < BUFFERED and feed_reader(transport, memory, size):
         return None
     return transport.loop.freelist.copy(memory, size)
 
