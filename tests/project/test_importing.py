@@ -86,7 +86,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
     private = {p for p in private if p.parent.name not in ("_as_uvloop", "_kernel", "_monitor")}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
     names -= {"_files.atomic", "_files.directories", "_files.permissions", "_ring.limits"}
-    names -= {"_streams.connections"}
+    names -= {"_streams.connections", "_streams.separators"}
     names -= {"_cpython.gil", "_cpython.relied_on", "_loop.stats"}
     packages = {path.parent.name for path in private}
     names -= {f"{package}.__init__" for package in packages}

@@ -52,11 +52,6 @@ class ReaderCore(ReadBuffer):
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Coroutine[Any, Any, bytes]: ...
 
-def read_until_any(
-    reader: asyncio.StreamReader, separators: tuple[bytes, ...]
-) -> Coroutine[Any, Any, bytes]:
-    """Read up to the first of several separators, as asyncio's readuntil() does since 3.13."""
-
 # typeshed: readuntil() takes anything that has a length.
 class StreamReader(ReaderCore, asyncio.StreamReader):  # type: ignore[misc]
     """asyncio's StreamReader, compiled. Its methods return awaitables that are not coroutines."""

@@ -352,6 +352,8 @@ cdef class ReaderCore(ReadBuffer):
         if type(separator) is bytes and PyBytes_GET_SIZE(separator):
             return new_read(self, UNTIL, 0, separator)
         if isinstance(separator, tuple) and not HAS_TUPLES:
+            # Imported here: few programs use it.
+            from uringloop._streams.separators import read_until_any
             return read_until_any(self, separator)
         return STOCK.readuntil(self, separator)
 
@@ -400,42 +402,6 @@ cdef bint is_stock_reader(object reader) noexcept:
 cdef bint feeds_itself() except -1:
     """Return whether feed_data() is the one above: a program may have replaced it."""
     return READER.feed_data is FEED_DATA
-
-
-async def read_until_any(reader, separators):
-    """Read up to the first of several separators, as asyncio's readuntil() does since 3.13."""
-    separators = sorted(separators, key=len)
-    if not separators:
-        raise ValueError("Separator should contain at least one element")
-    if not separators[0]:
-        raise ValueError("Separator should be at least one-byte string")
-    if reader._exception is not None:
-        raise reader._exception
-    # The build has no negative indices.
-    longest = max(map(len, separators))
-    searched = 0
-    while True:
-        buffer = reader._buffer
-        found = [(buffer.find(separator, searched), len(separator)) for separator in separators]
-        # Of two that end at the same place, the shorter one.
-        ends = [(start + width, -start) for start, width in found if start >= 0]
-        if ends:
-            break
-        searched = max(0, len(buffer) + 1 - longest)
-        if searched > reader._limit:
-            raise asyncio.LimitOverrunError(NOT_FOUND, searched)
-        if reader._eof:
-            data = bytes(buffer)
-            buffer.clear()
-            raise asyncio.IncompleteReadError(data, None)
-        await reader._wait_for_data("readuntil")
-    end, start = min(ends)
-    if -start > reader._limit:
-        raise asyncio.LimitOverrunError(FOUND_BEHIND, -start)
-    data = bytes(buffer[:end])
-    del buffer[:end]
-    reader._maybe_resume_transport()
-    return data
 
 
 cdef Read new_read(ReaderCore reader, Wanted wanted, Py_ssize_t count, bytes separator):
