@@ -311,6 +311,13 @@ STREAMS = (
     ),
     Row(
         "asyncio.StreamReaderProtocol",
+        "_drain_helper",
+        "3.4",
+        "drain() of compiled streams calls the method of a derived class",
+        REQUIRED + "the method waits where it must",
+    ),
+    Row(
+        "asyncio.StreamReaderProtocol",
         "_stream_reader_wr",
         "3.8",
         "the reader of a protocol is found without Python code",

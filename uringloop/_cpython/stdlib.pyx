@@ -159,6 +159,10 @@ ALERTS_ARE_SENT = uses_name(sslproto, "SSLProtocol._do_read", "SSLError")
 START_TLS_MOVES_READ_AHEAD = uses_name(asyncio, "BaseEventLoop.start_tls", "_incoming")
 # A cancelled serve_forever() closes the connections, since it waits for their end (3.14).
 CANCEL_CLOSES_CLIENTS = uses_name(asyncio, "Server.serve_forever", "close_clients")
+# The protocol of a server's streams keeps the writer, so that a connection stays open after the end
+# of its handler. Since gh-114914 (3.11.9, 3.12.3, 3.13) a dropped writer closes it, with a warning.
+PROTOCOL_KEEPS_WRITER = uses_name(
+    streams, "StreamReaderProtocol.connection_made", "_stream_writer")
 # sock_sendfile() sets the position of its file even if nothing was sent (gh-150107, Python 3.16
 # and 3.14.10); the function that does so no longer gets the number of bytes that were sent.
 cdef object MOVES_FILE = code_of(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from uringloop._cpython.stdlib import PROTOCOL_KEEPS_WRITER
 from uringloop._streams.reader import StreamReader
 from uringloop._streams.stream_protocol import ProtocolCore
 from uringloop._streams.stream_writer import StreamWriter
@@ -28,10 +29,6 @@ open_stock_connection = streams.open_connection
 open_stock_unix_connection = streams.open_unix_connection
 start_stock_server = streams.start_server
 start_stock_unix_server = streams.start_unix_server
-
-# Until gh-114914 (3.11.9, 3.12.3, 3.13) asyncio's protocol keeps the writer, so that a connection
-# stays open after the end of its handler. Since then a dropped writer closes it, with a warning.
-KEEPS_WRITER = hasattr(STOCK, "_replace_writer")
 
 
 class StreamReaderProtocol(ProtocolCore, STOCK):
@@ -56,7 +53,7 @@ class StreamReaderProtocol(ProtocolCore, STOCK):
             reader.set_transport(transport)
         self._over_ssl = transport.get_extra_info("sslcontext") is not None
         writer = StreamWriter(transport, self, reader, self._loop)
-        if KEEPS_WRITER:
+        if PROTOCOL_KEEPS_WRITER:
             self._stream_writer = writer
         result = connected(reader, writer)
         if asyncio.iscoroutine(result):
