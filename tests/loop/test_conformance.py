@@ -1,7 +1,8 @@
 """CPython's own tests of asyncio: each test that stock asyncio passes must pass on this loop.
 
 Each module of test.test_asyncio runs in two processes, on stock asyncio and on this loop (see
-conformance.py). Tests that stock asyncio fails or skips on this machine are ignored.
+conformance.py), and those that use streams in a third one, with compiled streams. Tests that stock
+asyncio fails or skips on this machine are ignored.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "test_unix_events": ("SelectorEventLoopUnixSocketTests", "TestFork", "TestFunctional"),
     "test_waitfor": (),
 }
+
+# The modules whose tests read and write by asyncio's streams.
+STREAMS = ("test_streams", "test_ssl", "test_subprocess", "test_sslproto", "test_server")
 
 PIDFD = "test_subprocess.SubprocessPidfdWatcherTests."
 THREADED = "test_subprocess.SubprocessThreadedWatcherTests."
@@ -123,7 +127,7 @@ def results(module: str, loop: str) -> Results:
     command = [sys.executable, str(DRIVER), module, loop, *MODULES[module]]
     # The tests in the variable run on neither loop. EXCLUDED tests run on asyncio, to count them.
     skips = os.environ.get("CONFORMANCE_SKIPS", "").split()
-    if loop == "uringloop":
+    if loop != "asyncio":
         skips += EXCLUDED
     done = subprocess.run(
         command,
@@ -146,10 +150,20 @@ def results(module: str, loop: str) -> Results:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_tests_that_pass_on_asyncio_pass_on_this_loop(module: str) -> None:
+    check(module, "uringloop")
+
+
+@pytest.mark.parametrize("module", STREAMS)
+def test_tests_that_pass_on_asyncio_pass_with_compiled_streams(module: str) -> None:
+    check(module, "streams")
+
+
+def check(module: str, loop: str) -> None:
+    """Compare the outcomes of a module's tests on *loop* with those on asyncio."""
     if importlib.util.find_spec(f"test.test_asyncio.{module}") is None:
         pytest.skip(f"this Python has no {module}")
     stock = results(module, "asyncio").passed()
-    ours = results(module, "uringloop")
+    ours = results(module, loop)
     assert stock
     failed = sorted(stock - ours.passed() - set(EXCLUDED))
     report = [f"{name}: {ours.outcomes.get(name)}\n{ours.details.get(name, '')}" for name in failed]

@@ -1,8 +1,9 @@
 """Runs one module of the interpreter's own test.test_asyncio.
 
-`python conformance.py MODULE LOOP [CLASS...]`, where LOOP is asyncio or uringloop. With uringloop
-every loop that the module makes is a uringloop loop: asyncio's names of its selector loop are
-replaced by a class that accepts and ignores a selector. Prints a line of JSON when a test starts
+`python conformance.py MODULE LOOP [CLASS...]`, where LOOP is asyncio, uringloop or streams. With
+uringloop every loop that the module makes is a uringloop loop: asyncio's names of its selector loop
+are replaced by a class that accepts and ignores a selector. With streams its streams are compiled
+ones, too. Prints a line of JSON when a test starts
 and when it ends, `{"test": ..., "outcome": ..., "detail": ...}`; after a hang or a crash the last
 line, with the outcome "started", names the test. CONFORMANCE_SKIPS names tests that do not run.
 """
@@ -110,8 +111,12 @@ def chosen(module: str, classes: list[str]) -> unittest.TestSuite:
 
 def main() -> None:
     module, loop, *classes = sys.argv[1:]
-    if loop == "uringloop":
+    if loop != "asyncio":
         replace_selector_loops()
+    if loop == "streams":
+        from uringloop import streams
+
+        streams.install()
     # As CPython's own runner does: some tests expect warnings that a filter would hide.
     warnings.simplefilter("default")
     skipped = set(os.environ.get("CONFORMANCE_SKIPS", "").split())
