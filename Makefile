@@ -59,7 +59,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks dev test-debug lint type test-all free-threaded threads-stress unix-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -155,6 +155,12 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 
 test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents
 	$(RUN) -m pytest tests/frameworks tests/project/test_docs.py $(ARGS)
+
+# Those that use asyncio's streams, most of them in a process of their own, which inherits the
+# variable.
+STREAM_USERS = aioquic aiosmtpd anyio asgi_servers recipes redis several_workers websockets workers
+test-frameworks-streams: $(VENV)/frameworks  ## Run redis, hypercorn, aiosmtpd and others with compiled streams
+	URINGLOOP_STREAMS=1 $(RUN) -m pytest $(STREAM_USERS:%=tests/frameworks/test_%.py) $(ARGS)
 
 # asyncio-uringloop is installed already, so pip installs only the packages of the extra. Some of
 # them have no wheels for a Python without the GIL and cannot be built for it; their tests are skipped.
