@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from support.sockets import tcp_pair
 from support.streams import streams_of
 from support.tls_contexts import Contexts
 from support.tls_peers import no_connections_left
+
+import uringloop
 
 LOCALHOST = "127.0.0.1"
 KINDS = ["tcp", "unix", "tls"]
@@ -325,6 +328,8 @@ async def test_one_drain_can_be_awaited_in_many_ways(each_loop: Loop) -> None:
 async def test_start_tls_in_both_directions(
     each_loop: Loop, contexts: Contexts, server_first: bool, limit: int
 ) -> None:
+    if limit == 3 and not isinstance(each_loop, uringloop.Loop) and sys.version_info >= (3, 14):
+        pytest.skip("asyncio 3.14.7 waits for ever in readexactly()")
     streams = streams_of(each_loop)
     data = noise(300_000)
     ended: list[bytes] = []
