@@ -153,8 +153,9 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
 	@touch $@
 
+DOCUMENTED = tests/project/test_docs.py
 test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents
-	$(RUN) -m pytest tests/frameworks tests/project/test_docs.py $(ARGS)
+	$(RUN) -m pytest tests/frameworks $(DOCUMENTED) $(ARGS)
 
 # Those that use asyncio's streams, most of them in a process of their own, which inherits the
 # variable.
