@@ -205,6 +205,19 @@ async def test_a_read_that_a_task_waits_in_cannot_be_awaited_by_another(
     assert await task == MESSAGE
 
 
+@on_loop
+async def test_the_bytes_of_a_read_live_no_longer_than_the_program_needs(each_loop: Loop) -> None:
+    reader = new_reader(each_loop)
+    data = bytes(range(200))
+    reader.feed_data(b"first")
+    assert await reader.read(1000) == b"first"
+    before = sys.getrefcount(data)
+    reader.feed_data(data)
+    assert len(await reader.read(1000)) == len(data)
+    # From Python 3.12 on the result comes in an exception that is kept.
+    assert sys.getrefcount(data) == before
+
+
 async def wrapped(read: Coroutine[Any, Any, bytes]) -> bytes:
     return await read
 

@@ -77,3 +77,12 @@ cdef extern from *:
     void stop_with "uringloop_stop_with" (object result)
     void forget_result "uringloop_forget_result" ()
     void inherit_anext "uringloop_inherit_anext" (object type, object base)
+
+
+cdef inline int raise_thrown(object exc, object value, object traceback) except -1:
+    """Raise the exception that the arguments of `throw` mean; the last two may be None."""
+    if value is None:
+        value = exc if isinstance(exc, BaseException) else exc()
+    elif not isinstance(value, BaseException):
+        value = exc(value)
+    raise value if traceback is None else value.with_traceback(traceback)

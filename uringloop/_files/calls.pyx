@@ -17,8 +17,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 from uringloop._cpython.awaitables cimport (
-    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, forget_result, set_send, set_step,
-    spare_stop, stop_with)
+    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, forget_result, raise_thrown, set_send,
+    set_step, spare_stop, stop_with)
 from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
 from uringloop._files.scheduling cimport CallLock
 from uringloop._kernel.atomics cimport replace_int, store_int_release
@@ -239,13 +239,7 @@ cdef object taken(PyObject *result):
 
 def raise_exception(kind, value=None, traceback=None):
     """Raise the exception that these arguments of `throw` mean."""
-    if value is None:
-        value = kind
-    if isinstance(value, type):
-        value = value()
-    elif not isinstance(value, BaseException):
-        value = kind(value)
-    raise value if traceback is None else value.with_traceback(traceback)
+    raise_thrown(kind, value, traceback)
 
 
 cdef FileCall new_call(object file, CallLock lock, CallKind kind, object first, object second):

@@ -31,8 +31,8 @@ from cpython.ref cimport Py_INCREF
 from libc.string cimport memcpy
 
 from uringloop._cpython.awaitables cimport (
-    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, inherit_anext, set_send, set_step,
-    spare_stop, stop_with)
+    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, forget_result, inherit_anext,
+    raise_thrown, set_send, set_step, spare_stop, stop_with)
 from uringloop._cpython.pyapi cimport (
     PyBytes_New,
     PyNumber_AsSsize_t,
@@ -53,10 +53,10 @@ ctypedef PyObject *(*step_type)(PyObject *) noexcept
 
 # Since Python 3.13 asyncio's readuntil() takes a tuple of separators.
 cdef bint HAS_TUPLES = sys.version_info >= (3, 13)
-# asyncio's words.
+# asyncio's words, and the interpreter's for a coroutine.
 cdef str FOUND_BEHIND = "Separator is found, but chunk is longer than limit"
-cdef str AWAITED = "cannot reuse already awaited coroutine"
 cdef str NOT_FOUND = "Separator is not found, and chunk exceed the limit"
+cdef str AWAITED = "cannot reuse already awaited coroutine"
 cdef object STOCK = streams.StreamReader
 cdef Py_ssize_t TARGET_UP_TO = TARGET_MAX
 cdef object NAME_SET_RESULT = "set_result"
@@ -445,16 +445,13 @@ cdef class Read:
         if self.progress == FINISHED:
             raise RuntimeError(AWAITED)
         self.finish()
-        if value is None:
-            value = exc if isinstance(exc, BaseException) else exc()
-        elif not isinstance(value, BaseException):
-            value = exc(value)
-        raise value if traceback is None else value.with_traceback(traceback)
+        raise_thrown(exc, value, traceback)
 
     def close(self):
         self.finish()
 
     def __dealloc__(self):
+        forget_result()
         if self.progress == NEW and self.reader is not None:
             warn_never_awaited(self)
 

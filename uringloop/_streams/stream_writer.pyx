@@ -15,7 +15,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from uringloop._cpython.awaitables cimport PYGEN_RETURN, set_send, set_step
+from uringloop._cpython.awaitables cimport PYGEN_RETURN, raise_thrown, set_send, set_step
 from uringloop._cpython.pyapi cimport keep_for_ever
 from uringloop._streams.stream_protocol cimport ProtocolCore
 from uringloop._streams.reader cimport ReaderCore
@@ -48,11 +48,7 @@ cdef class Done:
         raise StopIteration
 
     def throw(self, exc, value=None, traceback=None):
-        if value is None:
-            value = exc if isinstance(exc, BaseException) else exc()
-        elif not isinstance(value, BaseException):
-            value = exc(value)
-        raise value if traceback is None else value.with_traceback(traceback)
+        raise_thrown(exc, value, traceback)
 
     def close(self):
         """Do nothing: there is no code that could be interrupted."""
