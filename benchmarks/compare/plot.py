@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from uringloop.bench import charts
 from uringloop.bench.rows import BASELINE
 
-from .report import CURVE, Table
+from .report import CURVE, IDLE, Table
 from .rows import Row, loop_of, python_of
 from .threads import ONE, PROCESSES, THREADS, ThreadRow
 
@@ -44,6 +45,22 @@ BARS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Characters that fit into a cell without a ratio.
 WORD_LENGTH = 13
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A cost against the number of connections, from the rows whose names begin with *prefix*."""
+
+    prefix: str
+    scale: float
+    axis: str
+    title: str
+
+
+CURVES = (
+    Curve(CURVE, 1e3, "us of CPU per request (128 B)", "TCP echo with asyncio.Protocol"),
+    Curve(IDLE, 2.0**10, "KiB per connection", "Memory of a server's idle connections"),
+)
 
 
 def draw(table: Table, path: Path) -> None:
@@ -74,19 +91,23 @@ class Part:
 def costs(table: Table) -> Part | None:
     """Return the part of the rows that have a cost."""
     mapped = [row for row in table.rows if not row.name.startswith(CURVE)]
-    curve = [row for row in table.rows if row.name.startswith(CURVE)]
-    map_width = NAMES_WIDTH + CELL_WIDTH * (len(table.columns) + 1)
-    widths = [width for width, shown in ((map_width, mapped), (CURVE_WIDTH, curve)) if shown]
+    panels = [
+        (CURVE_WIDTH, partial(draw_curve, table, rows, curve))
+        for curve in CURVES
+        if len(rows := [row for row in table.rows if row.name.startswith(curve.prefix)]) > 1
+    ]
+    if mapped:
+        map_width = NAMES_WIDTH + CELL_WIDTH * (len(table.columns) + 1)
+        panels.insert(0, (map_width, partial(draw_map, table, mapped)))
+    widths = [width for width, _ in panels]
 
     def draw_on(figure: Any) -> None:
-        axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
-        if mapped:
-            draw_map(table, mapped, axes[0])
-        if curve:
-            draw_curve(table, curve, axes[-1])
+        (row,) = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
+        for axes, (_, draw_panel) in zip(row, panels, strict=True):
+            draw_panel(axes)
 
     height = max(FRAME_HEIGHT + CELL_HEIGHT * len(mapped), 4.5)
-    return Part(sum(widths), height, draw_on) if widths else None
+    return Part(sum(widths), height, draw_on) if panels else None
 
 
 def colour(ratio: float | None) -> Any:
@@ -131,8 +152,8 @@ def square(x: int, y: int, face: Any) -> Any:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1)
 
 
-def draw_curve(table: Table, rows: list[Row], axes: Any) -> None:
-    """Draw CPU per request against the number of connections, one line for each column.
+def draw_curve(table: Table, rows: list[Row], curve: Curve, axes: Any) -> None:
+    """Draw a cost against the number of connections, one line for each column.
 
     Each loop has a colour and each Python a marker; lines of the C servers are dashed.
     """
@@ -143,7 +164,7 @@ def draw_curve(table: Table, rows: list[Row], axes: Any) -> None:
     pythons = list(dict.fromkeys(map(python_of, columns)))
     for column in columns:
         points = [
-            (connections_of(row), quantity.value / 1e3)
+            (connections_of(row), quantity.value / curve.scale)
             for row in rows
             if (quantity := row.quantity(column)) is not None
         ]
@@ -158,10 +179,10 @@ def draw_curve(table: Table, rows: list[Row], axes: Any) -> None:
     axes.yaxis.set_minor_formatter(ScalarFormatter() if few_decades(axes) else NullFormatter())
     axes.tick_params(which="both", labelsize=8)
     axes.set_xlabel("connections")
-    axes.set_ylabel("us of CPU per request (128 B)")
+    axes.set_ylabel(curve.axis)
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=7, ncols=2 if len(table.columns) > 8 else 1)
-    axes.set_title("TCP echo with asyncio.Protocol", fontsize=9)
+    axes.set_title(curve.title, fontsize=9)
 
 
 def connections_of(row: Row) -> int:

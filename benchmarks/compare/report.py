@@ -24,8 +24,9 @@ from .threads import IMBALANCE, ONE, PROCESSES, THREADS, Rates, ThreadRow
 # Incremented when a field changes its meaning.
 SCHEMA = 1
 
-# Prefix of the rows that plot.py draws as one curve.
+# Prefixes of the rows that plot.py draws as curves; those of memory are in the map, too.
 CURVE = "curve/"
+IDLE = "idle-rss/"
 
 # Columns of the two tables that contain words, aligned to the left.
 WORDS = ("row", "figure", "goal is met", "loop", "of")

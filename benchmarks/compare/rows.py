@@ -21,8 +21,11 @@ from .databases import postgresql, redis
 from .methods import Echo, Http, Load, Method, Program, Tail, importing
 from .threads import ThreadRow
 
-# Connections of the idle-rss row, and the most on the curve.
-CONNECTIONS_MAX = 10_000
+# Connections of an idle-rss row, for which there is a goal.
+IDLE = 10_000
+
+# The most connections, of rows of both groups that the picture shows as curves.
+CONNECTIONS_MAX = 50_000
 
 # aiofiles takes two switches of threads for each call.
 FILES_GOAL = 15.0
@@ -92,6 +95,12 @@ def tls(cell: str, goal: float) -> Row:
     return Row(f"tls/{cell}", goal, Load("tls", "tls", int(size), int(clients)), layers=layers)
 
 
+def idle(clients: int, goal: float | None) -> Row:
+    """Return the row of a server's memory for a connection, one of so many that do nothing."""
+    method = Load("protocol", "idle", 128, clients)
+    return Row(f"idle-rss/128x{clients}", goal, method, "memory", "connection", references=True)
+
+
 def of_files(name: str, unit: str) -> Row:
     """Return the row of a program that uses files: those of aiofiles on all loops but this one."""
     remark = "files of aiofiles, on uringloop its own; CPU time includes the threads of aiofiles"
@@ -122,8 +131,8 @@ ECHOES = [
 
 CURVE = [
     *echo("curve", "protocol", None, "128x1", "128x10", "128x50", "128x100"),
-    *echo("curve", "protocol", None, "128x300", "128x1000", "128x3000"),
-    *echo("curve", "protocol", None, f"128x{CONNECTIONS_MAX}"),
+    *echo("curve", "protocol", None, "128x300", "128x1000", "128x3000", "128x10000"),
+    *echo("curve", "protocol", None, "128x16000", f"128x{CONNECTIONS_MAX}"),
 ]
 
 ROWS: list[Row] = [
@@ -172,13 +181,8 @@ ROWS: list[Row] = [
     of_files("file-lines", "line"),
     of_files("file-readline", "line"),
     # A goal of 1.25 is at most 0.8 of uvloop's memory.
-    Row(
-        "idle-rss",
-        1.25,
-        Load("protocol", "idle", 128, CONNECTIONS_MAX),
-        "memory",
-        "connection",
-    ),
+    *(idle(clients, 1.25 if clients == IDLE else None) for clients in (1000, IDLE)),
+    idle(CONNECTIONS_MAX, None),
     Row("import", 1.0, importing, "wall", "import"),
     scheduling("create", 1.0, "loop"),
     Row("tail", 1.0, Tail(1000, 50), "p99", remark=TAIL),

@@ -139,7 +139,7 @@ def test_what_is_sent_one_way_is_checked(loop: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_idle_connections_cost_memory(loop: str, tmp_path: Path) -> None:
-    (row,) = rows.named(["idle-rss"])
+    (row,) = rows.named([f"idle-rss/128x{rows.IDLE}"])
 
     def memory() -> float:
         return figures(row.method, loop, tmp_path)["memory"]

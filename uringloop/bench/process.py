@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -11,13 +12,21 @@ import signal
 # Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
 _SPARE_DESCRIPTORS = 64
 
+# Enough for the most connections of a row; the limit that many containers have is lower.
+_DESCRIPTORS = 1 << 16
+
 # Larger than any loop's receive buffer, and smaller than the trim threshold that its free() sets.
 _LARGE_BLOCK = 4 * 2**20
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard one and return it."""
+    """Raise the limit of open files to the hard one, and that if it is low; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Only privileged processes may raise the hard limit.
+    with contextlib.suppress(ValueError):
+        most = max(hard, _DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return most
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
