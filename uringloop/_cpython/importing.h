@@ -1,10 +1,9 @@
 /* Imports of compiled modules by compiled modules; the compiler reads this before every module.
  *
- * Cython imports each module whose types another one uses, some 400 times in all. CPython's own
- * function also waits, by a function in Python, until the package's import has ended: 2 to 4 us
- * each, to no purpose, because the thread that waits is the one that imports the package. The module
- * has been loaded by then, and no other thread can be loading it: this thread holds the package's
- * lock.
+ * Cython imports each module whose types another one uses, some 600 times in all. CPython's own
+ * functions also ask whether another thread is executing the module, and wait for it: 2 to 4 us
+ * each, to no purpose. The module has been executed by then, and no other thread can be executing
+ * it: this thread holds the package's lock. Modules of the standard library are left to CPython.
  */
 #ifndef URINGLOOP_IMPORTING_H
 #define URINGLOOP_IMPORTING_H
@@ -13,14 +12,23 @@
 #define PY_SSIZE_T_CLEAN
 #endif
 #include <Python.h>
+#include <string.h>
 
 static inline PyObject *uringloop_import(const char *name) {
     PyObject *key = PyUnicode_FromString(name);
-    PyObject *module;
+    PyObject *module = NULL;
 
     if (key == NULL)
         return NULL;
-    module = PyImport_GetModule(key);
+    if (strncmp(name, "uringloop.", strlen("uringloop.")) != 0)
+        module = PyImport_GetModule(key);
+    else
+#if PY_VERSION_HEX >= 0x030D0000
+        /* Without a GIL another thread may remove the module meanwhile. */
+        (void)PyDict_GetItemRef(PyImport_GetModuleDict(), key, &module);
+#else
+        module = Py_XNewRef(PyDict_GetItemWithError(PyImport_GetModuleDict(), key));
+#endif
     Py_DECREF(key);
     if (module == NULL && !PyErr_Occurred())
         return PyImport_ImportModule(name);
