@@ -1,6 +1,12 @@
 """Declarations of the C library that Cython does not have."""
 
 
+cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t    # a pointer on musl
+    pthread_t pthread_self()
+    int pthread_getcpuclockid(pthread_t thread, int *clock)
+
+
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 

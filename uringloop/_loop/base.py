@@ -44,9 +44,6 @@ TaskFactory = Callable[..., Any]
 # The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
 
-# Programs replace these methods to have a clock of their own; the compiled methods then call them.
-CLOCK = {"time", "call_at"}
-
 # If set when a loop is created, starts the monitor: `python -m uringloop.top` can watch the
 # process.
 MONITOR_VARIABLE = "URINGLOOP_MONITOR"
@@ -281,16 +278,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def _release(self) -> None:
         """Release what a derived class owns; called once, when the loop is closed."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in CLOCK:
-            self._replace_clock(True)
-
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        if name in CLOCK:
-            self._replace_clock(not CLOCK.isdisjoint(vars(self)))
 
     def _check_running(self) -> None:
         if self.is_running() and (self._runs is None or self._thread_id != threading.get_ident()):

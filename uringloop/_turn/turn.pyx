@@ -23,7 +23,7 @@ from asyncio.log import logger
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyObject_GenericSetAttr
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
@@ -35,7 +35,8 @@ from uringloop._kernel.atomics cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_write, sched_yield)
+    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_write, pthread_getcpuclockid, pthread_self,
+    sched_yield)
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
@@ -55,12 +56,6 @@ from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
 
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef unsigned long pthread_t    # a pointer on musl
-    pthread_t pthread_self()
-    int pthread_getcpuclockid(pthread_t thread, int *clock)
-
-
 # One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
 # callbacks run, however many sockets are ready.
 COLLECT_ROUNDS_MAX = 16
@@ -69,6 +64,9 @@ SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
 cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
+
+# Programs replace these methods to have a clock of their own; the compiled methods then call them.
+cdef tuple CLOCK = ("time", "call_at")
 
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
@@ -209,6 +207,11 @@ cdef class LoopCore:
     def time(self):
         """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
         return uring_clock_ns() * 1e-9
+
+    def __setattr__(self, name, value):
+        PyObject_GenericSetAttr(self, name, value)
+        if name in CLOCK:
+            self._replace_clock(True)
 
     def _replace_clock(self, patched):
         """Use the methods `time` and `call_at` if one is overridden, or *patched* by a test."""
