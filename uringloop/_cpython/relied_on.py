@@ -64,6 +64,13 @@ CONTRACT = (
         "tasks written in Python are not left; those of C are",
     ),
     Row(
+        "os._Environ",
+        "_data",
+        "3.0",
+        "a variable that is not set is noticed in 0.1 us instead of 1 us; a new loop looks for six",
+        "os.environ.get()",
+    ),
+    Row(
         "asyncio.tasks",
         "_set_task_name",
         "3.8",

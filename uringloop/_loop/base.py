@@ -11,7 +11,6 @@ import concurrent.futures
 import contextvars
 import inspect
 import logging
-import os
 import sys
 import threading
 import types
@@ -22,6 +21,7 @@ from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defi
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from uringloop._cpython import stdlib
 from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
 from uringloop._loop.task_creation import replace_create_task
 from uringloop._net import argument_checks
@@ -95,7 +95,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             if not sqpoll:
                 raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
-        trace_fd = tracing.output(os.environ.get(TRACE_VARIABLE, ""))
+        trace_fd = tracing.output(stdlib.variable(TRACE_VARIABLE) or "")
         self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
         set_fallback_callback(
             self,
@@ -113,10 +113,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         if nesting.is_wanted() if nestable is None else nestable:
             self._runs = nesting.Runs(self)
         register(self)
-        wanted = os.environ.get(MONITOR_VARIABLE)
+        wanted = stdlib.variable(MONITOR_VARIABLE)
         if wanted:
             _start_monitor(wanted)
-        slow = os.environ.get(STALL_VARIABLE) if stall_ms is None else stall_ms
+        slow = stdlib.variable(STALL_VARIABLE) if stall_ms is None else stall_ms
         if slow:
             _watch_stalls(self, slow)
 

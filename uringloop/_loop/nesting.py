@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from uringloop._cpython import stdlib
 from uringloop._loop import nested_run
 from uringloop._turn.turn import LoopCore
 
@@ -45,7 +45,7 @@ NEST_ASYNCIO = "_nest_patched"
 
 def is_wanted() -> bool:
     """Return whether the environment variable makes loops nestable."""
-    return os.environ.get(VARIABLE, "").strip().lower() not in OFF
+    return (stdlib.variable(VARIABLE) or "").strip().lower() not in OFF
 
 
 def allows_nested_runs(loop: object) -> bool:

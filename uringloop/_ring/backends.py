@@ -31,6 +31,8 @@ Choice = Literal["auto", "io_uring", "soft"]
 Backend = Literal["io_uring", "soft"]
 BACKENDS: tuple[Choice, ...] = (AUTO, IO_URING, SOFT)
 
+NOTHING: frozenset[str] = frozenset()
+
 # Errors by which kernels, sandboxes and seccomp filters refuse a ring. EMFILE and ENFILE are not
 # among them: the software ring needs descriptors, too.
 REFUSALS = frozenset(
@@ -84,7 +86,7 @@ def wanted(backend: str | None) -> tuple[Choice, str]:
     name, source = "backend", "backend="
     if backend is None:
         name = source = VARIABLE
-        backend = os.environ.get(VARIABLE) or AUTO
+        backend = stdlib.variable(VARIABLE) or AUTO
     for choice in BACKENDS:
         if backend == choice:
             return choice, f"asked for by {source}"
@@ -93,7 +95,11 @@ def wanted(backend: str | None) -> tuple[Choice, str]:
 
 def disable_features() -> None:
     """Disable the features that URINGLOOP_DISABLE names. Raises ValueError for an unknown name."""
-    value = os.environ.get(DISABLE_VARIABLE, "")
+    value = stdlib.variable(DISABLE_VARIABLE)
+    if not value:
+        features.disable(NOTHING)
+        stdlib.disable(NOTHING)
+        return
     names = frozenset(name.strip() for name in value.split(",") if name.strip())
     known_names = (*features.FEATURES, *stdlib.SWITCHES)
     unknown = names.difference(known_names)
