@@ -69,6 +69,14 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     _backend: backends.Backend
     _backend_reason: str
 
+    # Defaults, which few loops change.
+    _task_factory: TaskFactory | None = None
+    _exception_handler: exception_handling.ExceptionHandler | None = None
+    # Made when the first generator runs; `_asyncgens` returns it.
+    _generators: weakref.WeakSet[AsyncGenerator[Any, Any]] | None = None
+    _asyncgens_shutdown_called = False
+    _origin_tracking_depth = 0
+
     # The runs in progress of a nestable loop; None if the loop is not nestable.
     _runs: nesting.Runs | None = None
     # The address of the loop's first server; `uringloop.top` shows it as the name of the loop.
@@ -105,11 +113,6 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         self._del_closes = type(self).__del__ is RunningLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
-        self._task_factory: TaskFactory | None = None
-        self._exception_handler: exception_handling.ExceptionHandler | None = None
-        self._asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
-        self._asyncgens_shutdown_called = False
-        self._origin_tracking_depth = 0
         if nesting.is_wanted() if nestable is None else nestable:
             self._runs = nesting.Runs(self)
         register(self)
@@ -355,6 +358,12 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def get_task_factory(self) -> TaskFactory | None:
         return self._task_factory
+
+    @property
+    def _asyncgens(self) -> weakref.WeakSet[AsyncGenerator[Any, Any]]:
+        if self._generators is None:
+            self._generators = weakref.WeakSet()
+        return self._generators
 
     def _asyncgen_started(self, agen: AsyncGenerator[Any, Any]) -> None:
         if self._asyncgens_shutdown_called:
