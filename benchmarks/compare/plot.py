@@ -91,7 +91,7 @@ class Part:
 def costs(table: Table) -> Part | None:
     """Return the part of the rows that have a cost."""
     mapped = [row for row in table.rows if not row.name.startswith(CURVE)]
-    panels = [
+    panels: list[tuple[float, Callable[[Any], None]]] = [
         (CURVE_WIDTH, partial(draw_curve, table, rows, curve))
         for curve in CURVES
         if len(rows := [row for row in table.rows if row.name.startswith(curve.prefix)]) > 1

@@ -270,10 +270,22 @@ def markdown(table: Table) -> str:
 def ratios_and_figures(table: Table) -> list[str]:
     """Return the tables of ratios and of figures, and the notes about them."""
     others = [column for column in table.columns if loop_of(column) != BASELINE]
-    ratios = [[row.name, goal_of(row), *(ratio_of(row, c) for c in others)] for row in table.rows]
+    shared = [c for c in table.judged if any(row.share_of_c(c) for row in table.rows)]
+    ratios = [
+        [
+            row.name,
+            goal_of(row),
+            *(ratio_of(row, column) for column in others),
+            *(f"{share:.2f}" if (share := row.share_of_c(c)) else "" for c in shared),
+        ]
+        for row in table.rows
+    ]
+    headings = ["row", "goal", *others, *(f"share of C{python_of(column)}" for column in shared)]
     lines = [f"### How many times as cheap as {BASELINE}", ""]
-    lines += [*md.table(["row", "goal", *others], ratios, WORDS), ""]
-    lines += ["Bold: the goal is reached.", "", "### The figures", ""]
+    lines += [*md.table(headings, ratios, WORDS), "", "Bold: the goal is reached."]
+    if shared:
+        lines[-1] += f" Share of C: the cost of the cheaper C server, divided by {SUBJECT}'s."
+    lines += ["", "### The figures", ""]
     headings = ["row", "figure", "goal", "goal is met", *table.columns]
     lines += md.table(headings, (cells_of(table, row) for row in table.rows), WORDS)
     return [*lines, "", *(f"- {note}" for note in notes(table)), ""]

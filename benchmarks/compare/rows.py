@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uringloop.bench import rows
+from uringloop.bench import loops, rows
 from uringloop.bench.rows import BASELINE, OK, Quantity, median_of
 from uringloop.bench.settings import BenchError
 
@@ -72,6 +72,13 @@ class Row(rows.Row[float]):
         """Return the median of the baseline under the same Python, divided by the column's."""
         base, own = self.quantity(BASELINE + python_of(column)), self.quantity(column)
         return base.value / own.value if base and own and own.value > 0 else None
+
+    def share_of_c(self, column: str) -> float | None:
+        """Return the median of the cheaper C server, divided by the column's, under one Python."""
+        own = self.quantity(column)
+        servers = [name + python_of(column) for name in loops.REFERENCES]
+        costs = [found.value for name in servers if (found := self.quantity(name))]
+        return min(costs) / own.value if costs and own and own.value > 0 else None
 
     def met(self, column: str) -> bool | None:
         """Return whether a column meets the goal; None if there is no goal or no ratio."""

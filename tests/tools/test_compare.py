@@ -414,6 +414,17 @@ def test_a_goal_is_met_by_the_ratio_of_the_medians() -> None:
     assert row.met("rloop") is None
 
 
+def test_the_share_of_c_is_that_of_the_cheaper_server() -> None:
+    servers = {"C epoll": [3.0], "C io_uring": [2.0]}
+    old = table("3.13", uvloop=[9.0], uringloop=[4.0], **servers)
+    new = table("3.14", uvloop=[9.0], uringloop=[5.0], **servers | {"C io_uring": [4.0]})
+    assert (old.rows[0].share_of_c("uringloop"), new.rows[0].share_of_c("uringloop")) == (0.5, 0.6)
+    merged = report.markdown(report.merge([old, new]))
+    line = next(line for line in merged.splitlines() if line.startswith("| curve/128x10 |"))
+    assert line.endswith("| 0.50 | 0.60 |")
+    assert "share of C" not in report.markdown(table("3.13", uvloop=[9.0], uringloop=[4.0]))
+
+
 def test_reports_of_several_pythons_are_merged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
