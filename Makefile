@@ -249,8 +249,8 @@ threads-stress: $(VENV)/installed  ## Use loops from other threads, at random, f
 	$(RUN) tests/threads/stress.py --seconds $$((60 * $(or $(MINUTES),10))) $(ARGS)
 
 # In C, without the package: it tests the kernel, and the way in which the loop receives.
-unix-ends: build/unix-ends  ## End UNIX streams under receives of io_uring; no end may be lost: COUNT=1000000
-	build/unix-ends WATCHED $(or $(COUNT),1000000)
+unix-ends: build/unix-ends  ## End UNIX streams under receives of io_uring; no end may be lost: COUNT=1000000 END=close
+	build/unix-ends WATCHED $(or $(COUNT),1000000) $(END)
 
 build/unix-ends: tests/net/unix_ends.c
 	@mkdir -p build
@@ -264,7 +264,7 @@ pythons:  ## Test every Python on both rings, and write build/pythons.md
 
 # Two at a time: each has two emulated processors, whose threads wait most of the time. The whole
 # environment is copied into the memory of each machine, so it has no frameworks.
-kernels:  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
+kernels: build/unix-ends  ## Run the suite's core on Debian's kernels 5.10 to 7.x: ARGS="trixie sid"
 	@$(MAKE) --no-print-directory .venv-kernels/installed VENV=.venv-kernels
 	PYTHONSAFEPATH=1 .venv-kernels/bin/python .ci/kernels --jobs 2 $(ARGS)
 
