@@ -172,6 +172,25 @@ print(not any(SIZE < trace.size < SIZE + 100 for trace in traces))
     check_with_and_without(script, "kept_bytes", backend)
 
 
+@pytest.mark.skipif(stdlib.report()["task_set"] == "absent", reason="asyncio keeps a list")
+@each_ring
+def test_without_compiled_methods_the_set_of_tasks_uses_its_own(backend: str) -> None:
+    script = (
+        MARKS
+        + """
+import uringloop
+
+async def main():
+    ran.clear()
+    await asyncio.create_task(asyncio.sleep(0))
+    print("WeakSet.add" in ran)
+
+uringloop.run(main())
+"""
+    )
+    check_with_and_without(script, "task_set", backend)
+
+
 @pytest.mark.skipif(stdlib.report()["bio_memory"] == "absent", reason="no shared OpenSSL here")
 @each_ring
 def test_without_lent_memory_records_are_copied(backend: str) -> None:

@@ -6,6 +6,7 @@ cdef enum:
     STREAM_READER = 4       # direct writes to a StreamReader's buffer, in place of feed_data()
     SOCKET_SLOTS = 8        # a socket's fields at their offsets, in place of attributes
     KEPT_BYTES = 16         # bytes objects that are written again, in place of new ones
+    TASK_SET = 32           # compiled methods of the set of all tasks, in place of WeakSet's
 
 
 cdef bint uses(unsigned int part) noexcept

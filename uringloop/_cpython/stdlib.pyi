@@ -8,6 +8,7 @@ _Shape = Mapping[str, set[str]]
 TLS_SHAPE: _Shape
 SSL_SHAPE: _Shape
 STREAMS_SHAPE: _Shape
+WEAK_SET_SHAPE: _Shape
 IGNORED: set[str]
 SWITCHES: dict[str, int]
 ALERTS_ARE_SENT: bool
@@ -15,6 +16,8 @@ START_TLS_MOVES_READ_AHEAD: bool
 CANCEL_CLOSES_CLIENTS: bool
 PROTOCOL_KEEPS_WRITER: bool
 SENDFILE_ALWAYS_MOVES: bool
+
+ALL_TASKS: object
 
 class IdleTransport:
     def __init__(self) -> None: ...

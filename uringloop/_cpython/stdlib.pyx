@@ -15,7 +15,8 @@ import asyncio
 import os
 import socket
 import ssl
-from asyncio import selector_events, sslproto, streams, unix_events
+import weakref
+from asyncio import selector_events, sslproto, streams, tasks, unix_events
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -29,6 +30,7 @@ from uringloop._cpython.membio cimport (
     membio_show,
     membio_unread,
 )
+from uringloop._cpython.pyapi cimport FREE_THREADED
 
 
 cdef extern from *:
@@ -117,6 +119,14 @@ STREAMS_SHAPE = {
         "pause_reading", "NotImplementedError",
     },
     "StreamReader._wakeup_waiter": {"_waiter", "cancelled", "set_result"},
+}
+# Until 3.13; later ones keep no list of what is to be removed.
+WEAK_SET_SHAPE = {
+    "WeakSet.__init__": {
+        "set", "data", "ref", "_remove", "_pending_removals", "_iterating", "update",
+    },
+    "WeakSet.add": {"_pending_removals", "_commit_removals", "data", "add", "ref", "_remove"},
+    "WeakSet._commit_removals": {"_pending_removals", "pop", "data", "discard", "IndexError"},
 }
 # Names whose presence differs between versions without consequence: `_do_read` is used in a nested
 # function before 3.13, `ssl.SSLError` from 3.16 on for the alert that is sent when reading fails,
@@ -241,6 +251,22 @@ cdef bint is_closed(object sock) except -1:
     return state != NULL and <object>state
 
 
+# ── the set of all tasks ─────────────────────────────────────────────────────────────────────
+
+# The set that holds the tasks of asyncio's class in C: on 3.11 `_all_tasks`, then another name. On
+# 3.14 and newer they are in a list of their own, and the set is for other classes.
+ALL_TASKS = find(tasks, "_all_tasks")
+if ALL_TASKS is None:
+    ALL_TASKS = find(tasks, "_scheduled_tasks")
+
+
+cdef bint task_set_is_known() except -1:
+    """Return whether the set of all tasks is a WeakSet of the known shape, with a GIL."""
+    return (
+        not FREE_THREADED and type(ALL_TASKS) is weakref.WeakSet
+        and has_shape(weakref, WEAK_SET_SHAPE))
+
+
 # ── parts and switches ───────────────────────────────────────────────────────────────────────
 
 # The names that URINGLOOP_DISABLE accepts.
@@ -250,6 +276,7 @@ SWITCHES = {
     "stream_reader": STREAM_READER,
     "socket_slots": SOCKET_SLOTS,
     "kept_bytes": KEPT_BYTES,
+    "task_set": TASK_SET,
 }
 
 
@@ -299,6 +326,8 @@ if has_shape(streams, STREAMS_SHAPE):
     present |= STREAM_READER
 if REFS_AT and CLOSED_AT:
     present |= SOCKET_SLOTS
+if task_set_is_known():
+    present |= TASK_SET
 
 
 cdef bint uses(unsigned int part) noexcept:

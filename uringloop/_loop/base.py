@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from uringloop._cpython import stdlib
 from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
 from uringloop._loop.task_creation import replace_create_task
+from uringloop._loop.task_set import choose_methods
 from uringloop._net import argument_checks
 from uringloop._ring import backends
 from uringloop._turn import introspection, tracing
@@ -105,6 +106,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
         trace_fd = tracing.output(stdlib.variable(TRACE_VARIABLE) or "")
         self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        choose_methods()
         set_fallback_callback(
             self,
             backends.warn_fallback_while_running if warn_fallback else backends.ignore_fallback,

@@ -1,0 +1,13 @@
+"""asyncio's set of all tasks, with compiled methods."""
+
+import asyncio
+import weakref
+from typing import Any, final
+
+@final
+class TaskSet:
+    def __init__(self, tasks: weakref.WeakSet[asyncio.Task[Any]]) -> None: ...
+    def add(self, item: asyncio.Task[Any]) -> None: ...
+    def remove(self, item: weakref.ref[asyncio.Task[Any]]) -> None: ...
+
+def choose_methods() -> None: ...
