@@ -88,13 +88,15 @@ async def test_an_exception_of_the_protocol_is_reported_as_by_asyncio(
     assert handler_calls[0]["message"] == "Fatal error on SSL protocol"
 
 
-def test_the_buffer_of_a_connection_holds_one_record(
+def test_a_connection_has_no_buffer_until_one_is_asked_for(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     protocol = ssl_protocol.new_protocol(
         loop, asyncio.Protocol(), contexts.server, None, server_side=True
     )
-    assert len(protocol._ssl_buffer) == RECORD  # type: ignore[attr-defined]
+    assert len(protocol._ssl_buffer) == 1  # type: ignore[attr-defined]
+    assert len(protocol.get_buffer(-1)) == RECORD
+    assert len(protocol.get_buffer(5 * RECORD)) == RECORD
     protocol._app_transport._closed = True
 
 

@@ -85,19 +85,27 @@ static inline void membio_show(membio_memory *lent, const char *data, Py_ssize_t
     lent->flags = 0;
 }
 
-/* Lends memory to a BIO and returns the BIO's own, to be passed to membio_return. The BIO may be
- * written to only if the lent memory is another BIO's: OpenSSL enlarges it. */
-static inline membio_memory *membio_lend(PyObject *object, membio_memory *lent) {
-    membio_memory *own = membio_memory_of(object);
-
-    /* Otherwise OpenSSL frees the BIO's own memory when it is exchanged. */
+/* Returns the BIO's own memory. Until membio_give_back the BIO does not free it: it would do so when
+ * its memory is exchanged. */
+static inline membio_memory *membio_borrow(PyObject *object) {
     membio_call(object, MEMBIO_SET_CLOSE, 0, NULL);
-    membio_call(object, MEMBIO_SET_MEMORY, 0, lent);
-    return own;
+    return membio_memory_of(object);
 }
 
+static inline void membio_give_back(PyObject *object) {
+    membio_call(object, MEMBIO_SET_CLOSE, 1, NULL);
+}
+
+/* Lends memory to a BIO that is empty and whose own memory is borrowed. The BIO may be written to
+ * only if the lent memory is another BIO's: OpenSSL enlarges it. */
+static inline void membio_lend(PyObject *object, membio_memory *lent) {
+    membio_call(object, MEMBIO_SET_MEMORY, 0, lent);
+}
+
+/* Gives the BIO its own memory again, empty. */
 static inline void membio_return(PyObject *object, membio_memory *own) {
-    membio_call(object, MEMBIO_SET_MEMORY, 1, own);
+    own->length = 0;
+    membio_call(object, MEMBIO_SET_MEMORY, 0, own);
 }
 
 #endif

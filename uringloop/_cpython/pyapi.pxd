@@ -222,6 +222,16 @@ cdef extern from *:
         return res;
     }
 
+    /* The C function of a method with exactly these flags; NULL if there is none. */
+    static inline PyCFunction uringloop_function_of(PyObject *method, int flags) {
+        PyMethodDef *definition;
+
+        if (!Py_IS_TYPE(method, &PyMethodDescr_Type))
+            return NULL;
+        definition = ((PyMethodDescrObject *)method)->d_method;
+        return definition->ml_flags == flags ? definition->ml_meth : NULL;
+    }
+
     /* Sets the traverse function of one of our types, which derived types call too; returns the
      * previous one. */
     static traverseproc uringloop_set_traverse(PyObject *type, traverseproc traverse) {
@@ -324,6 +334,10 @@ cdef extern from *:
     int set_method "uringloop_set_method" (
         object type, object made, PyMethodDef *definition,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
+    ctypedef PyObject *(*PyCFunction)(PyObject *, PyObject *) noexcept
+    int METH_VARARGS
+    int METH_O
+    PyCFunction function_of "uringloop_function_of" (object method, int flags)
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
     void forget_hash "uringloop_forget_hash" (PyObject *bytes)
     object weakly_referenced "uringloop_weakly_referenced" (object reference)

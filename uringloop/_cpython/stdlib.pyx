@@ -22,9 +22,12 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.membio cimport (
+    membio_borrow,
     membio_find,
+    membio_give_back,
     membio_lend,
     membio_memory,
+    membio_memory_of,
     membio_pending,
     membio_return,
     membio_show,
@@ -290,28 +293,48 @@ cdef bint ssl_is_known() except -1:
 
 cdef bint bio_memory_is_known() except -1:
     """Return whether a trial shows that membio.h can lend memory to a MemoryBIO."""
-    cdef char[4] memory
-    cdef membio_memory lent
     cdef membio_memory *own
-    cdef char *rest
     cdef object bio = ssl.MemoryBIO()
     cdef object path = getattr(_ssl, "__file__", None)
     if path is None or not membio_find(ssl.MemoryBIO, os.fsencode(path)):
         # For instance in an interpreter with OpenSSL built in.
         return False
     bio.write(b"own")
-    if membio_pending(bio) != 3:
+    if membio_pending(bio) != 3 or bio.read() != b"own":
         return False
+    own = membio_borrow(bio)
+    # The second time it is known how much the first has written.
+    works = reads_lent(bio, own) and writes_lent(bio, own) and writes_lent(bio, own)
+    bio.write(b"own")
+    membio_give_back(bio)
+    return works and bio.read() == b"own"
+
+
+cdef bint reads_lent(object bio, membio_memory *own) except -1:
+    """Return whether *bio* reads lent memory in place."""
+    cdef char[4] memory
+    cdef membio_memory lent
+    cdef char *rest
     memcpy(memory, b"lent", 4)
     membio_show(&lent, memory, 4)
-    own = membio_lend(bio, &lent)
+    membio_lend(bio, &lent)
     found = bio.read(1)
     # In place: OpenSSL has not moved the rest to the front.
     in_place = membio_unread(bio, &rest) == 3 and rest == &memory[1]
     found += bio.read()
     membio_return(bio, own)
-    bio.write(b"ed")
-    return in_place and found == b"lent" and bio.read() == b"owned"
+    return in_place and found == b"lent" and not membio_pending(bio)
+
+
+cdef bint writes_lent(object bio, membio_memory *own) except -1:
+    """Return whether *bio* writes to lent memory, and says there how much."""
+    cdef object other = ssl.MemoryBIO()
+    cdef membio_memory *lent = membio_memory_of(other)
+    membio_lend(bio, lent)
+    bio.write(b"writ")
+    bio.write(b"ten")
+    membio_return(bio, own)
+    return lent.data[:lent.length] == b"written" and not membio_pending(bio)
 
 
 # Set while the module is loaded. KEPT_BYTES exists in every CPython.

@@ -2,6 +2,7 @@
 
 from uringloop._tls.records cimport Records, Scratch
 from uringloop._transport.writer cimport WriteSource, WriteTransport
+from uringloop._turn.turn cimport LoopCore
 
 
 # Whose methods deliver and write; the drawing is in data_path.pyx.
@@ -37,8 +38,11 @@ cdef class TLSCore(WriteSource):
     cdef DataPath path
     cdef double reading_stops               # incoming_high_water, at most sys.maxsize
     cdef double writing_stops               # outgoing_high_water, at most sys.maxsize
-    cdef list held                          # small writes of this turn, which share a record
-    cdef Py_ssize_t held_size               # bytes in `held`
+    cdef LoopCore core_loop                 # None if the loop is not uringloop's; never changes
+    # Small writes of this turn, which share a record.
+    cdef bytes first_held                   # None if there are none
+    cdef list more_held                     # those after the first
+    cdef Py_ssize_t held_size               # bytes in both
 
     cdef int enter_state(self, object state) except -1
     cdef int choose_path(self) except -1
@@ -61,6 +65,7 @@ cdef class TLSCore(WriteSource):
     cdef int control_reading(self) except -1
     cdef int write(self, bytes data) except -1
     cdef int hold(self, bytes data) except -1
+    cdef int add_held(self, bytes data) except -1
     cdef bytes take_held(self)
     cdef int release(self) except -1
     cdef int release_before(self, bytes data) except -1

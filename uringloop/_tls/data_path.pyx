@@ -33,7 +33,7 @@ from cpython.object cimport PyObject
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._streams.stream_protocol cimport is_stream_protocol, receive_object
-from uringloop._tls.records cimport Records, Scratch, give_scratch, take_scratch
+from uringloop._tls.records cimport Records, Scratch, Window, give_scratch, take_scratch
 from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.writer cimport WriteSource, WriteTransport
@@ -66,9 +66,11 @@ cdef bint sends_alerts = ALERTS_ARE_SENT
 cdef class TLSCore(WriteSource):
     """The compiled half of TLSProtocol, with the fields that it shares with SSLProtocol."""
 
-    def __cinit__(self, *args, **options):
+    def __cinit__(self, loop, *args, **options):
         self.records = Records()
-        self.held = []
+        self.more_held = []
+        if isinstance(loop, LoopCore):
+            self.core_loop = loop
 
     # ── the path of the data ─────────────────────────────────────────────────────────────────
 
@@ -104,6 +106,7 @@ cdef class TLSCore(WriteSource):
             self.path = STANDARD
             if self.state is WRAPPED and self.records.is_stock_ssl:
                 self.path = COMPILED
+                self.records.learn_overhead()
         return 0
 
     @cython.final
@@ -118,7 +121,7 @@ cdef class TLSCore(WriteSource):
 
     @_incoming.setter
     def _incoming(self, bio):
-        self.records.incoming = bio
+        self.records.set_incoming(bio)
         self.choose_path()
 
     @property
@@ -127,7 +130,7 @@ cdef class TLSCore(WriteSource):
 
     @_outgoing.setter
     def _outgoing(self, bio):
-        self.records.outgoing = bio
+        self.records.set_outgoing(bio)
         self.choose_path()
 
     @property
@@ -436,23 +439,30 @@ cdef class TLSCore(WriteSource):
                 and not self._app_writing_paused and self.writing_stops > 0):
             return self.hold(data)
         if self.held_size:
-            self.held.append(data)
+            self.add_held(data)
             data = self.take_held()
         return self.write_now(data)
 
     cdef int hold(self, bytes data) except -1:
         """Hold a write until the flush at the end of the turn."""
-        self.held.append(data)
-        self.held_size += PyBytes_GET_SIZE(data)
+        self.add_held(data)
         return self.writer.set_source(self, PyBytes_GET_SIZE(data))
+
+    cdef int add_held(self, bytes data) except -1:
+        if self.first_held is None:
+            self.first_held = data
+        else:
+            self.more_held.append(data)
+        self.held_size += PyBytes_GET_SIZE(data)
+        return 0
 
     cdef bytes take_held(self):
         """Remove and return the held writes as one object; None if there are none."""
-        cdef bytes data
-        if not self.held_size:
-            return None
-        data = self.held[0] if len(self.held) == 1 else b"".join(self.held)
-        self.held.clear()
+        cdef bytes data = self.first_held
+        if self.more_held:
+            data = b"".join([data, *self.more_held])
+            self.more_held.clear()
+        self.first_held = None
         self.held_size = 0
         return data
 
@@ -475,13 +485,18 @@ cdef class TLSCore(WriteSource):
     cdef bytes take_records(self):
         """Return the records of the held writes for the transport's flush; None without any."""
         cdef bytes data = self.take_held()
+        cdef bytes records = None
         cdef Py_ssize_t done
         if data is None or self.path != COMPILED:
             return None
         try:
-            done = self.records.encrypt(data)
-            if done == PyBytes_GET_SIZE(data) and not self._ssl_writing_paused:
-                return self.records.take_out()
+            if self._ssl_writing_paused or self.writer is None:
+                done = self.records.encrypt(data)
+            else:
+                records = self.records.encrypt_out(self.writer.loop, data, &done)
+                if done == PyBytes_GET_SIZE(data):
+                    return records
+                self.writer.put(records)
             self.write_rest(data, done)
         except Exception as exc:
             self._fatal_error(exc, FAILED)
@@ -548,12 +563,15 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t taken
         cdef Py_ssize_t count = 1
+        cdef Window window = self.records.window
         while done < size and count:
-            count = self.records.encrypt_to(
-                scratch, PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_UP_TO))
+            window.show(PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_UP_TO))
+            count = self.records.encrypt_to(scratch, window)
             done += count
-            taken = 0 if pieces else self.writer.send_memory(scratch.start, scratch.size)
-            if taken < scratch.size:
+            taken = 0
+            if not pieces:
+                taken = self.writer.send_memory(scratch.memory.data, scratch.memory.length)
+            if taken < <Py_ssize_t>scratch.memory.length:
                 pieces.append(scratch.rest(taken))
         return done
 

@@ -27,11 +27,20 @@ cdef class Window:
 
 
 @cython.final
+@cython.no_gc
+cdef class BIOMemory:
+    cdef object bio             # MemoryBIO
+    cdef membio_memory *own     # its own memory; other memory may be lent to it
+
+    cdef void lend(self, membio_memory *memory) noexcept
+    cdef void take_back(self) noexcept
+
+
+@cython.final
 cdef class Scratch:
     cdef object bio             # MemoryBIO, there only to own `memory`
-    cdef membio_memory *memory  # bio's; lent to one connection's BIO at a time
-    cdef char *start            # the records of the last call, in `memory`
-    cdef Py_ssize_t size        # their bytes
+    # bio's, lent to one connection's BIO at a time; afterwards it has the records of the last call.
+    cdef membio_memory *memory
 
     cdef bytes rest(self, Py_ssize_t offset)
 
@@ -46,10 +55,19 @@ cdef class Records:
     cdef Window window          # borrowed memory of one call
     cdef bint may_have_more     # whole records, or plaintext, may be unread
     cdef bint peer_closed       # a read has found close_notify
+    cdef tuple read_arguments   # of the last `decrypt_one`
+    cdef Py_ssize_t read_room   # what `read_arguments` ask for
+    cdef tuple fill_arguments   # of `decrypt_into`
+    cdef Py_ssize_t overhead    # at least so many bytes of a record are no plaintext
+    cdef BIOMemory memory_in    # incoming's; None before its first exchange
+    cdef BIOMemory memory_out   # outgoing's; None before its first exchange
     cdef membio_memory lent     # read by `incoming` in place of its own memory
-    cdef membio_memory *own     # the BIO's own memory while other memory is lent; else NULL
+    cdef bint is_lent           # `lent` is in use
 
+    cdef int set_incoming(self, object bio) except -1
+    cdef int set_outgoing(self, object bio) except -1
     cdef int examine(self, object sslobj) except -1
+    cdef int learn_overhead(self) except -1
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t unread(self) except -1
@@ -68,9 +86,10 @@ cdef class Records:
     cdef bytes decrypt_pending(self)
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1
-    cdef Py_ssize_t encrypt(self, bytes data) except -1
+    cdef Py_ssize_t encrypt(self, object data) except -1
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1
-    cdef Py_ssize_t encrypt_to(self, Scratch scratch, const char *data, Py_ssize_t size) except -1
+    cdef Py_ssize_t encrypt_to(self, Scratch scratch, object data) except -1
+    cdef bytes encrypt_out(self, LoopCore loop, bytes data, Py_ssize_t *done)
     cdef Py_ssize_t unsent(self) except -1
     cdef bytes take_out(self)
 
@@ -78,5 +97,7 @@ cdef class Records:
 cdef Scratch take_scratch(LoopCore loop)
 cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
+cdef PyObject *engine_read(object engine, tuple arguments) except? NULL
+cdef PyObject *engine_write(object engine, PyObject *data) except? NULL
 cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL
 cdef int clear_want_read() except -1

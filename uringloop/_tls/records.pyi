@@ -1,15 +1,22 @@
 """TLS records, to and from OpenSSL by the `ssl` module's objects."""
 
-from typing import final
+from ssl import MemoryBIO
+from typing import Self, final
 
 HEADER_SIZE: int
 LENGTH_MAX: int
+OVERHEAD_1_3: int
+SHORT_TAG: str
 
 @final
 class RecordFramer: ...
 
 @final
 class Window: ...
+
+@final
+class BIOMemory:
+    def __new__(cls, bio: MemoryBIO) -> Self: ...
 
 @final
 class Scratch: ...

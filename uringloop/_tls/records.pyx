@@ -22,6 +22,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 
 from uringloop._cpython.membio cimport (
+    membio_borrow,
+    membio_give_back,
     membio_lend,
     membio_memory,
     membio_memory_of,
@@ -31,10 +33,16 @@ from uringloop._cpython.membio cimport (
     membio_unread,
 )
 from uringloop._cpython.pyapi cimport (
+    METH_O,
+    METH_VARARGS,
     PyBytes_New,
     PyBytes_Resize,
+    PyCFunction,
+    PyTuple_GET_ITEM_borrowed,
+    PyTuple_GET_SIZE,
     Py_DECREF_owned,
     PyObject_Vectorcall,
+    function_of,
     get_attribute,
     raise_pending,
     take_bytes,
@@ -54,6 +62,9 @@ HEADER_SIZE = 5
 # TLS 1.3 allows a record 256 bytes more than its 2**14 bytes of plaintext. TLS 1.2 allows 2,048,
 # which no implementation uses.
 LENGTH_MAX = 2 ** 14 + 256
+# Header, type and tag of a record of TLS 1.3, except with the suite whose tag is shorter.
+OVERHEAD_1_3 = HEADER_SIZE + 1 + 16
+SHORT_TAG = "CCM_8"
 
 cdef Py_ssize_t HEADER = HEADER_SIZE
 cdef Py_ssize_t LONGEST = LENGTH_MAX
@@ -64,6 +75,9 @@ cdef object BIO = ssl.MemoryBIO
 # Looked up once, instead of at each call.
 cdef object ENGINE_READ = find(_ssl, "_SSLSocket.read")
 cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
+# Without a new tuple of arguments for each call. NULL if a method takes them in another way.
+cdef PyCFunction read_function = function_of(ENGINE_READ, METH_VARARGS)
+cdef PyCFunction write_function = function_of(ENGINE_WRITE, METH_O)
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
 cdef object BIO_PENDING = ssl.MemoryBIO.pending
@@ -120,6 +134,28 @@ cdef class Window:
 
 
 @cython.final
+@cython.no_gc
+cdef class BIOMemory:
+
+    def __cinit__(self, bio):
+        if type(bio) is not BIO or not uses(BIO_MEMORY):
+            raise TypeError("memory cannot be lent to this BIO")
+        self.bio = bio
+        self.own = membio_borrow(bio)
+
+    def __dealloc__(self):
+        # Last of all, the BIO frees its memory.
+        if self.own != NULL:
+            membio_give_back(self.bio)
+
+    cdef void lend(self, membio_memory *memory) noexcept:
+        membio_lend(self.bio, memory)
+
+    cdef void take_back(self) noexcept:
+        membio_return(self.bio, self.own)
+
+
+@cython.final
 cdef class Scratch:
 
     def __cinit__(self):
@@ -128,7 +164,8 @@ cdef class Scratch:
 
     cdef bytes rest(self, Py_ssize_t offset):
         """Return a copy of the records from *offset* on: the next call overwrites them."""
-        return PyBytes_FromStringAndSize(self.start + offset, self.size - offset)
+        return PyBytes_FromStringAndSize(
+            self.memory.data + offset, <Py_ssize_t>self.memory.length - offset)
 
 
 cdef Scratch take_scratch(LoopCore loop):
@@ -151,7 +188,19 @@ cdef class Records:
     def __cinit__(self):
         self.framer = RecordFramer()
         self.window = Window()
+        # 0 stands for the size of the window.
+        self.fill_arguments = (0, self.window)
         self.may_have_more = True
+
+    cdef int set_incoming(self, object bio) except -1:
+        self.incoming = bio
+        self.memory_in = None
+        return 0
+
+    cdef int set_outgoing(self, object bio) except -1:
+        self.outgoing = bio
+        self.memory_out = None
+        return 0
 
     cdef int examine(self, object sslobj) except -1:
         """Set `is_stock_ssl`: *sslobj* and the BIOs have exactly the `ssl` module's classes."""
@@ -159,6 +208,17 @@ cdef class Records:
         self.is_stock_ssl = (
             type(self.engine) is ENGINE and type(self.incoming) is BIO
             and type(self.outgoing) is BIO)
+        return 0
+
+    cdef int learn_overhead(self) except -1:
+        """Set `overhead`: a bytes object made for exactly the plaintext is not reallocated.
+
+        TLS 1.2 may change its cipher later, and with it the overhead.
+        """
+        cdef object cipher = self.engine.cipher()
+        self.overhead = 0
+        if cipher is not None and cipher[1] == "TLSv1.3" and SHORT_TAG not in cipher[0]:
+            self.overhead = OVERHEAD_1_3
         return 0
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
@@ -223,11 +283,11 @@ cdef class Records:
             if not begun and uses(BIO_MEMORY):
                 self.lend(data, size)
                 try:
-                    return self.decrypt_one(size)
+                    return self.decrypt_one(size - self.overhead)
                 finally:
                     self.take_back()
             self.take_in(data, size)
-            return self.decrypt_one(begun + size)
+            return self.decrypt_one(begun + size - self.overhead)
         if end == 0:
             self.take_in(data, size)
             return None
@@ -239,9 +299,14 @@ cdef class Records:
 
     cdef bytes decrypt_one(self, Py_ssize_t room):
         """Return up to *room* bytes of plaintext; None if none yet, or at close_notify."""
-        cdef object wanted = room
-        cdef PyObject *result = call_one(ENGINE_READ, self.engine, <PyObject*>wanted)
+        cdef PyObject *result
         cdef bytes data
+        # An alert or a change_cipher_spec may be no longer than the overhead.
+        room = max(1, room)
+        if room != self.read_room:
+            self.read_arguments = (room,)
+            self.read_room = room
+        result = engine_read(self.engine, self.read_arguments)
         if result == NULL:
             # A record without application data: a session ticket, a key update.
             return None
@@ -307,15 +372,18 @@ cdef class Records:
         """Lend whole records to OpenSSL, in place, until `take_back`."""
         self.check_not_lent()
         assert not membio_pending(self.incoming)
+        if self.memory_in is None:
+            self.memory_in = BIOMemory(self.incoming)
         membio_show(&self.lent, data, size)
-        self.own = membio_lend(self.incoming, &self.lent)
+        self.memory_in.lend(&self.lent)
+        self.is_lent = True
         return 0
 
     cdef int take_back(self) except -1:
         cdef char *rest
         cdef Py_ssize_t left = membio_unread(self.incoming, &rest)
-        membio_return(self.incoming, self.own)
-        self.own = NULL
+        self.memory_in.take_back()
+        self.is_lent = False
         if left:
             # Unread: records after close_notify, or after a record that has failed.
             self.take_in(rest, left)
@@ -324,7 +392,7 @@ cdef class Records:
 
     cdef int check_not_lent(self) except -1:
         """Refuse bytes that a callback of OpenSSL passes in: they would go to the lent memory."""
-        if self.own != NULL:
+        if self.is_lent:
             raise RuntimeError("bytes came while OpenSSL was reading others")
         return 0
 
@@ -347,17 +415,11 @@ cdef class Records:
 
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1:
         """Return the number of bytes decrypted to *start*; 0 if none yet, or at close_notify."""
-        cdef PyObject *args[3]
         cdef PyObject *result
-        cdef object wanted = room
         cdef Py_ssize_t count
         self.window.lend(start, room)
-        args[0] = <PyObject*>self.engine
-        args[1] = <PyObject*>wanted
-        args[2] = <PyObject*>self.window
-        result = PyObject_Vectorcall(ENGINE_READ, args, 3, NULL)
+        result = engine_read(self.engine, self.fill_arguments)
         if result == NULL:
-            clear_want_read()
             return 0
         count = size_of_long(result)
         Py_DECREF_owned(result)
@@ -381,9 +443,9 @@ cdef class Records:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
-    cdef Py_ssize_t encrypt(self, bytes data) except -1:
+    cdef Py_ssize_t encrypt(self, object data) except -1:
         """Return the number of bytes encrypted; 0 if OpenSSL wants to read first."""
-        cdef PyObject *result = call_one(ENGINE_WRITE, self.engine, <PyObject*>data)
+        cdef PyObject *result = engine_write(self.engine, <PyObject*>data)
         cdef Py_ssize_t count
         if result == NULL:
             return 0
@@ -393,27 +455,31 @@ cdef class Records:
 
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1:
         """Encrypt like `encrypt`, from memory."""
-        cdef PyObject *result
-        cdef Py_ssize_t count
         self.window.show(data, size)
-        result = call_one(ENGINE_WRITE, self.engine, <PyObject*>self.window)
-        if result == NULL:
-            return 0
-        count = size_of_long(result)
-        Py_DECREF_owned(result)
-        return count
+        return self.encrypt(self.window)
 
-    cdef Py_ssize_t encrypt_to(
-            self, Scratch scratch, const char *data, Py_ssize_t size) except -1:
-        """Encrypt like `encrypt_from`, to *scratch*; `outgoing` must be empty."""
-        cdef membio_memory *own
+    cdef Py_ssize_t encrypt_to(self, Scratch scratch, object data) except -1:
+        """Encrypt like `encrypt`, to *scratch*; `outgoing` must be empty."""
+        if self.memory_out is None:
+            self.memory_out = BIOMemory(self.outgoing)
         scratch.memory.length = 0
-        own = membio_lend(self.outgoing, scratch.memory)
+        self.memory_out.lend(scratch.memory)
         try:
-            return self.encrypt_from(data, size)
+            return self.encrypt(data)
         finally:
-            scratch.size = membio_unread(self.outgoing, &scratch.start)
-            membio_return(self.outgoing, own)
+            self.memory_out.take_back()
+
+    cdef bytes encrypt_out(self, LoopCore loop, bytes data, Py_ssize_t *done):
+        """Encrypt like `encrypt`; return the records, after those that `outgoing` has."""
+        cdef Scratch scratch = None if self.unsent() else take_scratch(loop)
+        if scratch is None:
+            done[0] = self.encrypt(data)
+            return self.take_out()
+        try:
+            done[0] = self.encrypt_to(scratch, data)
+            return loop.freelist.copy(scratch.memory.data, scratch.memory.length)
+        finally:
+            give_scratch(loop, scratch)
 
     cdef Py_ssize_t unsent(self) except -1:
         """Return the number of bytes in `outgoing`."""
@@ -437,12 +503,43 @@ cdef Py_ssize_t pending(object bio) except -1:
     cdef Py_ssize_t size
     if type(bio) is not BIO:
         return bio.pending
+    if uses(BIO_MEMORY):
+        return membio_pending(bio)
     number = get_attribute(BIO_PENDING, bio)
     if number == NULL:
         raise_pending()
     size = size_of_long(number)
     Py_DECREF_owned(number)
     return size
+
+
+cdef PyObject *engine_read(object engine, tuple arguments) except? NULL:
+    """Call an _SSLSocket's read(); NULL without exception if OpenSSL wants more records."""
+    cdef PyObject *args[3]
+    cdef PyObject *result
+    cdef Py_ssize_t count = PyTuple_GET_SIZE(arguments)
+    cdef Py_ssize_t index
+    if read_function != NULL and type(engine) is ENGINE:
+        result = read_function(<PyObject*>engine, <PyObject*>arguments)
+    else:
+        args[0] = <PyObject*>engine
+        for index in range(count):
+            args[index + 1] = PyTuple_GET_ITEM_borrowed(arguments, index)
+        result = PyObject_Vectorcall(ENGINE_READ, args, count + 1, NULL)
+    if result == NULL:
+        clear_want_read()
+    return result
+
+
+cdef PyObject *engine_write(object engine, PyObject *data) except? NULL:
+    """Call an _SSLSocket's write(); NULL without exception if OpenSSL wants to read first."""
+    cdef PyObject *result
+    if write_function == NULL or type(engine) is not ENGINE:
+        return call_one(ENGINE_WRITE, engine, data)
+    result = write_function(<PyObject*>engine, data)
+    if result == NULL:
+        clear_want_read()
+    return result
 
 
 cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL:

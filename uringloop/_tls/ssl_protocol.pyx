@@ -32,9 +32,15 @@ cdef object STOCK_TRANSPORT = find(sslproto, "_SSLProtocolTransport") or asyncio
 class TLSProtocol(TLSCore, sslproto.SSLProtocol):
     """SSLProtocol for this loop's transports, which pass received bytes to `receive_records`."""
 
-    # The size of SSLProtocol's buffer and of a read from OpenSSL: one record. Each connection
-    # would touch asyncio's 256 KiB, which the compiled data path does not need.
+    # The size of SSLProtocol's buffer and of a read from OpenSSL: one record.
     max_size = 16 * 1024
+
+    def __init__(self, *args, **options):
+        # SSLProtocol zeroes a buffer of this size for each connection. The compiled data path does
+        # not need it, and get_buffer() enlarges it.
+        self.max_size = 1
+        sslproto.SSLProtocol.__init__(self, *args, **options)
+        del self.max_size
 
     def _get_app_transport(self):
         if self._app_transport is None and not self._app_transport_created:
@@ -154,7 +160,10 @@ cdef class TransportCore:
         """Write *data*; a mutable buffer may be changed as soon as this returns."""
         cdef object protocol = self._ssl_protocol
         cdef TLSCore core
-        check_owner(self)
+        if type(protocol) is not PROTOCOL or (<TLSCore>protocol).core_loop is None:
+            check_owner(self)
+        else:
+            (<TLSCore>protocol).core_loop.check_owner()
         if type(data) is bytes and type(protocol) is PROTOCOL:
             core = <TLSCore>protocol
             if core.path == COMPILED and not core._write_backlog:
