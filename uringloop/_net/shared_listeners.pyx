@@ -139,7 +139,9 @@ cdef class SharedListeners(Flushable):
     cdef int open_epoll(self) except -2:
         cdef uring *u = &self.loop.ring.u
         cdef Watchers watchers = self.loop._watchers
-        cdef int res = uring_open_accept_epoll(u)
+        cdef int res
+        watchers.wait_in_ring()
+        res = uring_open_accept_epoll(u)
         if res >= 0:
             res = uring_add_waker(u, self.loop.waker.fd)
         if res >= 0:

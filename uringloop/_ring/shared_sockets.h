@@ -66,13 +66,10 @@ static inline int uring_add_ring_eventfd(uring *u) {
 
     if (u->soft != NULL)
         return softring_add_to_epoll(u->soft, u->accept_epoll_fd, URING_EVENTFD);
-    u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (u->eventfd < 0)
-        return -errno;
-    if (epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0)
-        return -errno;
-    res = io_uring_register_eventfd(&u->ring, u->eventfd);
-    return res < 0 ? res : 0;
+    res = uring_open_eventfd(u);
+    if (res < 0)
+        return res;
+    return epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0 ? -errno : 0;
 }
 
 /* Closes the accept epoll: from now on the loop sleeps in the ring. */

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from uringloop._kernel.epoll cimport epoll_event
+from uringloop._ring.epoll_sleep cimport AT_EPOLL
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport Flushable, LoopCore
@@ -41,7 +42,13 @@ cdef class Watchers(Flushable):
     cdef int add(self, Watched watched, unsigned int event) except -1
     cdef int arm(self) except -1
     cdef int on_events(self, int res, unsigned int flags) except -1
-    cdef list ready_handles(self, int count)
+    cdef inline bint waits_in_ring(self) noexcept:
+        return self.loop.epoll_sleep.place != AT_EPOLL
+
+    cdef int wait_again(self) except -1
+    cdef int wait_in_ring(self) except -1
+    cdef int run_handles(self, int count) except -1
+    cdef bint run_handle(self, uint64_t key, unsigned int event) except -1
     cdef bint reports_unwatched(self) except -1
     cdef Watched watched_by(self, uint64_t key)
     cdef int renew(self, bint lost) except -1

@@ -36,6 +36,7 @@ from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
+from uringloop._ring.epoll_sleep cimport AT_EPOLL, EpollSleep
 from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
@@ -84,6 +85,9 @@ cdef class Watchers(Flushable):
         if self.epoll_fd < 0:
             raise os_error(-errno, "epoll_create1")
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
+        loop.epoll_sleep.events = self.events
+        loop.epoll_sleep.size = EVENTS_MAX
+        loop.epoll_sleep.wait_op = &self.wait_op
         # Armed while any descriptor is watched: not an operation that the program has started.
         self.wait_op.policy = BACKGROUND
 
@@ -135,7 +139,7 @@ cdef class Watchers(Flushable):
 
     def arm_later(self):
         """Arm the wait at the end of this turn, or of the first one of the next run."""
-        if self.loop is not None and not self.wait_op.in_flight:
+        if self.loop is not None and self.waits_in_ring() and not self.wait_op.in_flight:
             self.loop.add_rearm(self)
 
     @cython.critical_section
@@ -212,7 +216,7 @@ cdef class Watchers(Flushable):
 
     cdef int arm(self) except -1:
         cdef io_uring_sqe *sqe
-        if self.wait_op.in_flight or not self.watched:
+        if self.wait_op.in_flight or not self.watched or not self.waits_in_ring():
             return 0
         sqe = self.loop.ring.submission()
         self.direct = uses(EPOLL_WAIT, self.loop.ring.u.soft != NULL)
@@ -223,46 +227,68 @@ cdef class Watchers(Flushable):
         return self.loop.ring.start(sqe, &self.wait_op)
 
     cdef int on_events(self, int res, unsigned int flags) except -1:
-        cdef Handle handle
-        cdef unsigned int resumed = self.resumed
-        if res > 0 and not self.direct:
+        if res > 0 and not self.direct and self.waits_in_ring():
             res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
         try:
             if res < 0 and res != -ECANCELED:
                 self.renew(True)
-            for handle in self.ready_handles(res):
-                if self.resumed != resumed:
-                    break
-                self.loop.run_handle(handle)
-                self.loop.ring.check_process()
+            elif res > 0:
+                self.run_handles(res)
         finally:
-            # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
-            self.loop.add_rearm(self)
+            # After a KeyboardInterrupt epoll reports the skipped events in the next run again.
+            self.wait_again()
         return 0
 
-    @cython.critical_section
-    cdef list ready_handles(self, int count):
-        """Return the handles to run. A callback may cancel handles that follow it."""
+    cdef int run_handles(self, int count) except -1:
+        """Run the handles of *count* events, without those that a callback has removed."""
+        cdef unsigned int resumed = self.resumed
         cdef bint strange = False
-        cdef list handles = []
+        cdef uint64_t key
         cdef unsigned int events
-        cdef Watched watched
         cdef int index
         for index in range(count):
+            key = self.events[index].data.u64
             events = self.events[index].events
-            watched = self.watched_by(self.events[index].data.u64)
-            if watched is None:
-                strange = True
-                continue
             # EPOLLERR and EPOLLHUP are for both handles.
-            if events & ~EPOLLOUT and watched.events & EPOLLIN:
-                handles.append(watched.reader)
-            if events & ~EPOLLIN and watched.events & EPOLLOUT:
-                handles.append(watched.writer)
+            if events & ~EPOLLOUT:
+                strange |= self.run_handle(key, EPOLLIN)
+            if self.resumed == resumed and events & ~EPOLLIN:
+                strange |= self.run_handle(key, EPOLLOUT)
+            if self.resumed != resumed:
+                # A nested run has fetched other events.
+                return 0
         self.stale_batches = self.stale_batches + 1 if strange else 0
         if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
             self.renew(False)
-        return handles
+        return 0
+
+    cdef bint run_handle(self, uint64_t key, unsigned int event) except -1:
+        """Run the handle for *event*, if there is one; return whether the event is stale."""
+        cdef Handle handle = None
+        cdef Watched watched
+        with cython.critical_section(self):
+            watched = self.watched_by(key)
+            if watched is not None and watched.events & event:
+                handle = watched.reader if event == EPOLLIN else watched.writer
+        if handle is not None:
+            self.loop.run_handle(handle)
+            self.loop.ring.check_process()
+        return watched is None
+
+    cdef int wait_again(self) except -1:
+        """Wait for the next events: from the end of this turn, or in the loop's next sleep."""
+        cdef EpollSleep sleep = self.loop.epoll_sleep
+        if self.waits_in_ring():
+            if sleep.suits() and not self.wait_op.in_flight and self.watched:
+                sleep.enter(self.epoll_fd)
+        elif not self.watched:
+            sleep.leave()
+        return self.loop.add_rearm(self) if self.waits_in_ring() else 0
+
+    cdef int wait_in_ring(self) except -1:
+        """Leave the eventfd, and the sleep in epoll_wait(2), to the shared listening sockets."""
+        self.loop.epoll_sleep.leave()
+        return self.arm()
 
     cdef Watched watched_by(self, uint64_t key):
         """Return the Watched of an event's *key*; None if it was removed or changed since."""
@@ -272,9 +298,12 @@ cdef class Watchers(Flushable):
     cdef bint reports_unwatched(self) except -1:
         """Return whether epoll now reports a descriptor that is not watched."""
         cdef int index
+        cdef uint64_t key
         self.stale_batches = 0
         for index in range(epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
-            if self.watched_by(self.events[index].data.u64) is None:
+            key = self.events[index].data.u64
+            # The ring and other threads (EpollSleep) have events without a descriptor.
+            if <int><unsigned int>key >= 0 and self.watched_by(key) is None:
                 return True
         return False
 
@@ -288,6 +317,7 @@ cdef class Watchers(Flushable):
         cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
         if fresh < 0:
             raise os_error(-errno, "epoll_create1")
+        self.loop.epoll_sleep.leave()
         if not lost:
             close(self.epoll_fd)
         self.epoll_fd = fresh

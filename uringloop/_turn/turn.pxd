@@ -7,6 +7,7 @@ from uringloop._cpython.pyapi cimport FREE_THREADED, list_size, this_thread
 from uringloop._kernel.atomics cimport load_int, load_long, replace_long, store_long_release
 from uringloop._kernel.libc cimport sched_yield
 from uringloop._ring.buffers cimport BufferPool
+from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
@@ -87,6 +88,7 @@ cdef class LoopCore:
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
+    cdef EpollSleep epoll_sleep     # of the watchers
     cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals

@@ -38,6 +38,7 @@ from uringloop._kernel.libc cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_write, pthread_getcpuclockid, pthread_self,
     sched_yield)
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
+from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
@@ -93,6 +94,7 @@ cdef class LoopCore:
         self.flush_list = []
         self.rearm_list = []
         self.timers = TimerHeap()
+        self.epoll_sleep = EpollSleep()
         self.fd_table = FdTable()
         self.freelist = FreeList()
         self.senders = SenderCache()
@@ -115,6 +117,7 @@ cdef class LoopCore:
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
+        self.epoll_sleep.open(self.ring, fd)
         self.closed = False
         self._replace_clock(False)
         self.debug = coroutines._is_debug_mode()
@@ -305,6 +308,7 @@ cdef class LoopCore:
         if self.ready.count:
             self.run_ready()
         self.collect(held_back)
+        self.epoll_sleep.deliver()
         if self.timers.due_end:
             self.run_due()
         if list_size(<PyObject*>self.rearm_list):
@@ -477,7 +481,7 @@ cdef class LoopCore:
             if (timeout == URING_FOREVER or timeout > 0) and self.inbox.fall_asleep():
                 store_int(&self.sleeping, True)
                 try:
-                    self.ring.wait(timeout)
+                    self.epoll_sleep.wait(timeout)
                 finally:
                     self.inbox.wake_up()
                     # In this order: blocked_s() reads `sleeping` first.
@@ -498,6 +502,7 @@ cdef class LoopCore:
     cdef int submit(self) except -1:
         if self.ring.needs_enter():
             self.ring.submit()
+        self.epoll_sleep.look()
         PyErr_CheckSignals()
         return 0 if self.shared_listeners is None else self.shared_listeners.flush()
 
