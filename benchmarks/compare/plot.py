@@ -133,7 +133,7 @@ def draw_map(table: Table, rows: list[Row], axes: Any) -> None:
             ratio = row.ratio(column)
             axes.add_patch(square(x, y, colour(ratio)))
             text = f"{ratio:.2f}" if ratio is not None else row.cells[column].status[:WORD_LENGTH]
-            met = column in table.judged and row.met(column)
+            met = column in table.judged(row) and row.met(column)
             weight = "bold" if met else "normal"
             axes.text(x, y, text, ha="center", va="center", fontsize=8, fontweight=weight)
     axes.set_xlim(-0.5, len(headings) - 0.5)

@@ -51,10 +51,10 @@ class Table:
         cells: list[Cell[Any]] = [cell for row in self.rows for cell in row.cells.values()]
         return cells + [cell for row in self.threads for cell in row.cells.values()]
 
-    @property
-    def judged(self) -> list[str]:
-        """The columns to which the goals apply."""
-        return [column for column in self.columns if loop_of(column) == SUBJECT]
+    def judged(self, row: Row | ThreadRow) -> list[str]:
+        """Return the columns to which the goal of a row applies."""
+        subject = row.subject if isinstance(row, Row) else SUBJECT
+        return [column for column in self.columns if loop_of(column) == subject]
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
@@ -87,7 +87,7 @@ def to_json(table: Table) -> str:
                 "figure": row.figure,
                 "unit": row.unit,
                 "remark": row.remark,
-                "met": {column: row.met(column) for column in table.judged},
+                "met": {column: row.met(column) for column in table.judged(row)},
                 "cells": {column: _json_cell(row, column) for column in row.cells},
             }
             for row in table.rows
@@ -97,7 +97,7 @@ def to_json(table: Table) -> str:
                 "name": row.name,
                 "goal": row.goal,
                 "unit": row.unit,
-                "met": {column: row.met(column) for column in table.judged},
+                "met": {column: row.met(column) for column in table.judged(row)},
                 "cells": {column: _json_threads(row, column) for column in row.cells},
             }
             for row in table.threads
@@ -112,7 +112,8 @@ def _row_of(row: dict[str, Any]) -> Row:
         for column, cell in row["cells"].items()
     }
     read = Row(row["name"], row["goal"], None, row["figure"], row["unit"], cells=cells)
-    return replace(read, remark=row["remark"])
+    subject = next((loop_of(column) for column in row["met"]), SUBJECT)
+    return replace(read, remark=row["remark"], subject=subject)
 
 
 def _thread_row_of(row: dict[str, Any]) -> ThreadRow:
@@ -216,7 +217,7 @@ def cells_of(table: Table, row: Row) -> list[str]:
     what = {"cpu": f"CPU {unit}", "memory": unit, "wall": f"wall {unit}"}.get(row.figure)
     # A percentile of latency is not per operation.
     kind = f"{what}/{row.unit}" if what else f"{row.figure} {unit}"
-    return [row.name, kind, goal_of(row), verdict(row, table.judged), *figures]
+    return [row.name, kind, goal_of(row), verdict(row, table.judged(row)), *figures]
 
 
 def notes(table: Table) -> Iterator[str]:
@@ -224,8 +225,8 @@ def notes(table: Table) -> Iterator[str]:
     yield SPREAD_NOTE
     yield f"Bold: {BASELINE}'s median divided by the column's; higher is better."
     yield "Each measured process first frees a large block, so that malloc() keeps large buffers."
-    yield f"A goal is the ratio that {SUBJECT} has to reach."
-    goals = [row.met(column) for row in table.rows for column in table.judged]
+    yield f"A goal is the ratio that {SUBJECT} has to reach, if no other column is named."
+    goals = [row.met(column) for row in table.rows for column in table.judged(row)]
     if any(goal is not None for goal in goals):
         yield f"Goals: {goals.count(True)} met, {goals.count(False)} not met."
     yield from (f"{row.name}: {row.remark}." for row in table.rows if row.remark)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uringloop.bench import loops, rows
-from uringloop.bench.rows import BASELINE, OK, Quantity, median_of
+from uringloop.bench.rows import BASELINE, OK, SUBJECT, Quantity, median_of
 from uringloop.bench.settings import BenchError
 
 from . import threads
@@ -26,6 +26,9 @@ IDLE = 10_000
 
 # The most connections, of rows of both groups that the picture shows as curves.
 CONNECTIONS_MAX = 50_000
+
+# The transports of aiofastnet, which stand on add_reader and add_writer, over three loops.
+AIOFASTNET = ("aiofastnet+asyncio", "aiofastnet+uvloop", "aiofastnet+uringloop")
 
 # aiofiles takes two switches of threads for each call.
 FILES_GOAL = 15.0
@@ -62,6 +65,8 @@ class Row(rows.Row[float]):
     layers: tuple[str, ...] = ()
     # A note for below the table.
     remark: str = ""
+    # The column to which the goal applies.
+    subject: str = SUBJECT
 
     def quantity(self, column: str) -> Quantity | None:
         """Return the median of a column; None if it has no figures or does not take part."""
@@ -108,6 +113,14 @@ def idle(clients: int, goal: float | None) -> Row:
     return Row(f"idle-rss/128x{clients}", goal, method, "memory", "connection", references=True)
 
 
+def aiofastnet(group: str, cell: str, goal: float, method: Method) -> Row:
+    """Return a row of aiofastnet's transports, beside those of the loops themselves."""
+    subject = f"aiofastnet+{SUBJECT}"
+    remark = f"the goal is that of {subject}"
+    name = f"aiofastnet-{group}/{cell}"
+    return Row(name, goal, method, layers=AIOFASTNET, subject=subject, remark=remark)
+
+
 def of_files(name: str, unit: str) -> Row:
     """Return the row of a program that uses files: those of aiofiles on all loops but this one."""
     remark = "files of aiofiles, on uringloop its own; CPU time includes the threads of aiofiles"
@@ -150,6 +163,10 @@ ROWS: list[Row] = [
     Row("udp", 1.5, Load("datagrams", "datagrams", 100, 16), unit="datagram"),
     tls("1000x50", 1.3),
     tls("100000x50", 1.2),
+    aiofastnet("tcp", "128x50", 1.15, Echo("protocol", 128, 50)),
+    aiofastnet("tcp", "128x1", 1.02, Echo("protocol", 128, 1)),
+    aiofastnet("tls", "1000x50", 1.4, Load("tls", "tls", 1000, 50)),
+    aiofastnet("tls", "100000x50", 1.4, Load("tls", "tls", 100_000, 50)),
     Row("http-raw", 1.35, Http("http-raw")),
     Row("uvicorn", 1.55, Http("uvicorn")),
     Row("aiohttp", 1.2, Http("aiohttp")),
