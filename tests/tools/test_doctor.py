@@ -289,3 +289,37 @@ def test_many_descriptors_get_no_advice() -> None:
     if hard != resource.RLIM_INFINITY and hard < 4096:
         pytest.skip("this process may not have many descriptors")
     assert not any("descriptors" in line for line in with_descriptors(4096)["advice"])
+
+
+# ── transports of other packages ─────────────────────────────────────────────────────────────
+
+
+def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> list[str]:
+    """Return the advice about transports where only these packages are installed."""
+    monkeypatch.setattr(doctor, "version_of", versions.get)
+    return doctor.other_transports()
+
+
+def test_nothing_is_said_without_aiofastnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_versions(monkeypatch, aiohttp="3.15.0") == []
+
+
+@pytest.mark.parametrize("version", ["3.15.0", "3.16.1", "4.0.0a2"])
+def test_aiohttp_on_aiofastnet_is_reported(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    installed, used, remedy = with_versions(monkeypatch, aiofastnet="1.2.0", aiohttp=version)
+    assert installed.startswith("aiofastnet 1.2.0: ")
+    assert used.startswith(f"aiohttp {version}: ")
+    assert "pip uninstall aiofastnet" in remedy
+
+
+@pytest.mark.parametrize("versions", [{"aiohttp": "3.14.5"}, {}], ids=["older", "none"])
+def test_without_such_an_aiohttp_only_aiofastnet_is_reported(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
+) -> None:
+    installed, _ = with_versions(monkeypatch, aiofastnet="1.2.0", **versions)
+    assert "3.15" in installed
+
+
+def test_version_of_a_package_that_is_not_installed_is_none() -> None:
+    assert doctor.version_of("pytest") == pytest.__version__
+    assert doctor.version_of("uringloop-no-such-package") is None
