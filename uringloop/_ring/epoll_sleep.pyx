@@ -30,8 +30,13 @@ from uringloop._kernel.epoll cimport (
     uring_epoll_wait,
 )
 from uringloop._kernel.errors cimport EEXIST, EINTR, errno
-from uringloop._ring.ring cimport ALLOWED, Operation, Ring
-from uringloop._ring.uring cimport uring_close_eventfd, URING_FOREVER, uring_open_eventfd
+from uringloop._ring.ring cimport ALLOWED, Ring
+from uringloop._ring.uring cimport (
+    URING_FOREVER,
+    uring_close_eventfd,
+    uring_open_eventfd,
+    uring_pending,
+)
 
 
 # The first change of place takes so many turns with nothing but events. The number doubles with
@@ -119,11 +124,15 @@ cdef class EpollSleep:
     cdef int _sleep(self, int64_t timeout_ns) except -1:
         cdef bint ring_woke
         cdef bint limited
-        if self.ring.needs_enter():
+        # The loop has entered for work that the kernel holds back. If the flag is still set, it is
+        # stale (uring_has_task_work), and costs an enter for each sleep until the ring has work.
+        cdef bint stale = self.ring.has_task_work()
+        if uring_pending(&self.ring.u):
             self.ring.submit()
         if self.generation != self.ring.generation or self.ring.permission != ALLOWED:
             return self._go_back()
         if self.ring.has_completions():
+            self.credit -= COST
             return self._look()
         limited = self.ring.count and (timeout_ns == URING_FOREVER or timeout_ns > SLEEP_MAX)
         if limited:
@@ -131,15 +140,14 @@ cdef class EpollSleep:
         with nogil:
             ring_woke = self._fetch(-1 if timeout_ns == URING_FOREVER else timeout_ns)
         self.empty_looks = 0
-        if ring_woke:
+        if ring_woke or stale:
             self.credit -= COST
         elif self.found > 0:
             self.credit = min(self.credit + COST // 2, CREDIT)
-        elif limited:
+        elif limited and self.found == 0:
             return self._go_back()
-        if self.credit <= 0 and self.found == 0:
-            return self._give_up()
-        return 0
+        # Events that have been fetched are reported again.
+        return self._give_up() if self.credit <= 0 else 0
 
     cdef int _look(self) except -1:
         if self.generation != self.ring.generation:

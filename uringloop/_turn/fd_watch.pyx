@@ -36,7 +36,7 @@ from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
-from uringloop._ring.epoll_sleep cimport AT_EPOLL, EpollSleep
+from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
