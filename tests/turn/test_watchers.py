@@ -254,6 +254,26 @@ async def test_a_callback_can_register_its_successor(each_loop: Loop, pair: Pair
     assert calls == ["first", "second", "third"]
 
 
+def test_a_reader_that_registers_itself_again_does_not_starve_a_writer(
+    each_loop: Loop, pair: Pair
+) -> None:
+    left, right = pair
+    calls: list[str] = []
+
+    def again() -> None:
+        calls.append("reader")
+        each_loop.add_reader(left, again)
+
+    each_loop.add_reader(left, again)
+    each_loop.add_writer(left, calls.append, "writer")
+    right.send(b"never read")
+    run_turns(each_loop, 20)
+    assert calls.count("reader") >= 20 - LATENCY
+    assert calls.count("writer") >= 20 - LATENCY
+    assert each_loop.remove_reader(left)
+    assert each_loop.remove_writer(left)
+
+
 @on_loop
 async def test_a_reader_can_remove_the_writer_of_the_same_turn(each_loop: Loop, pair: Pair) -> None:
     left, right = pair

@@ -47,8 +47,7 @@ cdef class Watchers(Flushable):
 
     cdef int wait_again(self) except -1
     cdef int wait_in_ring(self) except -1
-    cdef int run_handles(self, int count) except -1
-    cdef bint run_handle(self, uint64_t key, unsigned int event) except -1
+    cdef list ready_handles(self, int count)
     cdef bint reports_unwatched(self) except -1
     cdef Watched watched_by(self, uint64_t key)
     cdef int renew(self, bint lost) except -1

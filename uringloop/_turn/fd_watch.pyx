@@ -227,53 +227,47 @@ cdef class Watchers(Flushable):
         return self.loop.ring.start(sqe, &self.wait_op)
 
     cdef int on_events(self, int res, unsigned int flags) except -1:
+        cdef Handle handle
+        cdef unsigned int resumed = self.resumed
         if res > 0 and not self.direct and self.waits_in_ring():
             res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
         try:
             if res < 0 and res != -ECANCELED:
                 self.renew(True)
-            elif res > 0:
-                self.run_handles(res)
+            for handle in self.ready_handles(res):
+                if self.resumed != resumed:
+                    # A nested run has fetched other events.
+                    break
+                self.loop.run_handle(handle)
+                self.loop.ring.check_process()
         finally:
-            # After a KeyboardInterrupt epoll reports the skipped events in the next run again.
+            # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.wait_again()
         return 0
 
-    cdef int run_handles(self, int count) except -1:
-        """Run the handles of *count* events, without those that a callback has removed."""
-        cdef unsigned int resumed = self.resumed
+    @cython.critical_section
+    cdef list ready_handles(self, int count):
+        """Return the handles to run. A callback may cancel handles that follow it."""
         cdef bint strange = False
-        cdef uint64_t key
+        cdef list handles = []
         cdef unsigned int events
+        cdef Watched watched
         cdef int index
         for index in range(count):
-            key = self.events[index].data.u64
             events = self.events[index].events
+            watched = self.watched_by(self.events[index].data.u64)
+            if watched is None:
+                strange = True
+                continue
             # EPOLLERR and EPOLLHUP are for both handles.
-            if events & ~EPOLLOUT:
-                strange |= self.run_handle(key, EPOLLIN)
-            if self.resumed == resumed and events & ~EPOLLIN:
-                strange |= self.run_handle(key, EPOLLOUT)
-            if self.resumed != resumed:
-                # A nested run has fetched other events.
-                return 0
+            if events & ~EPOLLOUT and watched.events & EPOLLIN:
+                handles.append(watched.reader)
+            if events & ~EPOLLIN and watched.events & EPOLLOUT:
+                handles.append(watched.writer)
         self.stale_batches = self.stale_batches + 1 if strange else 0
         if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
             self.renew(False)
-        return 0
-
-    cdef bint run_handle(self, uint64_t key, unsigned int event) except -1:
-        """Run the handle for *event*, if there is one; return whether the event is stale."""
-        cdef Handle handle = None
-        cdef Watched watched
-        with cython.critical_section(self):
-            watched = self.watched_by(key)
-            if watched is not None and watched.events & event:
-                handle = watched.reader if event == EPOLLIN else watched.writer
-        if handle is not None:
-            self.loop.run_handle(handle)
-            self.loop.ring.check_process()
-        return watched is None
+        return handles
 
     cdef int wait_again(self) except -1:
         """Wait for the next events: from the end of this turn, or in the loop's next sleep."""
