@@ -69,7 +69,7 @@ static inline int uring_epoll_wait(int epoll_fd, struct epoll_event *events, int
     if (timeout_ns > 0 && !atomic_load_explicit(&in_milliseconds, memory_order_relaxed)) {
         int count = (int)syscall(URING_SYS_EPOLL_PWAIT2, epoll_fd, events, size, timeout, NULL, 0);
 
-        if (count >= 0 || errno == EINTR)
+        if (count >= 0 || errno == EINTR || errno == EBADF)
             return count;
         atomic_store_explicit(&in_milliseconds, true, memory_order_relaxed);
     }
