@@ -38,6 +38,7 @@ BENEFITS = {
     "cached_paths": "paths in the kernel's cache are examined and opened without one (6.8)",
     "truncate": "a file's size is changed by a submission, not in a thread (6.9)",
     "epoll_wait": "add_reader and add_writer need no system call for each turn (6.15)",
+    "epoll_sleep": "a loop busy with add_reader and add_writer sleeps in epoll_wait(2)",
     "nameless_files": "a file written by `write_atomic` has no name until it is complete",
     "compiled_tls": "TLS records pass between the ring and OpenSSL without Python code",
     "bio_memory": "OpenSSL reads and writes records in place, without copies",

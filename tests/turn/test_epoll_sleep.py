@@ -10,59 +10,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.loops import run_turns
 from support.roles import Loop, turns, until
+from support.watching import MANY, SOON, Game, after, eventfds
 
 import uringloop
 
 Pair = tuple[socket.socket, socket.socket]
-
-# More turns with nothing but events than a loop needs to change to epoll_wait(2).
-MANY = 100
-
-# A sleep that nothing ends is longer than this.
-SOON = 5.0
-
-
-class Game:
-    """Two readers that send a message to and fro, one event in each turn."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.left, self.right = socket.socketpair()
-        self.hits = 0
-        for end in (self.left, self.right):
-            end.setblocking(False)
-            loop.add_reader(end, self.hit, end)
-
-    def hit(self, end: socket.socket) -> None:
-        end.send(end.recv(100))
-        self.hits += 1
-
-    async def play(self, hits: int = MANY) -> None:
-        """Return after so many more events, with the message under way no more."""
-        last = self.hits + hits
-        self.left.send(b"ball")
-        ended = self.loop.create_future()
-
-        def count(end: socket.socket) -> None:
-            if self.hits < last:
-                self.hit(end)
-            elif not ended.done():
-                end.recv(100)
-                ended.set_result(None)
-
-        for end in (self.left, self.right):
-            self.loop.add_reader(end, count, end)
-        await ended
-
-    def close(self) -> None:
-        for end in (self.left, self.right):
-            self.loop.remove_reader(end)
-            end.close()
 
 
 @pytest.fixture
@@ -80,21 +36,6 @@ def pair() -> Iterator[Pair]:
     right.setblocking(False)
     with left, right:
         yield left, right
-
-
-def eventfds() -> int:
-    """Return how many eventfds this process has."""
-    count = 0
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            count += "eventfd" in os.readlink(link)
-    return count
-
-
-def after(seconds: float, call: object, *args: object) -> threading.Timer:
-    timer = threading.Timer(seconds, call, args)  # type: ignore[arg-type]
-    timer.start()
-    return timer
 
 
 # ── what ends the sleep ───────────────────────────────────────────────────────────────────

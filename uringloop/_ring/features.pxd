@@ -13,6 +13,7 @@ cdef enum:
     EPOLL_WAIT = 256        # a completion brings the events of watched descriptors
     NAMELESS_FILES = 512    # a file that is replaced as a whole has no name until written
     UNIX_MULTISHOT = 1024   # MULTISHOT_RECV on UNIX sockets, too
+    EPOLL_SLEEP = 2048      # a loop busy with watched descriptors sleeps in epoll_wait(2)
 
 
 cdef bint uses(unsigned int feature, bint soft=*) noexcept

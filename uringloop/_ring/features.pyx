@@ -35,16 +35,17 @@ FEATURES = {
     "epoll_wait": EPOLL_WAIT,
     "nameless_files": NAMELESS_FILES,
     "unix_multishot": UNIX_MULTISHOT,
+    "epoll_sleep": EPOLL_SLEEP,
 }
 
-# The kernel's ring. The first three always exist where a ring can be made; the last two do not
+# The kernel's ring. The first four always exist where a ring can be made; the last two do not
 # depend on the ring.
 cdef unsigned int present = (
-    SHARED_ACCEPT | MULTISHOT_RECV | UNIX_MULTISHOT | CACHED_FILES | NAMELESS_FILES)
+    SHARED_ACCEPT | MULTISHOT_RECV | UNIX_MULTISHOT | EPOLL_SLEEP | CACHED_FILES | NAMELESS_FILES)
 # The software ring. NO_IOWAIT is not needed: it does not sleep in io_uring_enter.
 cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
-    | EPOLL_WAIT | NAMELESS_FILES | UNIX_MULTISHOT)
+    | EPOLL_WAIT | EPOLL_SLEEP | NAMELESS_FILES | UNIX_MULTISHOT)
 cdef unsigned int disabled = 0
 cdef unsigned int kernel_tried = False
 cdef unsigned int paths_tried = False

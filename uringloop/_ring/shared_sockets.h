@@ -30,6 +30,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 
+#include "_ring/at_epoll.h"
 #include "_ring/uring.h"
 
 #ifndef EPOLLEXCLUSIVE
@@ -59,43 +60,23 @@
  * the completion of a ring's request that reads an eventfd, and the end of the other processes. */
 #define URING_SLEEP_MAX_NS 1000000000
 
-static inline int uring_add_ring_eventfd(uring *u) {
-    /* By edge: one event for each write, and never read. */
-    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = URING_EVENTFD};
-    int res;
-
-    if (u->soft != NULL)
-        return softring_add_to_epoll(u->soft, u->accept_epoll_fd, URING_EVENTFD);
-    res = uring_open_eventfd(u);
-    if (res < 0)
-        return res;
-    return epoll_ctl(u->accept_epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0 ? -errno : 0;
-}
-
 /* Closes the accept epoll: from now on the loop sleeps in the ring. */
 static inline void uring_close_accept_epoll(uring *u) {
     /* In a forked child the fork handler has closed the descriptors. */
     if (u->life == URING_INHERITED)
         return;
-    if (u->soft != NULL && uring_is_usable(u))
-        softring_add_to_epoll(u->soft, -1, 0);
-    else if (u->eventfd >= 0 && uring_is_usable(u))
-        io_uring_unregister_eventfd(&u->ring);
+    uring_leave_epoll(u, u->accept_epoll_fd);
     uring_free_accept_epoll(u);
 }
 
-/* Makes the epoll instance; the calling thread owns the ring. Returns 0 or -errno: seccomp may
- * forbid io_uring_register by now, and a simulated kernel has a clock of its own. */
+/* Makes the epoll instance; the calling thread owns the ring. Returns 0 or -errno. */
 static inline int uring_open_accept_epoll(uring *u) {
     int res;
 
-#ifdef URINGLOOP_SIMULATOR
-    return -ENOSYS;
-#endif
     u->accept_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (u->accept_epoll_fd < 0)
         return -errno;
-    res = uring_add_ring_eventfd(u);
+    res = uring_join_epoll(u, u->accept_epoll_fd, URING_EVENTFD);
     if (res < 0)
         uring_free_accept_epoll(u);
     return res;

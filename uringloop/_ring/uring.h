@@ -69,7 +69,7 @@ typedef struct uring {
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
     /* Shared listening sockets, see shared_sockets.h. */
     int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
-    int eventfd;              /* the kernel writes to it: there, or for an EpollSleep; or -1 */
+    int eventfd;              /* by which the kernel's ring ends a sleep at epoll; or -1 */
     int ready_fd;             /* the listening socket that has ended a sleep, or -1 */
     int reserve_fd;           /* a spare one, for a connection when no other is free, or -1 */
     struct pollfd *listeners; /* the listening sockets, or NULL; freed with accept_epoll_fd */
@@ -216,31 +216,6 @@ static inline int uring_limit_workers(uring *u, unsigned bounded, unsigned unbou
         return 0;
     }
     return io_uring_register_iowq_max_workers(&u->ring, limits);
-}
-
-/* Opens the eventfd that the kernel writes to when the ring has completions, or work that only an
- * enter does. It belongs to the uring. Returns 0 or -errno. */
-static inline int uring_open_eventfd(uring *u) {
-    int res;
-
-    u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (u->eventfd < 0)
-        return -errno;
-    res = io_uring_register_eventfd(&u->ring, u->eventfd);
-    if (res < 0) {
-        close(u->eventfd);
-        u->eventfd = -1;
-    }
-    return res < 0 ? res : 0;
-}
-
-/* Closes it, and lets the kernel drop it. */
-static inline void uring_close_eventfd(uring *u) {
-    if (u->eventfd < 0)
-        return;
-    io_uring_unregister_eventfd(&u->ring);
-    close(u->eventfd);
-    u->eventfd = -1;
 }
 
 /* Any thread may call these three. */

@@ -22,7 +22,6 @@ cdef extern from "_ring/uring.h" nogil:
         uring_life life
         bint threaded
         int accept_epoll_fd
-        int eventfd
         int ready_fd
         bint sleeps_in_ring
         unsigned int short_sleeps
@@ -41,9 +40,6 @@ cdef extern from "_ring/uring.h" nogil:
     bint uring_is_inherited(const uring *u)
     bint uring_is_usable(const uring *u)
     void uring_close(uring *u)
-
-    int uring_open_eventfd(uring *u)
-    void uring_close_eventfd(uring *u)
 
     unsigned int uring_pending(const uring *u)
     bint uring_has_task_work(const uring *u)

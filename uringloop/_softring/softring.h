@@ -48,9 +48,9 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
  * events. */
 bool softring_is_due(softring *s);
 
-/* Adds the ring to the epoll instance *accept_epoll_fd*, where the loop may sleep instead of in
- * softring_enter: an event with *data* says that there is something to enter for. The caller passes
- * -1 before it closes that instance. Returns 0 or -errno. */
+/* Adds the ring to the epoll instance *accept_epoll_fd*, for which no request waits and where the
+ * loop may sleep instead of in softring_enter: an event with *data* says that there is something to
+ * enter for. The caller passes -1 before it closes that instance. Returns 0 or -errno. */
 int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data);
 
 /* Begin and end such a sleep. The first returns false if there is something to enter for

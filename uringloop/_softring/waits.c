@@ -289,6 +289,13 @@ void soft_wake_up(softring *s) {
 }
 
 int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
+    struct epoll_event event = {0};
+
+    if (s->accept_epoll_fd >= 0)
+        epoll_ctl(s->accept_epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event);
+    if (accept_epoll_fd >= 0 && accept_epoll_fd < s->watches_size)
+        /* A request has waited for it (EPOLL_WAIT), and an instance cannot be in its own entry. */
+        soft_drop_watch(s, accept_epoll_fd);
     s->accept_epoll_fd = accept_epoll_fd;
     s->accept_epoll_data = data;
     return soft_register_at_accept_epoll(s);

@@ -500,9 +500,7 @@ cdef class LoopCore:
 
     @cython.final
     cdef int submit(self) except -1:
-        if self.ring.needs_enter():
-            self.ring.submit()
-        self.epoll_sleep.look()
+        self.epoll_sleep.submit()
         PyErr_CheckSignals()
         return 0 if self.shared_listeners is None else self.shared_listeners.flush()
 
@@ -577,6 +575,7 @@ cdef class LoopCore:
             store_long(&self.ring.runner, this_thread())
             self.sending = True
             self.waker.arm()
+            self.epoll_sleep.look_again()
             while True:
                 self.run_turn()
                 if load_int(&self.stopping):

@@ -1,0 +1,74 @@
+/* The sleep in epoll_wait(2) of a loop that waits for descriptors in an epoll instance of its own,
+ * and how the ring ends such a sleep: the kernel's ring by an eventfd, a software ring by its own
+ * epoll instance.
+ */
+#ifndef URINGLOOP_RING_AT_EPOLL_H
+#define URINGLOOP_RING_AT_EPOLL_H
+
+#include <sys/epoll.h>
+
+#include "_ring/uring.h"
+
+/* Lets an event with *data* end each sleep at *epoll_fd* when the ring has completions, or work
+ * that only an enter does. A ring can do so at one instance. Returns 0 or -errno: seccomp may
+ * forbid io_uring_register by now, and a simulated kernel has a clock of its own. */
+static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
+    /* By edge: one event for each write, and never read. */
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
+    int res;
+
+#ifdef URINGLOOP_SIMULATOR
+    return -ENOSYS;
+#endif
+    if (u->soft != NULL)
+        return softring_add_to_epoll(u->soft, epoll_fd, data);
+    u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (u->eventfd < 0)
+        return -errno;
+    res = epoll_ctl(epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0 ? -errno : 0;
+    if (res == 0)
+        res = io_uring_register_eventfd(&u->ring, u->eventfd);
+    if (res < 0) {
+        close(u->eventfd);
+        u->eventfd = -1;
+    }
+    return res < 0 ? res : 0;
+}
+
+/* Ends that. Does nothing in a forked child: the fork handler has closed the child's descriptors,
+ * and the instance is the parent's, too. */
+static inline void uring_leave_epoll(uring *u, int epoll_fd) {
+    struct epoll_event event = {0};
+
+    if (!uring_is_usable(u))
+        return;
+    if (u->soft != NULL)
+        softring_add_to_epoll(u->soft, -1, 0);
+    else if (u->eventfd >= 0)
+        io_uring_unregister_eventfd(&u->ring);
+    if (u->eventfd < 0)
+        return;
+    /* A child that was forked meanwhile may have a duplicate. */
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, u->eventfd, &event);
+    close(u->eventfd);
+    u->eventfd = -1;
+}
+
+/* Sleeps at *epoll_fd* until it has events, or *timeout_ns* has passed (negative: no limit).
+ * Returns the number of events, or -errno. */
+static inline int uring_sleep_at_epoll(uring *u, int epoll_fd, struct epoll_event *events, int size,
+                                       int64_t timeout_ns) {
+    int count;
+
+    if (u->soft != NULL && timeout_ns != 0 && !softring_fall_asleep(u->soft))
+        timeout_ns = 0;
+    count = uring_epoll_wait(epoll_fd, events, size, timeout_ns);
+    if (count < 0)
+        count = -errno;
+    if (u->soft != NULL)
+        softring_wake_up(u->soft);
+    uring_count(&u->enters, 1);
+    return count;
+}
+
+#endif
