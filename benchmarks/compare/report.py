@@ -271,7 +271,8 @@ def markdown(table: Table) -> str:
 def ratios_and_figures(table: Table) -> list[str]:
     """Return the tables of ratios and of figures, and the notes about them."""
     others = [column for column in table.columns if loop_of(column) != BASELINE]
-    shared = [c for c in table.judged if any(row.share_of_c(c) for row in table.rows)]
+    subjects = [column for column in others if loop_of(column) == SUBJECT]
+    shared = [c for c in subjects if any(row.share_of_c(c) for row in table.rows)]
     ratios = [
         [
             row.name,
