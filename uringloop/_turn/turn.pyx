@@ -66,9 +66,6 @@ SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 cdef int ROUNDS = COLLECT_ROUNDS_MAX
 cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
-# Programs replace these methods to have a clock of their own; the compiled methods then call them.
-cdef tuple CLOCK = ("time", "call_at")
-
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
 
@@ -213,7 +210,8 @@ cdef class LoopCore:
 
     def __setattr__(self, name, value):
         PyObject_GenericSetAttr(self, name, value)
-        if name in CLOCK:
+        if name == "time" or name == "call_at":
+            # The program has a clock of its own.
             self._replace_clock(True)
 
     def _replace_clock(self, patched):
