@@ -360,10 +360,12 @@ def test_a_reader_whose_task_waits_is_collected_with_it(
     loop.run_until_complete(turns(3))
     loop.close()
     gc.collect()
+    messages = {str(call["message"]) for call in handler_calls}
+    assert messages <= {"Task was destroyed but it is pending!"}
+    # From Python 3.15 on a weak reference outlives the finalizer, which passes the task on.
+    handler_calls.clear()
+    gc.collect()
     assert [reference() for reference in references] == [None, None]
-    assert {str(call["message"]) for call in handler_calls} <= {
-        "Task was destroyed but it is pending!"
-    }
 
 
 @each_read
