@@ -271,8 +271,11 @@ def markdown(table: Table) -> str:
 def ratios_and_figures(table: Table) -> list[str]:
     """Return the tables of ratios and of figures, and the notes about them."""
     others = [column for column in table.columns if loop_of(column) != BASELINE]
-    subjects = [column for column in others if loop_of(column) == SUBJECT]
-    shared = [c for c in subjects if any(row.share_of_c(c) for row in table.rows)]
+    shared = [
+        column
+        for column in others
+        if loop_of(column) == SUBJECT and any(row.share_of_c(column) for row in table.rows)
+    ]
     ratios = [
         [
             row.name,

@@ -204,8 +204,9 @@ ROWS: list[Row] = [
     of_files("file-read-16", "seek and read"),
     of_files("file-lines", "line"),
     of_files("file-readline", "line"),
-    # A goal of 1.25 is at most 0.8 of uvloop's memory.
-    *(idle(clients, 1.25 if clients == IDLE else None) for clients in (1000, IDLE)),
+    idle(1000, None),
+    # At most 0.8 of uvloop's memory.
+    idle(IDLE, 1.25),
     idle(CONNECTIONS_MAX, None),
     Row("import", 1.0, importing, "wall", "import"),
     scheduling("create", 1.0, "loop"),

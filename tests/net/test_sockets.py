@@ -24,7 +24,7 @@ from support.roles import (
     turns,
     unused_port,
 )
-from support.sockets import tcp_pair
+from support.sockets import tcp_pair, unix_pair
 
 import uringloop
 
@@ -32,13 +32,6 @@ LOCALHOST = "127.0.0.1"
 NARROW = 16 * 1024
 
 Pair = tuple[socket.socket, socket.socket]
-
-
-def unix_pair() -> Pair:
-    left, right = socket.socketpair()
-    left.setblocking(False)
-    right.setblocking(False)
-    return left, right
 
 
 @pytest.fixture(params=[tcp_pair, unix_pair], ids=["tcp", "unix"])

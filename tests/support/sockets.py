@@ -13,3 +13,11 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     left.setblocking(False)
     right.setblocking(False)
     return left, right
+
+
+def unix_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected, non-blocking UNIX stream sockets."""
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    right.setblocking(False)
+    return left, right

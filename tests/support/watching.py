@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from support.roles import Loop
+from support.sockets import unix_pair
 
 # More turns with nothing but events than a loop needs to change to epoll_wait(2).
 MANY = 100
@@ -22,10 +23,9 @@ class Game:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.left, self.right = socket.socketpair()
+        self.left, self.right = unix_pair()
         self.hits = 0
         for end in (self.left, self.right):
-            end.setblocking(False)
             loop.add_reader(end, self.hit, end)
 
     def hit(self, end: socket.socket) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from support.loops import run_turns
 from support.roles import Loop, turns, until
+from support.sockets import unix_pair
 from support.watching import MANY, SOON, Game, after, eventfds
 
 import uringloop
@@ -31,9 +32,7 @@ def game(each_loop: Loop) -> Iterator[Game]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    left, right = socket.socketpair()
-    left.setblocking(False)
-    right.setblocking(False)
+    left, right = unix_pair()
     with left, right:
         yield left, right
 

@@ -23,7 +23,7 @@ from support.roles import (
     turns,
     until,
 )
-from support.sockets import tcp_pair
+from support.sockets import tcp_pair, unix_pair
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -34,9 +34,7 @@ LATENCY = 2
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """Two connected, non-blocking sockets."""
-    left, right = socket.socketpair()
-    left.setblocking(False)
-    right.setblocking(False)
+    left, right = unix_pair()
     with left, right:
         yield left, right
 
