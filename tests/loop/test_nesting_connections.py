@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.nesting import DEPTH, nestable_loop
 from support.roles import narrow_pair, until
-from support.sockets import tcp_pair
+from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import client_context, server_context
 
 import uringloop
@@ -437,3 +437,89 @@ def test_a_nested_run_reads_from_the_same_pipe(loop: uringloop.Loop) -> None:
         return bytes(nester.data)
 
     assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+class NestsFirst(BufferedNester):
+    """Nests in get_buffer(), once, when it has received large messages."""
+
+    nest_now: Callable[[], None] | None = None
+    ends = 0
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        nest_now, self.nest_now = self.nest_now, None
+        if nest_now is not None:
+            nest_now()
+        return super().get_buffer(sizehint)
+
+    def eof_received(self) -> bool:
+        self.ends += 1
+        return True
+
+
+async def with_large_messages(
+    loop: uringloop.Loop, ours: socket.socket, peer: socket.socket
+) -> NestsFirst:
+    nester = NestsFirst(loop, lambda nester: None, 65_536)
+    await loop.create_connection(lambda: nester, sock=ours)
+    for _ in range(30):
+        await loop.sock_sendall(peer, LARGE[:100_000])
+    await until(lambda: len(nester.data) == 30 * 100_000)
+    nester.data.clear()
+    return nester
+
+
+@pytest.mark.parametrize("make", [tcp_pair, unix_pair], ids=["tcp", "unix"])
+def test_an_end_that_a_nested_run_in_get_buffer_receives_comes_once(
+    loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
+) -> None:
+    async def main() -> None:
+        ours, peer = make()
+        with peer:
+            nester = await with_large_messages(loop, ours, peer)
+
+            def nest() -> None:
+                peer.shutdown(socket.SHUT_WR)
+                loop.run_until_complete(until(lambda: nester.ends > 0))
+
+            nester.nest_now = nest
+            await loop.sock_sendall(peer, LARGE[:100_000])
+            await until(lambda: nester.ends > 0)
+            await asyncio.sleep(0.05)
+            assert nester.ends == 1
+            assert bytes(nester.data) == LARGE[:100_000]
+            await nester.close()
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("make", [tcp_pair, unix_pair], ids=["tcp", "unix"])
+def test_bytes_that_a_nested_run_in_get_buffer_stashes_keep_their_order(
+    loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
+) -> None:
+    async def main() -> None:
+        ours, peer = make()
+        with peer:
+            nester = await with_large_messages(loop, ours, peer)
+
+            async def small_messages() -> None:
+                # So many that the connection is not polled any more.
+                for _ in range(200):
+                    count = len(nester.data)
+                    peer.send(b".")
+                    await until(lambda: len(nester.data) > count)  # noqa: B023  # Awaited here.
+                nester.transport.pause_reading()
+                peer.send(b"A")
+                await asyncio.sleep(0.02)
+
+            def nest() -> None:
+                loop.run_until_complete(small_messages())
+                nester.transport.resume_reading()
+                peer.send(b"B")
+
+            nester.nest_now = nest
+            peer.send(b"first")
+            await until(lambda: b"B" in nester.data)
+            assert bytes(nester.data) == b"first" + 200 * b"." + b"AB"
+            await nester.close()
+
+    loop.run_until_complete(main())

@@ -35,8 +35,24 @@ static int add_modules(PyObject *module) {
     return failed;
 }
 
+/* Larger than what transports receive at once: 256 KiB here, in asyncio and in aiofastnet; and than
+ * what asyncio.StreamReader keeps with its default limit. */
+#define LARGE_BLOCK (1024 * 1024)
+
+/* Lets glibc's malloc() keep the memory of large blocks.
+ *
+ * It maps each block of 128 KiB or more anew, until one is freed; from then on it takes blocks of
+ * that size from its heap (mallopt(3), M_MMAP_THRESHOLD). A receive never causes that: its block is
+ * cut to the size of the message before it is freed. Until a program happens to free a large block,
+ * every such receive would take three system calls and the page faults of fresh memory. */
+static int keep_large_blocks(PyObject *Py_UNUSED(module)) {
+    PyMem_RawFree(PyMem_RawMalloc(LARGE_BLOCK));
+    return 0;
+}
+
 static PyModuleDef_Slot SLOTS[] = {
     {Py_mod_exec, add_modules},
+    {Py_mod_exec, keep_large_blocks},
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

@@ -34,7 +34,6 @@ cdef extern from "Python.h":
     void Py_DECREF_owned "Py_DECREF" (PyObject *reference)
     PyObject *PyBytes_New "PyBytes_FromStringAndSize" (
         const char *bytes, Py_ssize_t size) except NULL
-    int PyBytes_Resize "_PyBytes_Resize" (PyObject **bytes, Py_ssize_t size) except -1
     PyObject *PyUnicode_New(Py_ssize_t size, Py_UCS4 widest) except NULL
     Py_UCS4 PyUnicode_MAX_CHAR_VALUE(object text)
     Py_ssize_t PyUnicode_FindChar(
@@ -249,6 +248,17 @@ cdef extern from *:
         _Pragma("GCC diagnostic pop")
     }
 
+    /* Shortens a new bytes object, which nobody else has a reference to, to *size* bytes. Memory
+     * that is hardly longer stays with the object: realloc() would cut off pieces that malloc()
+     * does not join with their neighbours again, and a freed object would not fit its successor. */
+    static inline int uringloop_cut_bytes(PyObject **bytes, Py_ssize_t size) {
+        if (PyBytes_GET_SIZE(*bytes) - size > PyBytes_GET_SIZE(*bytes) >> 4)
+            return _PyBytes_Resize(bytes, size);
+        Py_SET_SIZE((PyVarObject *)*bytes, size);
+        PyBytes_AS_STRING(*bytes)[size] = '\\0';
+        return 0;
+    }
+
     /* Called when PyContext_Enter has failed because the context is entered already. If it is the
      * current context, nothing is entered; if it was entered further out, a copy is entered.
      * Returns the argument of uringloop_leave_nested, or NULL with an exception. */
@@ -340,6 +350,7 @@ cdef extern from *:
     PyCFunction function_of "uringloop_function_of" (object method, int flags)
     traverseproc set_traverse "uringloop_set_traverse" (object type, traverseproc traverse)
     void forget_hash "uringloop_forget_hash" (PyObject *bytes)
+    int cut_bytes "uringloop_cut_bytes" (PyObject **bytes, Py_ssize_t size) except -1
     object weakly_referenced "uringloop_weakly_referenced" (object reference)
     void prefetch "uringloop_prefetch" (PyObject *target)
     PyObject *const *tuple_items "uringloop_tuple_items" (object items)

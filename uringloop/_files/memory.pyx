@@ -4,7 +4,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 
-from uringloop._cpython.pyapi cimport PyBytes_New, PyBytes_Resize, take_bytes
+from uringloop._cpython.pyapi cimport PyBytes_New, cut_bytes, take_bytes
 from uringloop._kernel.libc cimport iovec
 
 
@@ -39,7 +39,7 @@ def bytes_of(data):
 cdef bytes shortened(PyObject *data, Py_ssize_t size):
     """Return the first *size* bytes of *data*; steals the reference to *data*."""
     if size != PyBytes_GET_SIZE(<object>data):
-        PyBytes_Resize(&data, size)
+        cut_bytes(&data, size)
     return take_bytes(data)
 
 

@@ -105,24 +105,34 @@ static inline ssize_t uring_receive(int fd, void *data, size_t size, bool report
     struct iovec part = {.iov_base = data, .iov_len = size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
-        .msg_controllen = reports_inq ? sizeof(control) : 0};
-    ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
+        .msg_controllen = sizeof(control)};
     struct cmsghdr *head;
+    /* recv(2) takes 0.2 us less. */
+    ssize_t res = reports_inq ? recvmsg(fd, &message, MSG_DONTWAIT)
+                              : recv(fd, data, size, MSG_DONTWAIT);
 
     if (res < 0)
         return -errno;
     *left = -1;
+    if (!reports_inq)
+        return res;
     head = CMSG_FIRSTHDR(&message);
     if (head != NULL && head->cmsg_level == IPPROTO_TCP && head->cmsg_type == TCP_CM_INQ)
         memcpy(left, CMSG_DATA(head), sizeof(*left));
     return res;
 }
 
+/* Returns 1 if a socket has bytes to receive, 0 at EOF, or -errno. */
+static inline int uring_peek(int fd) {
+    char byte;
+    ssize_t res = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    return res < 0 ? -errno : (int)res;
+}
+
 /* Returns whether a socket has bytes to receive. */
 static inline bool uring_has_unread(int fd) {
-    char byte;
-
-    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+    return uring_peek(fd) > 0;
 }
 
 /* Returns whether a connection was in fact reset, although a receive returned 0 bytes. The kernel

@@ -10,3 +10,9 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
 
 
 cdef int deliver(ReadTransport transport, bytes data) except -1
+
+
+cdef bint borrow_buffer(ReadTransport transport, Py_buffer *view) except -1
+
+
+cdef int report_filled(ReadTransport transport, Py_ssize_t count) except -1

@@ -138,37 +138,52 @@ cdef int deliver_buffered(ReadTransport transport, const char *data, Py_ssize_t 
 
 cdef int fill_protocol_buffer(
         ReadTransport transport, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1:
-    """Copy the bytes behind *taken* into one buffer of the protocol, and advance *taken*.
-
-    An exception of the protocol, other than KeyboardInterrupt and SystemExit, closes the transport.
-    """
+    """Copy the bytes behind *taken* into one buffer of the protocol, and advance *taken*."""
     cdef Py_buffer view
     cdef Py_ssize_t count
-    cdef object buffer, filled
-    cdef PyObject *result = transport.call(NAME_GET_BUFFER, <PyObject*>ANY_SIZE)
-    if result == NULL:
-        return transport.fatal_error(pending_exception(), GET_BUFFER_FAILED)
-    buffer = own(result)
-    try:
-        if not len(buffer):
-            raise RuntimeError("get_buffer() returned an empty buffer")
-    except BaseException as exc:
-        return transport.fatal_error(exc, GET_BUFFER_FAILED)
-    try:
-        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
-    except BaseException as exc:
-        exc = transport.refusal(buffer) or exc
-        return transport.fatal_error(exc, "Fatal read error on socket transport")
+    if not borrow_buffer(transport, &view):
+        return 0
     count = min(view.len, size - taken[0])
     memcpy(view.buf, data + taken[0], count)
     taken[0] += count
     if transport.loop.nestable and taken[0] < size:
         taken[0] += transport.stash_rest(data + taken[0], size - taken[0])
-    PyBuffer_Release(&view)
     # Released, so that the protocol may resize it in buffer_updated().
-    del buffer
-    filled = count
-    result = transport.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
+    PyBuffer_Release(&view)
+    return report_filled(transport, count)
+
+
+cdef bint borrow_buffer(ReadTransport transport, Py_buffer *view) except -1:
+    """Get a buffer from the protocol, which the caller releases.
+
+    An exception of the protocol, other than KeyboardInterrupt and SystemExit, closes the transport:
+    then the result is False.
+    """
+    cdef object buffer
+    cdef PyObject *result = transport.call(NAME_GET_BUFFER, <PyObject*>ANY_SIZE)
+    if result == NULL:
+        transport.fatal_error(pending_exception(), GET_BUFFER_FAILED)
+        return False
+    buffer = own(result)
+    try:
+        if not len(buffer):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+    except BaseException as exc:
+        transport.fatal_error(exc, GET_BUFFER_FAILED)
+        return False
+    try:
+        PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
+    except BaseException as exc:
+        exc = transport.refusal(buffer) or exc
+        transport.fatal_error(exc, "Fatal read error on socket transport")
+        return False
+    return True
+
+
+cdef int report_filled(ReadTransport transport, Py_ssize_t count) except -1:
+    """Tell the protocol that its buffer has *count* bytes; an exception closes the transport."""
+    cdef object filled = count
+    cdef PyObject *result = transport.call(NAME_BUFFER_UPDATED, <PyObject*>filled)
     if result == NULL:
         return transport.fatal_error(pending_exception(), BUFFER_UPDATED_FAILED)
     Py_DECREF_owned(result)

@@ -61,6 +61,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int read_directly(self) except -1
     cdef int read_some(self, int *left) except? -1
     cdef int read_bytes(self, int *left) except? -1
+    cdef int read_into_buffer(self, int *left) except? -1
     cdef int end_reading(self, object item) except -1
 
 

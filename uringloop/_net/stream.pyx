@@ -20,12 +20,13 @@ import socket
 from asyncio import constants, trsock
 
 cimport cython
+from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
-from uringloop._cpython.pyapi cimport PyBytes_Resize, Py_DECREF_owned, take_bytes
+from uringloop._cpython.pyapi cimport Py_DECREF_owned, cut_bytes, take_bytes
 from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport (
@@ -55,14 +56,28 @@ from uringloop._kernel.sockets cimport (
     uring_prep_sendmsg,
     uring_receive,
     uring_enable_inq,
+    uring_peek,
     uring_was_reset,
 )
-from uringloop._net.delivery cimport deliver, deliver_or_copy, kind_of
+from uringloop._net.delivery cimport (
+    borrow_buffer,
+    deliver,
+    deliver_or_copy,
+    kind_of,
+    report_filled,
+)
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._ring.uring cimport uring_is_inherited
-from uringloop._transport.pausing cimport COMPILED, ENDED, PLAIN, STARVED
+from uringloop._transport.pausing cimport (
+    BUFFERED,
+    COMPILED,
+    ENDED,
+    PLAIN,
+    STARVED,
+    STREAM_READER,
+)
 from uringloop._transport.transport cimport (
     BROKEN,
     CLOSING,
@@ -73,7 +88,7 @@ from uringloop._transport.transport cimport (
 )
 from uringloop._transport.writer cimport WriteTransport
 from uringloop._turn.addresses cimport LocalEnd, python_address
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 # Average bytes of a receive above which a connection is polled, and below which it no longer is.
 # Both modes take the same time at about 2.5 KB (50 clients).
@@ -259,7 +274,8 @@ cdef class StreamTransport(WriteTransport):
 
         The poll reports each arrival once; `readable` says that bytes are left.
         """
-        cdef int size, left
+        cdef int size
+        cdef int left = 0
         cdef int total = 0
         self.readable = True
         while (total < AT_ONCE_MAX
@@ -297,8 +313,15 @@ cdef class StreamTransport(WriteTransport):
         cdef bytes data
         if self.kind == PLAIN or self.kind == COMPILED:
             return self.read_bytes(left)
-        memory = self.loop.pool.spare()
-        size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
+        if self.kind == BUFFERED:
+            return self.read_into_buffer(left)
+        if self.kind == STREAM_READER:
+            # The reader copies the bytes at once.
+            memory = self.loop.scratch_memory()
+            size = uring_receive(self.fd, memory, SCRATCH_SIZE, self.reports_inq, left)
+        else:
+            memory = self.loop.pool.spare()
+            size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
         if size > 0:
             data = deliver_or_copy(self, memory, size)
             if data is not None:
@@ -316,7 +339,7 @@ cdef class StreamTransport(WriteTransport):
             Py_DECREF_owned(data)
             return size
         if size < self.room:
-            PyBytes_Resize(&data, size)
+            cut_bytes(&data, size)
         if left[0] > 0 or (left[0] < 0 and size == self.room):
             # The next message is expected to be as long as this one.
             self.room = min(max(2 * self.room, size + left[0]), ROOM_LAST)
@@ -325,6 +348,33 @@ cdef class StreamTransport(WriteTransport):
         owned = take_bytes(data)
         deliver(self, owned)
         self.loop.freelist.offer(owned)
+        return size
+
+    cdef int read_into_buffer(self, int *left) except? -1:
+        """Receive into the protocol's own buffer; *left* is what the receive before has left."""
+        cdef Py_buffer view
+        cdef int size
+        cdef object protocol = self.protocol
+        if left[0] <= 0:
+            # Events may be older than the newest receive, and get_buffer() is not called in vain: a
+            # protocol may have a buffer of just one message.
+            size = uring_peek(self.fd)
+            if size <= 0:
+                return size
+        if not borrow_buffer(self, &view):
+            return -EINTR
+        if (self.paused or self.stash or self.life >= CLOSING or self.protocol is not protocol
+                or self.receiving == ENDED or self.armed_mode != POLL
+                or uring_is_inherited(&self.loop.ring.u)):
+            # By what get_buffer() has done, a nested run included; the caller looks what is left.
+            size = -EINTR
+        else:
+            size = uring_receive(
+                self.fd, view.buf, min(view.len, AT_ONCE_MAX), self.reports_inq, left)
+        # Released, so that the protocol may resize it in buffer_updated().
+        PyBuffer_Release(&view)
+        if size > 0:
+            report_filled(self, size)
         return size
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────

@@ -36,12 +36,12 @@ from uringloop._cpython.pyapi cimport (
     METH_O,
     METH_VARARGS,
     PyBytes_New,
-    PyBytes_Resize,
     PyCFunction,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
     Py_DECREF_owned,
     PyObject_Vectorcall,
+    cut_bytes,
     function_of,
     get_attribute,
     raise_pending,
@@ -339,7 +339,7 @@ cdef class Records:
                 self.take_in(data + offset, size - offset)
                 self.may_have_more = self.framer.broken
             # Allowed: this is the only reference.
-            PyBytes_Resize(&piece, filled)
+            cut_bytes(&piece, filled)
             return <bytes>piece if filled else None
         finally:
             Py_XDECREF(piece)
