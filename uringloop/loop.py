@@ -485,6 +485,7 @@ class Loop(RunningLoop):
     sock_recv = sock_calls.sock_recv  # type: ignore[assignment]  # its stub has another name for n
     sock_recv_into = sock_calls.sock_recv_into
     sock_sendall = sock_calls.sock_sendall
+    sock_connect = sock_calls.sock_connect
 
     async def sock_recvfrom(self, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
         self._check_sock(sock)
@@ -505,18 +506,6 @@ class Loop(RunningLoop):
         self._check_sock(sock)
         result: int = await sock_calls.when_writable(self, sock, "sendto", data, address)
         return result
-
-    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        self._check_sock(sock)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            infos = await resolver.ensure_resolved(
-                self, address, family=sock.family, type=sock.type, proto=sock.proto
-            )
-            if not infos:
-                # asyncio raises IndexError here; this is the message of create_connection().
-                raise OSError("getaddrinfo() returned empty list")
-            address = infos[0][4]
-        await sock_calls.sock_connect(self, sock, address)
 
     async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
         self._check_sock(sock)

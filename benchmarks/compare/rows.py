@@ -139,7 +139,9 @@ ECHOES = [
     *echo("tcp-buffered", "buffered", 1.40, "1000x50", "1000x300", "1000x1000"),
     *echo("tcp-10k", "protocol", 1.25, "10000x50", "10000x300"),
     *echo("tcp-100k", "protocol", 1.20, "100000x50"),
-    *echo("tcp-one", "protocol", 1.0, "1000x1"),
+    *echo("tcp-one", "protocol", 1.0, "1000x1", "100000x1"),
+    *echo("tcp-one-buffered", "buffered", 1.0, "100000x1"),
+    *echo("tcp-one-streams", "streams", 1.0, "100000x1"),
     *echo("unix-protocol", "protocol", 1.7, "128x50", "1000x50", unix=True),
     *echo("streams-tcp", "streams", 1.5, "1000x50", "1000x1000"),
     *echo("streams-unix", "streams", 1.9, "1000x50", unix=True),
@@ -158,6 +160,7 @@ CURVE = [
 ROWS: list[Row] = [
     *ECHOES,
     Row("connect", 1.3, Load("protocol", "connect", 128, 50), unit="connection", references=True),
+    Row("connecting", 1.0, Program("connecting"), unit="connection"),
     Row("one-way/receive", 1.1, Load("sink", "upload"), unit="MiB"),
     Row("one-way/send", 1.1, Load("source", "download"), unit="MiB"),
     Row("udp", 1.5, Load("datagrams", "datagrams", 100, 16), unit="datagram"),

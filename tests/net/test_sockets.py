@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.leaks import open_fds
@@ -274,6 +276,24 @@ async def test_sendall_raises_after_a_reset(each_loop: Loop, narrow: Pair) -> No
 
 
 # ── connecting and accepting ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("make", ["mock of a socket", "mock", "proxy"])
+@on_loop
+async def test_sock_connect_takes_what_is_only_like_a_socket(each_loop: Loop, make: str) -> None:
+    with socket.create_server((LOCALHOST, 0)) as listener, socket.socket() as sock:
+        sock.setblocking(False)
+        address = listener.getsockname()
+        if make == "proxy":
+            await each_loop.sock_connect(weakref.proxy(sock), address)
+            assert sock.getpeername() == address
+            return
+        double = mock.Mock(spec=socket.socket) if make == "mock of a socket" else mock.Mock()
+        double.family, double.type, double.proto = socket.AF_INET, socket.SOCK_STREAM, 0
+        if make == "mock":
+            double.family = "not a number"
+        await each_loop.sock_connect(double, address)
+        double.connect.assert_called_once_with(address)
 
 
 @on_loop

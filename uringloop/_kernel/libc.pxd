@@ -33,6 +33,8 @@ cdef extern from "<sys/socket.h>" nogil:
 
     int AF_INET
     int AF_INET6
+    int AF_UNIX
+    int AF_UNSPEC
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
     int MSG_PEEK
@@ -79,6 +81,7 @@ cdef extern from "<netinet/tcp.h>" nogil:
 
 
 cdef extern from "<arpa/inet.h>" nogil:
+    int inet_pton(int family, const char *text, void *address)
     const char *inet_ntop(int family, const void *address, char *text, unsigned int size)
 
 

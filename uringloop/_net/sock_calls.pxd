@@ -1,1 +1,7 @@
-"""The sock_* methods: module functions only, so nothing is declared for other modules."""
+"""The sock_* methods."""
+
+
+cdef int family_of(object sock) except -1
+
+
+cdef bint is_numeric(int family, object address) except -1

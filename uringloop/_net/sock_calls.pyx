@@ -7,8 +7,8 @@ program closes while a call waits stays open until the call has ended.
 
 A receive that returned less than it asked for has emptied its socket: the next receive polls first.
 The loop's methods `sock_recv`, `sock_recv_into` and `sock_sendall`, which programs call for every
-message, are these functions, one coroutine each. They use plain system calls if the socket is
-exactly a socket.socket.
+message, and `sock_connect` are these functions, one coroutine each. The first three use plain
+system calls if the socket is exactly a socket.socket.
 """
 
 import socket
@@ -18,15 +18,35 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.string cimport strlen
 
+from uringloop._cpython.pyapi cimport get_attribute
 from uringloop._kernel.errors cimport EAGAIN, EINTR, errno, os_error
-from uringloop._kernel.libc cimport MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLOUT, recv, send
+from uringloop._kernel.libc cimport (
+    AF_INET,
+    AF_INET6,
+    AF_UNIX,
+    AF_UNSPEC,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    inet_pton,
+    recv,
+    send,
+)
+from uringloop._transport.transport cimport own
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport EMPTIED_SIZE, LoopCore, SCRATCH_SIZE
+
+from uringloop._net.resolver import ensure_resolved
 
 
 # The class whose methods the system calls replace; a subclass may override them.
 cdef object PLAIN = socket.socket
+# The attribute below its property of the same name.
+cdef object FAMILY = socket.SocketType.family
 
 
 # ── receiving and sending ────────────────────────────────────────────────────────────────────
@@ -248,15 +268,26 @@ async def sock_accept(LoopCore loop not None, sock):
     return conn, address
 
 
-async def sock_connect(LoopCore loop not None, sock, address):
-    """Connect *sock* to a resolved *address*."""
+@cython.binding(True)
+async def sock_connect(LoopCore self not None, sock, address):
+    """Connect *sock* to *address*, whose host and port are resolved if they are not numeric."""
     cdef PollOnce waiter
+    cdef int family
+    check(self, sock)
+    family = family_of(sock)
+    if (family == AF_INET or family == AF_INET6) and not is_numeric(family, address):
+        infos = await ensure_resolved(
+            self, address, family=sock.family, type=sock.type, proto=sock.proto)
+        if not infos:
+            # asyncio raises IndexError here; this is the message of create_connection().
+            raise OSError("getaddrinfo() returned empty list")
+        address = infos[0][4]
     try:
         sock.connect(address)
         return
     except (BlockingIOError, InterruptedError):
         # In both cases the kernel continues to connect.
-        waiter = wait_for(loop, sock, POLLOUT, None)
+        waiter = wait_for(self, sock, POLLOUT, None)
     try:
         await waiter.future
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -264,6 +295,38 @@ async def sock_connect(LoopCore loop not None, sock, address):
         waiter.finish()
     if error:
         raise OSError(error, f"Connect call failed {address}")
+
+
+cdef bint is_numeric(int family, object address) except -1:
+    """Return whether *address* is as getaddrinfo() would return it: a numeric host, and a port."""
+    cdef Py_ssize_t size = 0
+    cdef const char *host
+    cdef char parsed[16]
+    cdef Py_ssize_t index
+    if type(address) is not tuple or len(<tuple>address) != (2 if family == AF_INET else 4):
+        return False
+    for index in range(1, len(<tuple>address)):
+        if type((<tuple>address)[index]) is not int:
+            return False
+    if type((<tuple>address)[0]) is not str:
+        return False
+    host = PyUnicode_AsUTF8AndSize((<tuple>address)[0], &size)
+    # A host with a null character is not numeric.
+    return strlen(host) == <size_t>size and inet_pton(family, host, parsed) == 1
+
+
+cdef int family_of(object sock) except -1:
+    """Return the address family of *sock*: AF_INET, AF_INET6, AF_UNIX or another number.
+
+    The property of a socket.socket makes an enum of it, which takes 1 us.
+    """
+    if type(sock) is PLAIN:
+        return own(get_attribute(FAMILY, sock))
+    family = sock.family
+    for known in (AF_INET, AF_INET6, AF_UNIX):
+        if family == known:
+            return known
+    return AF_UNSPEC
 
 
 async def writable(LoopCore loop not None, int fd):

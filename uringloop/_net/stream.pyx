@@ -36,6 +36,9 @@ from uringloop._kernel.io_uring cimport (
     IORING_CQE_F_SOCK_NONEMPTY,
 )
 from uringloop._kernel.libc cimport (
+    AF_INET,
+    AF_INET6,
+    AF_UNIX,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
@@ -66,6 +69,7 @@ from uringloop._net.delivery cimport (
     kind_of,
     report_filled,
 )
+from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
@@ -111,7 +115,6 @@ cdef int AT_ONCE_MAX = READ_AT_ONCE_MAX
 
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
-cdef frozenset NODELAY_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
 cdef object EOF = object()
 
@@ -571,7 +574,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.use_protocol(protocol)
-    if sock.family == socket.AF_UNIX:
+    if family_of(sock) == AF_UNIX:
         transport.receive_unix()
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -580,7 +583,8 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
 
 cdef bint wants_nodelay(object sock) except -1:
     """Return whether asyncio would set TCP_NODELAY on a connection of this kind."""
-    return sock.family in NODELAY_FAMILIES and sock.proto in NODELAY_PROTOCOLS
+    cdef int family = family_of(sock)
+    return (family == AF_INET or family == AF_INET6) and sock.proto in NODELAY_PROTOCOLS
 
 
 cdef StreamTransport new_accepted(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -264,6 +265,19 @@ async def event(count: int) -> None:
     await asyncio.gather(answer(), ask())
 
 
+async def connecting(count: int) -> None:
+    """Connect to a listening socket, one connection after the other."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        for _ in range(count):
+            transport, _ = await loop.create_connection(asyncio.Protocol, *address)
+            # The kernel has connected it before.
+            accepted, _ = listener.accept()
+            transport.close()
+            accepted.close()
+
+
 async def subprocess(count: int) -> None:
     """A process that ends at once, waited for."""
     for _ in range(count):
@@ -301,5 +315,6 @@ PROGRAMS = {
     "lock": Program(lock, 150_000, TEN),
     "event": Program(event, 150_000),
     "semaphore": Program(semaphore, 150_000, TEN),
+    "connecting": Program(connecting, 3_000),
     "subprocess": Program(subprocess, 150),
 }

@@ -1,8 +1,8 @@
-"""Clients: create_connection, create_unix_connection, connect_accepted_socket."""
+"""Clients: create_connection, create_unix_connection, connect_accepted_socket.
 
-from __future__ import annotations
+Compiled, as a client that keeps no connections open makes one for each request.
+"""
 
-import asyncio
 import collections
 import functools
 import itertools
@@ -10,79 +10,54 @@ import os
 import socket
 from asyncio import staggered
 from asyncio.log import logger
-from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+
+cimport cython
+
+from uringloop._kernel.libc cimport AF_INET
+from uringloop._net.sock_calls cimport is_numeric
+from uringloop._turn.turn cimport LoopCore
 
 from uringloop._net.argument_checks import bind_failure, check_socket, check_stream
-from uringloop._net.resolver import AddressInfo, ensure_resolved
+from uringloop._net.resolver import ensure_resolved
 from uringloop._net.stream import make_stream
 from uringloop._tls import upgrade
 
-if TYPE_CHECKING:
-    from uringloop.loop import Loop
-
-P = TypeVar("P", bound=asyncio.BaseProtocol)
-T = TypeVar("T")
+cdef object INET = socket.AF_INET
+cdef object STREAM = socket.SOCK_STREAM
+cdef object TCP = socket.IPPROTO_TCP
 
 
 async def create_connection(
-    loop: Loop,
-    protocol_factory: Callable[[], P],
-    host: str | None,
-    port: int | None,
-    *,
-    family: int,
-    proto: int,
-    flags: int,
-    sock: socket.socket | None,
-    local_addr: tuple[str, int] | None,
-    happy_eyeballs_delay: float | None,
-    interleave: int | None,
-    all_errors: bool,
-    tls_options: upgrade.Options | None,
-) -> tuple[asyncio.Transport, P]:
-    make = functools.partial(make_protocols, loop, protocol_factory, tls_options)
+        LoopCore loop not None, protocol_factory, host, port, *, family, proto, flags, sock,
+        local_addr, happy_eyeballs_delay, interleave, all_errors, tls_options):
+    cdef Protocols protocols
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
-        resolve = functools.partial(
-            ensure_resolved, loop, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
-        )
-        infos = await resolve((host, port))
-        if not infos:
-            raise OSError("getaddrinfo() returned empty list")
+        infos = await resolved(loop, (host, port), family, proto, flags)
         local_infos = None
         if local_addr is not None:
-            local_infos = await resolve(local_addr)
-            if not local_infos:
-                raise OSError("getaddrinfo() returned empty list")
+            local_infos = await resolved(loop, local_addr, family, proto, flags)
         if happy_eyeballs_delay is not None and interleave is None:
             interleave = 1
         if interleave:
             infos = interleaved(infos, interleave)
-        sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
-        protocols = make_or_close(make, sock)
+        sock = await connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
+        protocols = make_or_close(loop, protocol_factory, tls_options, sock)
     else:
         if sock is None:
             raise ValueError("host and port was not specified and no sock specified")
         check_stream(sock)
-        protocols = make()
+        protocols = make_protocols(loop, protocol_factory, tls_options)
     transport = await open_transport(loop, sock, protocols)
-    if loop.get_debug():
+    if loop.in_debug_mode():
         logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocols.app)
     return transport, protocols.app
 
 
 async def create_unix_connection(
-    loop: Loop,
-    protocol_factory: Callable[[], P],
-    path: str | bytes | os.PathLike[str] | None,
-    *,
-    sock: socket.socket | None,
-    tls_options: upgrade.Options | None,
-) -> tuple[asyncio.Transport, P]:
-    make = functools.partial(make_protocols, loop, protocol_factory, tls_options)
+        LoopCore loop not None, protocol_factory, path, *, sock, tls_options):
+    cdef Protocols protocols
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
@@ -93,27 +68,24 @@ async def create_unix_connection(
         except BaseException:
             sock.close()
             raise
-        protocols = make_or_close(make, sock)
+        protocols = make_or_close(loop, protocol_factory, tls_options, sock)
     else:
         if sock is None:
             raise ValueError("no path and sock were specified")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-        protocols = make()
+        protocols = make_protocols(loop, protocol_factory, tls_options)
     return await open_transport(loop, sock, protocols), protocols.app
 
 
 async def connect_accepted_socket(
-    loop: Loop,
-    protocol_factory: Callable[[], P],
-    sock: socket.socket,
-    tls_options: upgrade.Options | None,
-) -> tuple[asyncio.Transport, P]:
+        LoopCore loop not None, protocol_factory, sock, tls_options):
+    cdef Protocols protocols
     check_stream(sock)
     check_socket(sock)
     protocols = make_protocols(loop, protocol_factory, tls_options)
     transport = await open_transport(loop, sock, protocols)
-    if loop.get_debug():
+    if loop.in_debug_mode():
         logger.debug("%r handled: (%r, %r)", sock, transport, protocols.app)
     return transport, protocols.app
 
@@ -121,29 +93,35 @@ async def connect_accepted_socket(
 # ── from a socket to a transport ─────────────────────────────────────────────────────────────
 
 
-class Protocols(Generic[P]):
-    """The protocols of a connection: the program's, and asyncio's SSLProtocol below it or None."""
-
-    def __init__(self, app: P, tls: SSLProtocol | None, waiter: asyncio.Future[None]) -> None:
-        self.app = app
-        self.tls = tls
-        # Resolved after connection_made(), or at the end of the TLS handshake.
-        self.waiter = waiter
+@cython.final
+cdef class Protocols:
+    # The protocols of a connection.
+    cdef object app         # the program's
+    cdef object tls         # asyncio's SSLProtocol below it, or None
+    cdef object waiter      # resolved after connection_made(), or at the end of the TLS handshake
 
 
-def make_protocols(
-    loop: Loop, protocol_factory: Callable[[], P], tls_options: upgrade.Options | None
-) -> Protocols[P]:
+cdef Protocols make_protocols(LoopCore loop, object protocol_factory, object tls_options):
     """Create the protocols. Raises the exceptions for invalid TLS arguments."""
-    protocol = protocol_factory()
-    waiter = loop.create_future()
-    tls = None if tls_options is None else upgrade.wrap(loop, protocol, tls_options, waiter)
-    return Protocols(protocol, tls, waiter)
+    cdef Protocols made = Protocols.__new__(Protocols)
+    made.app = protocol_factory()
+    made.waiter = loop.create_future()
+    if tls_options is not None:
+        made.tls = upgrade.wrap(loop, made.app, tls_options, made.waiter)
+    return made
 
 
-async def open_transport(
-    loop: Loop, sock: socket.socket, protocols: Protocols[P]
-) -> asyncio.Transport:
+cdef Protocols make_or_close(
+        LoopCore loop, object protocol_factory, object tls_options, object sock):
+    """Create the protocols; close *sock* if that raises."""
+    try:
+        return make_protocols(loop, protocol_factory, tls_options)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def open_transport(LoopCore loop, sock, Protocols protocols):
     """Create the transport of a connected socket, which it owns, and wait until it is open."""
     try:
         sock.setblocking(False)
@@ -164,68 +142,67 @@ async def open_transport(
     return transport
 
 
-def make_or_close(make: Callable[[], T], sock: socket.socket) -> T:
-    """Return the result of *make*; close *sock* if it raises."""
-    try:
-        return make()
-    except BaseException:
-        sock.close()
-        raise
+# ── addresses ────────────────────────────────────────────────────────────────────────────────
+
+
+async def resolved(LoopCore loop, address, family, proto, flags):
+    """Return the addresses of a host and port. Raises OSError if there are none."""
+    if ((family == 0 or family == AF_INET) and proto == 0
+            and type(address) is tuple and is_numeric(AF_INET, address)):
+        return [(INET, STREAM, TCP, "", address)]
+    infos = await ensure_resolved(
+        loop, address, family=family, type=STREAM, proto=proto, flags=flags)
+    if not infos:
+        raise OSError("getaddrinfo() returned empty list")
+    return infos
+
+
+def interleaved(infos, first_count):
+    """Alternate the families of *infos*, the first family leading by *first_count*."""
+    by_family = collections.OrderedDict()
+    for info in infos:
+        by_family.setdefault(info[0], []).append(info)
+    groups = list(by_family.values())
+    leading = []
+    if first_count > 1:
+        leading = groups[0][: first_count - 1]
+        del groups[0][: first_count - 1]
+    return leading + [
+        info for group in itertools.zip_longest(*groups) for info in group if info is not None]
 
 
 # ── happy eyeballs ───────────────────────────────────────────────────────────────────────────
 
 
-def interleaved(infos: Sequence[AddressInfo], first_count: int) -> list[AddressInfo]:
-    """Alternate the families of *infos*, the first family leading by *first_count*."""
-    by_family: dict[int, list[AddressInfo]] = collections.OrderedDict()
-    for info in infos:
-        by_family.setdefault(info[0], []).append(info)
-    groups = list(by_family.values())
-    leading: list[AddressInfo] = []
-    if first_count > 1:
-        leading = groups[0][: first_count - 1]
-        del groups[0][: first_count - 1]
-    rounds: Iterable[tuple[AddressInfo | None, ...]] = itertools.zip_longest(*groups)
-    return leading + [info for group in rounds for info in group if info is not None]
-
-
-async def _connect_first(
-    loop: Loop,
-    infos: Sequence[AddressInfo],
-    local_infos: Sequence[AddressInfo] | None,
-    delay: float | None,
-    all_errors: bool,
-) -> socket.socket:
+async def connect_first(LoopCore loop, infos, local_infos, delay, all_errors):
     """Return the first socket that connects.
 
     Attempts start *delay* seconds apart; without a delay, one starts when the last has failed.
     """
-    failures: list[list[OSError]] = []
-    attempts = [
-        functools.partial(_connect_one, loop, failures, info, local_infos) for info in infos
-    ]
+    failures = []
     sock = None
     if delay is None:
-        for attempt in attempts:
+        for info in infos:
             try:
-                sock = await attempt()
+                sock = await connect_one(loop, failures, info, local_infos)
                 break
             except OSError:
                 continue
     else:
+        attempts = [
+            functools.partial(connect_one, loop, failures, info, local_infos) for info in infos]
         # The race's other results are not kept: they refer to the exceptions.
         sock = (await staggered.staggered_race(attempts, delay, loop=loop))[0]
     try:
         if sock is not None:
             return sock
-        raise _combined([exc for group in failures for exc in group], all_errors)
+        raise combined([exc for group in failures for exc in group], all_errors)
     finally:
         # The exceptions and their frames refer to each other.
         failures.clear()
 
 
-def _combined(failures: list[OSError], all_errors: bool) -> Exception:
+cdef object combined(list failures, all_errors):
     if all_errors:
         return ExceptionGroup("create_connection failed", failures)
     if not failures:
@@ -235,13 +212,8 @@ def _combined(failures: list[OSError], all_errors: bool) -> Exception:
     return OSError("Multiple exceptions: {}".format(", ".join(map(str, failures))))
 
 
-async def _connect_one(
-    loop: Loop,
-    failures: list[list[OSError]],
-    info: AddressInfo,
-    local_infos: Sequence[AddressInfo] | None,
-) -> socket.socket:
-    mine: list[OSError] = []
+async def connect_one(LoopCore loop, list failures, info, local_infos):
+    cdef list mine = []
     failures.append(mine)
     family, kind, proto, _, address = info
     sock = None
@@ -249,7 +221,7 @@ async def _connect_one(
         sock = socket.socket(family, kind, proto)
         sock.setblocking(False)
         if local_infos is not None:
-            _bind_local(sock, local_infos, mine)
+            bind_local(sock, local_infos, mine)
         await loop.sock_connect(sock, address)
         return sock
     except OSError as exc:
@@ -263,12 +235,10 @@ async def _connect_one(
         raise
     finally:
         # The exceptions and this frame refer to each other.
-        del failures, mine
+        failures = mine = None
 
 
-def _bind_local(
-    sock: socket.socket, local_infos: Sequence[AddressInfo], failures: list[OSError]
-) -> None:
+cdef int bind_local(object sock, object local_infos, list failures) except -1:
     """Bind to the first available local address of the socket's family."""
     family = sock.family
     for local_family, _, _, _, address in local_infos:
@@ -276,7 +246,7 @@ def _bind_local(
             continue
         try:
             sock.bind(address)
-            return
+            return 0
         except OSError as exc:
             failures.append(OSError(exc.errno, bind_failure(address, exc)))
     if failures:

@@ -1,0 +1,1 @@
+"""Clients: create_connection, create_unix_connection, connect_accepted_socket."""
