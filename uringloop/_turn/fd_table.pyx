@@ -1,7 +1,8 @@
-"""Which transport owns which descriptor: an array indexed by descriptor.
+"""What is kept for which descriptor: an array indexed by descriptor.
 
-The references are borrowed: a transport removes itself before it closes its descriptor, so that no
-entry outlives its owner. Only the thread that runs the loop changes the table.
+The loop's table has the transports, the watchers' table has what add_reader() and add_writer()
+registered. The references are borrowed: whatever is in a table removes itself before it goes. Only
+the thread that runs the loop changes the loop's table; the watchers' has their critical section.
 """
 
 cimport cython
@@ -23,14 +24,14 @@ cdef class FdTable:
         PyMem_Free(self.table)
 
     cdef bint has(self, int fd) noexcept:
-        return 0 <= fd < self.size and self.table[fd] != NULL
+        return self.at(fd) != NULL
 
     cdef object get(self, object fd):
-        """Return the transport that owns *fd*, or None."""
-        # *fd* is any integer; one that does not fit into a C int has no owner.
+        """Return what is kept for *fd*, or None."""
+        # *fd* is any integer; one that does not fit into a C int has no entry.
         return <object>self.table[<int>fd] if 0 <= fd < self.size and self.has(fd) else None
 
-    cdef int add(self, int fd, PyObject *transport) except -1:
+    cdef int add(self, int fd, PyObject *kept) except -1:
         cdef int size
         cdef PyObject **grown
         if fd < 0:
@@ -43,7 +44,7 @@ cdef class FdTable:
             memset(grown + self.size, 0, (size - self.size) * sizeof(PyObject*))
             self.table = grown
             self.size = size
-        self.table[fd] = transport
+        self.table[fd] = kept
         return 0
 
     cdef void forget(self, int fd) noexcept:

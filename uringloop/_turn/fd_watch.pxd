@@ -1,10 +1,12 @@
 """Watched descriptors: add_reader and add_writer, by epoll."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from uringloop._kernel.epoll cimport epoll_event
 from uringloop._ring.epoll_sleep cimport AT_EPOLL
 from uringloop._ring.ring cimport Operation
+from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport Flushable, LoopCore
 
@@ -31,6 +33,7 @@ cdef class Watchers(Flushable):
     cdef LoopCore loop          # None after close()
     cdef int epoll_fd           # ours; -1 after close()
     cdef dict watched           # Watched by descriptor
+    cdef FdTable by_fd          # the same, borrowed, for each event
     cdef unsigned int asked     # calls of watch()
     cdef unsigned int resumed   # nested runs that have armed epoll again
     cdef int stale_batches      # completions in a row with events of unwatched descriptors
@@ -38,6 +41,7 @@ cdef class Watchers(Flushable):
     cdef bint direct            # wait_op fills `events` (EPOLL_WAIT); otherwise it is a poll
     cdef epoll_event[EVENTS_MAX] events
 
+    cdef int forget(self, Watched watched) except -1
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept
     cdef int add(self, Watched watched, unsigned int event) except -1
     cdef int arm(self) except -1
@@ -47,7 +51,7 @@ cdef class Watchers(Flushable):
 
     cdef int wait_again(self) except -1
     cdef int wait_in_ring(self) except -1
-    cdef list ready_handles(self, int count)
+    cdef int due_handles(self, int count, PyObject **due) noexcept
     cdef bint reports_unwatched(self) except -1
     cdef Watched watched_by(self, uint64_t key)
     cdef int renew(self, bint lost) except -1

@@ -16,9 +16,10 @@ owns a descriptor, or another thread while it has claimed a loop that does not r
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
-from uringloop._cpython.pyapi cimport FREE_THREADED
+from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
 from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.epoll cimport (
     EPOLL_CLOEXEC,
@@ -41,6 +42,7 @@ from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._ring.uring cimport uring_is_inherited
+from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport Flushable, LoopCore, give_back, runs_here, try_to_claim
 
@@ -81,6 +83,7 @@ cdef class Watchers(Flushable):
     def __cinit__(self, LoopCore loop not None):
         self.loop = loop
         self.watched = {}
+        self.by_fd = FdTable()
         self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll_fd < 0:
             raise os_error(-errno, "epoll_create1")
@@ -115,14 +118,21 @@ cdef class Watchers(Flushable):
             if self.control(EPOLL_CTL_MOD, watched, watched.events | event) < 0:
                 # The program has closed the descriptor, which may belong to another file by now.
                 watched.cancel(watched.events)
-                del self.watched[fd]
+                self.forget(watched)
                 watched = None
         if watched is None:
             watched = Watched.__new__(Watched)
             watched.fd = fd
             watched.number = self.asked
             self.add(watched, event)
-            self.watched[fd] = watched
+            try:
+                # In this order: without a GIL another thread may have added the descriptor, too.
+                self.by_fd.add(fd, <PyObject*>watched)
+                self.watched[fd] = watched
+            except BaseException:
+                self.by_fd.forget(fd)
+                self.control(EPOLL_CTL_DEL, watched, 0)
+                raise
         watched.file = file
         watched.put(event, handle)
         if not FREE_THREADED or runs_here(self.loop):
@@ -157,7 +167,7 @@ cdef class Watchers(Flushable):
         if watched.events:
             self.control(EPOLL_CTL_MOD, watched, watched.events)
         else:
-            del self.watched[fd]
+            self.forget(watched)
             self.control(EPOLL_CTL_DEL, watched, 0)
         return True
 
@@ -186,11 +196,17 @@ cdef class Watchers(Flushable):
     @cython.critical_section
     def close(self):
         """Forget everything, including the loop: a closed loop is in no reference cycle."""
+        self.by_fd = FdTable()
         self.watched = {}
         self.loop = None
         if self.epoll_fd >= 0:
             close(self.epoll_fd)
             self.epoll_fd = -1
+
+    cdef int forget(self, Watched watched) except -1:
+        self.by_fd.forget(watched.fd)
+        del self.watched[watched.fd]
+        return 0
 
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept:
         """Return 0 or -errno."""
@@ -227,29 +243,36 @@ cdef class Watchers(Flushable):
         return self.loop.ring.start(sqe, &self.wait_op)
 
     cdef int on_events(self, int res, unsigned int flags) except -1:
-        cdef Handle handle
+        # References of this call: a callback may remove or replace the handles that follow it.
+        cdef PyObject *due[2 * EVENTS_MAX]
+        cdef int count = 0
+        cdef int index = 0
         cdef unsigned int resumed = self.resumed
         if res > 0 and not self.direct and self.waits_in_ring():
             res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
         try:
             if res < 0 and res != -ECANCELED:
                 self.renew(True)
-            for handle in self.ready_handles(res):
-                if self.resumed != resumed:
-                    # A nested run has fetched other events.
-                    break
-                self.loop.run_handle(handle)
+            count = self.due_handles(res, due)
+            if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
+                self.renew(False)
+            # A nested run fetches other events: epoll reports the skipped ones again.
+            while index < count and self.resumed == resumed:
+                self.loop.run_handle(<Handle>due[index])
+                index += 1
                 self.loop.ring.check_process()
         finally:
+            for index in range(count):
+                Py_DECREF_owned(due[index])
             # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.wait_again()
         return 0
 
     @cython.critical_section
-    cdef list ready_handles(self, int count):
-        """Return the handles to run. A callback may cancel handles that follow it."""
+    cdef int due_handles(self, int count, PyObject **due) noexcept:
+        """Write new references to the handles of *count* events to *due*; return their number."""
         cdef bint strange = False
-        cdef list handles = []
+        cdef int number = 0
         cdef unsigned int events
         cdef Watched watched
         cdef int index
@@ -261,13 +284,15 @@ cdef class Watchers(Flushable):
                 continue
             # EPOLLERR and EPOLLHUP are for both handles.
             if events & ~EPOLLOUT and watched.events & EPOLLIN:
-                handles.append(watched.reader)
+                Py_INCREF(watched.reader)
+                due[number] = <PyObject*>watched.reader
+                number += 1
             if events & ~EPOLLIN and watched.events & EPOLLOUT:
-                handles.append(watched.writer)
+                Py_INCREF(watched.writer)
+                due[number] = <PyObject*>watched.writer
+                number += 1
         self.stale_batches = self.stale_batches + 1 if strange else 0
-        if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
-            self.renew(False)
-        return handles
+        return number
 
     cdef int wait_again(self) except -1:
         """Wait for the next events: from the end of this turn, or in the loop's next sleep."""
@@ -286,9 +311,12 @@ cdef class Watchers(Flushable):
 
     cdef Watched watched_by(self, uint64_t key):
         """Return the Watched of an event's *key*; None if it was removed or changed since."""
-        cdef Watched watched = self.watched.get(<int><unsigned int>key)
-        return watched if watched is not None and watched.number == key >> 32 else None
+        cdef PyObject *watched = self.by_fd.at(<int><unsigned int>key)
+        if watched == NULL or (<Watched>watched).number != key >> 32:
+            return None
+        return <Watched>watched
 
+    @cython.critical_section
     cdef bint reports_unwatched(self) except -1:
         """Return whether epoll now reports a descriptor that is not watched."""
         cdef int index
