@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
-from uringloop._files.binary import BufferedFile, RawFile
-from uringloop._files.open import open
-from uringloop._files.stream import connect_file
-from uringloop._files.text import TextFile
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 
 if TYPE_CHECKING:
+    from uringloop._files.binary import BufferedFile, RawFile
+    from uringloop._files.open import open
+    from uringloop._files.stream import connect_file
+    from uringloop._files.text import TextFile
     from uringloop._loop.stats import Stats
     from uringloop.threads import run_threads
 
@@ -41,7 +41,15 @@ SUBMODULES = (
     "workers",
 )
 # The module of each public name whose module is imported on first access, too.
-DEFERRED = {"Stats": "uringloop._loop.stats", "run_threads": "uringloop.threads"}
+DEFERRED = {
+    "BufferedFile": "uringloop._files.binary",
+    "RawFile": "uringloop._files.binary",
+    "Stats": "uringloop._loop.stats",
+    "TextFile": "uringloop._files.text",
+    "connect_file": "uringloop._files.stream",
+    "open": "uringloop._files.open",
+    "run_threads": "uringloop.threads",
+}
 
 __all__ = [
     "BufferedFile",

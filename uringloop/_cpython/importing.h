@@ -3,7 +3,8 @@
  * Cython imports each module whose types another one uses, some 600 times in all. CPython's own
  * functions also ask whether another thread is executing the module, and wait for it: 2 to 4 us
  * each, to no purpose. The module has been executed by then, and no other thread can be executing
- * it: this thread holds the package's lock. Modules of the standard library are left to CPython.
+ * it: this thread holds the package's lock. Left to CPython are modules of the standard library, and
+ * those of the files, which may be imported at any time (loading.py).
  */
 #ifndef URINGLOOP_IMPORTING_H
 #define URINGLOOP_IMPORTING_H
@@ -20,6 +21,10 @@ static inline PyObject *uringloop_import(const char *name) {
 
     if (key == NULL)
         return NULL;
+    if (strncmp(name, "uringloop._files.", strlen("uringloop._files.")) == 0) {
+        Py_DECREF(key);
+        return PyImport_ImportModule(name);
+    }
     if (strncmp(name, "uringloop.", strlen("uringloop.")) != 0)
         module = PyImport_GetModule(key);
     else

@@ -1,11 +1,14 @@
 """Load the compiled modules, which share one file: with a file for each the import took 2 ms more.
 
-Each is a module of its own; only ``__file__`` is the same. Importing this module loads all of them
-at once: a process may have no file system or no descriptors left when it first needs one of them.
+Each is a module of its own; only ``__file__`` is the same. Importing this module loads all that a
+loop needs at once: a process may have no file system or no descriptors left when it first needs one
+of them. Those of the files, a quarter, are loaded when a program first names `uringloop.open` or
+another part of the package that imports them.
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     ExtensionFileLoader,
@@ -16,6 +19,8 @@ from types import ModuleType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = f"{PACKAGE}/_compiled{EXTENSION_SUFFIXES[0]}"
+# The package of the modules that are loaded when they are imported.
+LATER = "uringloop._files"
 
 
 def package(name: str) -> ModuleType:
@@ -39,11 +44,17 @@ def package(name: str) -> ModuleType:
     return module
 
 
+def specify(name: str, loader: ExtensionFileLoader) -> ModuleSpec:
+    """Return the spec of the module *name*, which is in the shared file."""
+    spec = ModuleSpec(name, loader, origin=FILE)
+    spec.has_location = True
+    return spec
+
+
 def load(name: str) -> ModuleType:
     """Load the module *name* from the shared file, as an import statement would."""
     loader = ExtensionFileLoader(name, FILE)
-    spec = ModuleSpec(name, loader, origin=FILE)
-    spec.has_location = True
+    spec = specify(name, loader)
     module = loader.create_module(spec)
     module.__spec__ = spec
     parent, _, attribute = name.rpartition(".")
@@ -53,8 +64,20 @@ def load(name: str) -> ModuleType:
     return module
 
 
+class LaterFinder:
+    """Finds the modules that are loaded when they are imported."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith(LATER) or name not in MODULES:
+            return None
+        return specify(name, ExtensionFileLoader(name, FILE))
+
+
 def load_all() -> tuple[str, ...]:
-    """Load every compiled module and return their names, in the order of their imports."""
+    """Load what a loop needs; return the names of all modules, in the order of their imports."""
     # Python searches the current directory first, and finds a clone before an installed package.
     if not os.path.exists(FILE):
         raise ImportError(
@@ -66,8 +89,12 @@ def load_all() -> tuple[str, ...]:
         )
     modules: tuple[str, ...] = load("uringloop._compiled").MODULES
     for name in modules:
-        load(name)
+        if not name.startswith(LATER):
+            load(name)
+    package(LATER)
     return modules
 
 
 MODULES = load_all()
+# Behind Python's own, which look for a file and find none.
+sys.meta_path.append(LaterFinder)

@@ -249,3 +249,6 @@ def make_file(
     except BaseException:
         buffer._give_up_descriptor()
         raise
+
+
+open.__module__ = "uringloop"

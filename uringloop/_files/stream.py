@@ -176,3 +176,6 @@ class FileReadTransport(asyncio.ReadTransport):
             call_connection_lost(self._protocol, self._reason)
         finally:
             self._file.close()
+
+
+connect_file.__module__ = "uringloop"

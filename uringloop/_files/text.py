@@ -456,3 +456,6 @@ class TextFile(LineText, AsyncFile[str]):
             if len(self._chars) < place.skip:
                 raise OSError("can't restore logical file position")
             self._used = place.skip
+
+
+TextFile.__module__ = "uringloop"
