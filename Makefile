@@ -59,7 +59,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -251,6 +251,9 @@ threads-stress: $(VENV)/installed  ## Use loops from other threads, at random, f
 # In C, without the package: it tests the kernel, and the way in which the loop receives.
 unix-ends: build/unix-ends  ## End UNIX streams under receives of io_uring; no end may be lost: COUNT=1000000 END=close
 	build/unix-ends WATCHED $(or $(COUNT),1000000) $(END)
+
+uml-ends:  ## The same on another kernel, as User-mode Linux: ARGS="trixie 6.12 1000000"
+	@.ci/uml-ends $(or $(ARGS),sid 7.2)
 
 build/unix-ends: tests/net/unix_ends.c
 	@mkdir -p build
