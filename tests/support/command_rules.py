@@ -119,6 +119,7 @@ ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "test": lambda words: check_pytest(words),
     "test-debug": lambda words: check_pytest(words),
     "test-frameworks": lambda words: check_pytest(words),
+    "uml-ends": lambda words: check_kernel(words),
 }
 
 
@@ -127,6 +128,14 @@ def check_pytest(words: Words) -> None:
         path = word.partition("::")[0]
         assert "/" not in path or word.startswith("-") or (ROOT / path).exists(), word
     check_options(words, sys.executable, "-m", "pytest")
+
+
+def check_kernel(words: Words) -> None:
+    """Check a release of Debian, a version of Linux and a number of ends."""
+    release, version, *count = words
+    assert release.isalpha()
+    assert re.fullmatch(r"\d+\.\d+", version)
+    assert all(number.isdecimal() for number in count)
 
 
 def check_find(words: Words, shown: str) -> None:
