@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -456,26 +457,32 @@ class NestsFirst(BufferedNester):
         return True
 
 
-async def with_large_messages(
-    loop: uringloop.Loop, ours: socket.socket, peer: socket.socket
-) -> NestsFirst:
+large = pytest.mark.parametrize("make", [tcp_pair, unix_pair], ids=["tcp", "unix"])
+
+
+@contextlib.asynccontextmanager
+async def nester_with_large_messages(
+    loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
+) -> AsyncIterator[tuple[NestsFirst, socket.socket]]:
+    """Return a protocol that has received large messages, and its peer."""
+    ours, peer = make()
     nester = NestsFirst(loop, lambda nester: None, 65_536)
-    await loop.create_connection(lambda: nester, sock=ours)
-    for _ in range(30):
-        await loop.sock_sendall(peer, LARGE[:100_000])
-    await until(lambda: len(nester.data) == 30 * 100_000)
-    nester.data.clear()
-    return nester
+    with peer:
+        await loop.create_connection(lambda: nester, sock=ours)
+        for _ in range(30):
+            await loop.sock_sendall(peer, LARGE[:100_000])
+        await until(lambda: len(nester.data) == 30 * 100_000)
+        nester.data.clear()
+        yield nester, peer
+        await nester.close()
 
 
-@pytest.mark.parametrize("make", [tcp_pair, unix_pair], ids=["tcp", "unix"])
+@large
 def test_an_end_that_a_nested_run_in_get_buffer_receives_comes_once(
     loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
 ) -> None:
     async def main() -> None:
-        ours, peer = make()
-        with peer:
-            nester = await with_large_messages(loop, ours, peer)
+        async with nester_with_large_messages(loop, make) as (nester, peer):
 
             def nest() -> None:
                 peer.shutdown(socket.SHUT_WR)
@@ -487,19 +494,16 @@ def test_an_end_that_a_nested_run_in_get_buffer_receives_comes_once(
             await asyncio.sleep(0.05)
             assert nester.ends == 1
             assert bytes(nester.data) == LARGE[:100_000]
-            await nester.close()
 
     loop.run_until_complete(main())
 
 
-@pytest.mark.parametrize("make", [tcp_pair, unix_pair], ids=["tcp", "unix"])
+@large
 def test_bytes_that_a_nested_run_in_get_buffer_stashes_keep_their_order(
     loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
 ) -> None:
     async def main() -> None:
-        ours, peer = make()
-        with peer:
-            nester = await with_large_messages(loop, ours, peer)
+        async with nester_with_large_messages(loop, make) as (nester, peer):
 
             async def small_messages() -> None:
                 # So many that the connection is not polled any more.
@@ -520,6 +524,5 @@ def test_bytes_that_a_nested_run_in_get_buffer_stashes_keep_their_order(
             peer.send(b"first")
             await until(lambda: b"B" in nester.data)
             assert bytes(nester.data) == b"first" + 200 * b"." + b"AB"
-            await nester.close()
 
     loop.run_until_complete(main())

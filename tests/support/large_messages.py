@@ -21,7 +21,7 @@ import uringloop
 from support.loops import run_turns
 from support.protocols import Collector
 from support.roles import PATIENCE, Loop, abort_and_wait, noise, reset
-from support.sockets import tcp_pair
+from support.sockets import tcp_pair, unix_pair
 
 KIB = 1024
 MESSAGE = noise(16 * KIB, 99)
@@ -103,12 +103,7 @@ protocols = pytest.mark.parametrize("make", PROTOCOLS.values(), ids=list(PROTOCO
 
 
 def pair_of(kind: str) -> tuple[socket.socket, socket.socket]:
-    if kind == "tcp":
-        return tcp_pair()
-    left, right = socket.socketpair()
-    left.setblocking(False)
-    right.setblocking(False)
-    return left, right
+    return tcp_pair() if kind == "tcp" else unix_pair()
 
 
 async def enlarge(loop: Loop, sink: Sink, peer: socket.socket) -> None:

@@ -130,11 +130,6 @@ static inline int uring_peek(int fd) {
     return res < 0 ? -errno : (int)res;
 }
 
-/* Returns whether a socket has bytes to receive. */
-static inline bool uring_has_unread(int fd) {
-    return uring_peek(fd) > 0;
-}
-
 /* Returns whether a connection was in fact reset, although a receive returned 0 bytes. The kernel
  * reports an error only once, perhaps to a send that it retries and gives up. A FIN still counts as
  * one byte that is left; after a reset nothing is left. */

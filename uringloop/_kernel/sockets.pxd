@@ -11,7 +11,6 @@ cdef extern from "_kernel/sockets.h" nogil:
     void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
     bint uring_enable_inq(int fd)
     ssize_t uring_receive(int fd, void *data, size_t size, bint reports_inq, int *left)
-    bint uring_has_unread(int fd)
     int uring_peek(int fd)
     bint uring_was_reset(int fd)
     void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)

@@ -147,8 +147,7 @@ async def open_transport(LoopCore loop, sock, Protocols protocols):
 
 async def resolved(LoopCore loop, address, family, proto, flags):
     """Return the addresses of a host and port. Raises OSError if there are none."""
-    if ((family == 0 or family == AF_INET) and proto == 0
-            and type(address) is tuple and is_numeric(AF_INET, address)):
+    if (family == 0 or family == AF_INET) and proto == 0 and is_numeric(AF_INET, address):
         return [(INET, STREAM, TCP, "", address)]
     infos = await ensure_resolved(
         loop, address, family=family, type=STREAM, proto=proto, flags=flags)

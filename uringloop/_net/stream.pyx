@@ -52,7 +52,6 @@ from uringloop._kernel.libc cimport (
 from uringloop._kernel.sockets cimport (
     io_uring_prep_poll_add,
     io_uring_prep_poll_multishot,
-    uring_has_unread,
     uring_prep_recv_multishot,
     uring_prep_recv_select,
     uring_prep_send,
@@ -464,7 +463,7 @@ cdef class StreamTransport(WriteTransport):
             return False
         if self.stash:
             return True
-        if not uring_has_unread(self.fd):
+        if uring_peek(self.fd) <= 0:
             return False
         if self.armed_mode == POLL:
             self.read_directly()
