@@ -103,7 +103,7 @@ def checked(measurement: Measurement) -> Measurement:
     """Return the measurement; raise Refused if it failed or answered no request."""
     if measurement.failure is not None:
         raise Refused("failed", measurement.failure)
-    if not measurement.requests:
+    if not measurement.answers:
         raise Refused("failed", "no request was answered")
     return measurement
 
@@ -124,7 +124,7 @@ class Echo:
 
         def measure(loop: str) -> Figures:
             one = checked(runner.measure(loop, EchoLoad(self.size, self.clients)))
-            figures = {"cpu": one.server_cpu_ns / one.requests}
+            figures = {"cpu": one.server_cpu_ns / one.answers}
             figures["wall"] = one.elapsed_ns / one.requests
             if one.kernel_entries is not None and one.kernel_entries_requests:
                 figures["entries"] = one.kernel_entries / one.kernel_entries_requests
@@ -160,7 +160,7 @@ class Tail:
             one = checked(runner.measure(loop, echo))
             latencies = Histogram.from_items(one.latencies)
             figures = {f"p{part:g}": float(latencies.percentile(part)) for part in (50, 99, 99.9)}
-            return figures | {"cpu": one.server_cpu_ns / one.requests, "rate": rate}
+            return figures | {"cpu": one.server_cpu_ns / one.answers, "rate": rate}
 
         yield measure
 

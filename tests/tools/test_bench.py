@@ -21,7 +21,7 @@ import pytest
 from uringloop._cpython import gil
 from uringloop.bench import cli, counters, environment, loops, placement, reference
 from uringloop.bench.child import Refused
-from uringloop.bench.client import Measurement, explain_ring
+from uringloop.bench.client import Measurement, ServerWork, Task, explain_ring
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
 from uringloop.bench.rows import Row, cells_of, median_of, require_installed
 from uringloop.bench.runner import Runner
@@ -162,6 +162,43 @@ def test_a_refused_connection_is_an_error() -> None:
     assert generator.failures()["errors"] == 2
     assert (generator.first_failure() or "").startswith(os.strerror(errno.ECONNREFUSED))
     generator.close()
+
+
+def test_answers_that_are_not_taken_are_counted() -> None:
+    """A server under many connections works ahead of the load generator."""
+
+    def change(n: int, data: bytes) -> bytes:
+        if n:
+            time.sleep(0.1)
+        return data
+
+    with serving(lambda connection: echo(connection, change)) as address:
+        generator = LoadGenerator(address, 1, 100)
+        generator.connect()
+        assert generator.run(0.02)[0] == 0
+        assert generator.untaken() == 0
+        time.sleep(0.3)
+        assert generator.untaken() == 1
+        generator.drain()
+        assert generator.untaken() == 0
+        generator.close()
+
+
+def test_a_server_s_work_is_divided_by_its_own_answers() -> None:
+    task = Task("", os.getpid(), 1, 100, 0.0, 0.0, 0.0, 0.0, False)
+
+    class Ahead:
+        ahead = 5
+
+        def untaken(self) -> int:
+            return self.ahead
+
+    generator = Ahead()
+    work = ServerWork(task, generator)  # type: ignore[arg-type]
+    generator.ahead = 12
+    cpu_ns, answers = work.since(100)
+    assert answers == 107
+    assert cpu_ns >= 0
 
 
 # ── the open loop ────────────────────────────────────────────────────────────

@@ -40,6 +40,7 @@ def measurement(cost: float, clients: int, chance: random.Random) -> Measurement
     requests = int(1e6 / cost * chance.uniform(0.9, 1.1))
     return Measurement(
         requests=requests,
+        answers=requests,
         unanswered=0,
         elapsed_ns=10**9,
         latencies=latencies.items(),

@@ -37,9 +37,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One round of one cell; the latencies are histogram buckets as Histogram.items returns."""
+    """One round of one cell; the latencies are histogram buckets as Histogram.items returns.
+
+    The client has taken the answers to *requests*; the server has made *answers*. With thousands of
+    connections both always have work, and a time slice ends with answers that are not taken yet.
+    """
 
     requests: int
+    answers: int
     unanswered: int
     elapsed_ns: int
     latencies: list[tuple[int, int]]
@@ -72,33 +77,55 @@ def explain_ring(exc: OSError) -> str:
 
 
 def count_entries(task: Task, generator: LoadGenerator) -> tuple[int | None, int, str]:
-    """Return kernel entries and requests of a short pass, or the reason why there are none."""
+    """Return kernel entries and answers of a short pass, or the reason why there are none."""
     try:
         entries = counters.KernelEntries(task.server_pid)
     except OSError as exc:
         return None, 0, str(exc)
     try:
-        before = entries.total()
+        untaken, before = generator.untaken(), entries.total()
         requests, _, _, _ = generator.run(task.counting)
-        return entries.total() - before, requests, ""
+        counted = entries.total() - before
+        return counted, requests + generator.untaken() - untaken, ""
     finally:
         entries.close()
+
+
+class ServerWork:
+    """The CPU time that a server has used, and the answers that it has made, since a moment."""
+
+    def __init__(self, task: Task, generator: LoadGenerator) -> None:
+        self.pid = task.server_pid
+        self.generator = generator
+        self.cpu_ns, self.untaken = self._read()
+
+    def _read(self) -> tuple[int, int]:
+        # The server may go on while the answers are counted.
+        before = counters.cpu_ns(self.pid)
+        untaken = self.generator.untaken()
+        return (before + counters.cpu_ns(self.pid)) // 2, untaken
+
+    def since(self, taken: int) -> tuple[int, int]:
+        """Return nanoseconds and answers; *taken* were taken meanwhile."""
+        cpu_ns, untaken = self._read()
+        return cpu_ns - self.cpu_ns, taken + untaken - self.untaken
 
 
 def measure(task: Task, generator: LoadGenerator) -> Measurement:
     """Run *task* against the server and return the measurement."""
     generator.connect()
     generator.run(task.warm_up)
-    server_cpu = counters.cpu_ns(task.server_pid)
+    work = ServerWork(task, generator)
     client_cpu = time.process_time_ns()
     requests, unanswered, elapsed_ns, latencies = generator.run(task.duration)
     client_cpu = time.process_time_ns() - client_cpu
-    server_cpu = counters.cpu_ns(task.server_pid) - server_cpu
+    server_cpu, answers = work.since(requests)
     entries, entries_requests, refused = count_entries(task, generator)
     peak_rss = counters.peak_rss_bytes(task.server_pid)
     generator.drain(task.stall)
     return Measurement(
         requests=requests,
+        answers=answers,
         unanswered=unanswered,
         elapsed_ns=elapsed_ns,
         latencies=latencies.items(),

@@ -465,6 +465,20 @@ static int loadgen_drain(struct loadgen *lg, uint64_t until_ns)
     return res;
 }
 
+/* Returns how many complete echoes the server has sent that this generator has not taken yet. */
+static uint64_t loadgen_count_untaken(struct loadgen *lg)
+{
+    uint64_t untaken = 0;
+
+    for (uint32_t i = 0; i < lg->opened; i++) {
+        struct loadgen_connection *c = &lg->connections[i];
+        int bytes = 0;
+        if (c->state == LOADGEN_WAITING && ioctl(c->fd, FIONREAD, &bytes) == 0)
+            untaken += (c->checked + (uint64_t)bytes) / lg->size;
+    }
+    return untaken;
+}
+
 /* Requests of the open loop that are due and not answered enter the histogram with their present
  * age: less than their latency will be, but a stall at the end of an interval is not lost. */
 static uint64_t loadgen_count_unanswered(struct loadgen *lg, uint64_t now)

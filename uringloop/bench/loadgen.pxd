@@ -46,6 +46,7 @@ cdef extern from "loadgen.h" nogil:
     int loadgen_run(loadgen *lg, uint64_t until_ns)
     int loadgen_drain(loadgen *lg, uint64_t until_ns)
     void loadgen_fail_stalled(loadgen *lg)
+    uint64_t loadgen_count_untaken(loadgen *lg)
     uint64_t loadgen_count_unanswered(loadgen *lg, uint64_t now)
 
 

@@ -181,6 +181,11 @@ cdef class LoadGenerator:
             self.engine.histogram = NULL
         return self.engine.answered, unanswered, end_ns - begin_ns, histogram
 
+    def untaken(self):
+        """Return how many complete answers of the server have not been taken from their sockets."""
+        self.require_open()
+        return loadgen_count_untaken(&self.engine)
+
     def drain(self, timeout=10.0):
         """Wait for the outstanding echoes; an echo that does not come is a stall."""
         cdef Histogram histogram = Histogram()

@@ -24,6 +24,11 @@ from .settings import HOST, Address, BenchError, EchoLoad, Settings
 # Seconds; plenty for an interpreter that imports from a cold disk.
 _START_TIMEOUT = 30.0
 
+# With many connections, warm-up and measurement last for so many answers to each of them, at a
+# generous time for a request.
+CIRCUITS_MIN = 3
+REQUEST_SECONDS = 20e-6
+
 # Exit status of the reference servers (echo.h) if the address is in use.
 _EXIT_ADDRESS_IN_USE = 98
 
@@ -140,20 +145,21 @@ class Runner:
 
     def _load(self, server: Child, address: Address, load: EchoLoad) -> Measurement:
         settings = self.settings
+        circuit = load.clients * REQUEST_SECONDS
         task = Task(
             address=address,
             server_pid=server.process.pid,
             clients=load.clients,
             size=load.size,
             rate=settings.rate,
-            warm_up=settings.warm_up,
-            duration=settings.duration,
+            warm_up=max(settings.warm_up, circuit),
+            duration=max(settings.duration, CIRCUITS_MIN * circuit),
             counting=settings.counting,
             spinning=not self.placement.shared,
         )
         command = [sys.executable, "-m", "uringloop.bench.client", json.dumps(asdict(task))]
         # Connecting and draining have their own time limits, which are reached before this one.
-        timeout = 180.0 + 3 * settings.duration
+        timeout = 180.0 + 3 * task.duration
         where = self.placement
         try:
             result = run_for_json(

@@ -40,13 +40,13 @@ def _latency(rounds: list[Measurement], percent: float) -> Quantity:
     return Quantity(float(merged.percentile(percent)), min(single), max(single), tuple(single))
 
 
-def _per_request(rounds: list[Measurement], take: Callable[[Measurement], int]) -> Quantity:
-    return median_of([take(one) / one.requests for one in rounds])
+def _per_answer(rounds: list[Measurement], take: Callable[[Measurement], int]) -> Quantity:
+    return median_of([take(one) / one.answers for one in rounds])
 
 
 def summarise(cell: Cell[Measurement]) -> Summary | None:
     """Return the figures of a cell; None when no round of it answered a request."""
-    rounds = [one for one in cell.rounds if one.requests and one.failure is None]
+    rounds = [one for one in cell.rounds if one.requests and one.answers and one.failure is None]
     if not rounds:
         return None
     counted = [
@@ -57,8 +57,8 @@ def summarise(cell: Cell[Measurement]) -> Summary | None:
     return Summary(
         requests_per_second=median_of([one.requests / one.elapsed_ns * 1e9 for one in rounds]),
         latency_ns={percent: _latency(rounds, percent) for percent in PERCENTILES},
-        server_cpu_ns=_per_request(rounds, lambda one: one.server_cpu_ns),
-        client_cpu_ns=_per_request(rounds, lambda one: one.client_cpu_ns),
+        server_cpu_ns=_per_answer(rounds, lambda one: one.server_cpu_ns),
+        client_cpu_ns=median_of([one.client_cpu_ns / one.requests for one in rounds]),
         kernel_entries=median_of(counted) if counted else None,
         peak_rss_bytes=median_of([float(one.peak_rss_bytes) for one in rounds]),
         unanswered=sum(one.unanswered for one in rounds),

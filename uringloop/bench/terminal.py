@@ -23,11 +23,11 @@ Step = Callable[[str], None]
 
 def describe(row: EchoRow, cell: Cell[Measurement]) -> str:
     """Return a line about the last round of a cell."""
-    if cell.status != OK or cell.rounds[-1].requests == 0:
+    if cell.status != OK or cell.rounds[-1].answers == 0:
         return f"{cell.loop}, {row.name}: {cell.status}"
     last = cell.rounds[-1]
     rate = last.requests / last.elapsed_ns * 1e9
-    cost = last.server_cpu_ns / last.requests / 1e3
+    cost = last.server_cpu_ns / last.answers / 1e3
     return f"{cell.loop}, {row.name}: {rate:,.0f} requests/s, {cost:.2f} µs of CPU"
 
 
