@@ -305,8 +305,7 @@ ubsan:  ## Run the tests under the undefined-behaviour sanitizer
 
 # The software ring, with faults of a kernel that depend on the seed.
 simulate:  ## Run random programs on a simulated kernel: SEEDS=10000, or one seed, SEED=7
-	@URINGLOOP_DEBUG=1 URINGLOOP_CFLAGS="-DURINGLOOP_SIMULATOR" \
-	  $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
+	@URINGLOOP_DEBUG=1 $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
 	PYTHONSAFEPATH=1 PYTHONPATH=tests .venv-simulate/bin/python -m simulation.run \
 	  $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
 

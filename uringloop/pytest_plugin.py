@@ -3,6 +3,10 @@
 The plugin makes pytest-asyncio and anyio's plugin, whichever is active, create uringloop loops;
 the header of pytest's report names the ring. A fixture or hook of the test suite itself takes
 precedence. The package has no pytest entry point: installing it does not change a test suite.
+
+With `--uringloop-seeds=100` each asynchronous test runs on `uringloop.testing.Loop`, in virtual
+time, under the seeds 0 to 99; with `--uringloop-seed=7` under that seed only. The marker
+`@pytest.mark.uringloop_seeds(100)` does so for a test.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import uringloop
-from uringloop.policy import EventLoopPolicy, describe_ring, new_event_loop
+from uringloop import policy
+from uringloop._testing import pytest_seeds, seeds
+from uringloop.policy import EventLoopPolicy, describe_ring
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -24,6 +30,15 @@ BACKEND = "anyio_backend"
 
 # The names of anyio's plugin: loaded by its entry point, and by `-p`.
 ANYIO = ("anyio", "anyio.pytest_plugin")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    pytest_seeds.add_options(parser)
+
+
+def new_event_loop() -> uringloop.Loop:
+    """Return a new loop: one for tests if the test runs with a seed."""
+    return seeds.new_loop() if seeds.is_active() else policy.new_event_loop()
 
 
 @pytest.hookimpl(optionalhook=True, trylast=True)
@@ -60,6 +75,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", pytest_seeds.DESCRIPTION)
+    config.pluginmanager.register(pytest_seeds.SeedRuns(config), pytest_seeds.NAME)
     if not config.hook.pytest_asyncio_loop_factories.has_spec():
         # pytest-asyncio before 1.4 has no hook, only the policy fixture.
         _register(config, POLICY, pytest.fixture(_policy, scope="session", name=POLICY))
@@ -68,8 +85,13 @@ def pytest_configure(config: pytest.Config) -> None:
         _register(config, BACKEND, pytest.fixture(_backend, scope="module", name=BACKEND))
 
 
+class _Policy(EventLoopPolicy):
+    def new_event_loop(self) -> uringloop.Loop:
+        return new_event_loop()
+
+
 def _policy() -> EventLoopPolicy:
-    return EventLoopPolicy()
+    return _Policy()
 
 
 def _backend(request: pytest.FixtureRequest) -> object:

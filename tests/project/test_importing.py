@@ -108,12 +108,14 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "pytest_plugin",
         "streams",
         "tempfile",
+        "testing",
         "threads",
         "top",
     }
     # The modules of private packages, except those that are loaded on first use.
     private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
-    private = {p for p in private if p.parent.name not in ("_as_uvloop", "_kernel", "_monitor")}
+    apart = ("_as_uvloop", "_kernel", "_monitor", "_testing")
+    private = {p for p in private if p.parent.name not in apart}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
     names = {name for name in names if not name.startswith("_files.")} | {"_files.operation"}
     names -= {"_ring.limits"}

@@ -43,17 +43,8 @@ class Programs(RuleBasedStateMachine):
 
     @initialize(seed=NUMBERS)
     def begin(self, seed: int) -> None:
-        simulated = faults.simulation() if self.backend == "soft" else None
-        rates = faults.choose(random.Random(seed)) if simulated is not None else {}
-        self.model = Model(
-            seed,
-            self.folder,
-            backend=self.backend,
-            simulated=simulated is not None,
-            harmful=bool(set(rates) & set(faults.HARMFUL)),
-        )
-        if simulated is not None:
-            faults.begin(simulated, seed, rates)
+        chosen = faults.choose(random.Random(seed)) if self.backend == "soft" else None
+        self.model = Model(seed, self.folder, backend=self.backend, faults=chosen)
 
     def connected(self) -> bool:
         """Whether a connection was ever made: hypothesis needs a fact that timing cannot change."""
@@ -131,13 +122,10 @@ class Programs(RuleBasedStateMachine):
         try:
             if self.model is not None:
                 self.model.run(self.model.finish())
-                if (simulated := faults.simulation()) is not None:
-                    faults.end(simulated)
+                self.model.end_faults()
                 self.model.leave()
                 assert not open_fds() - self.fds
         finally:
-            if (simulated := faults.simulation()) is not None:
-                faults.end(simulated)
             if self.model is not None and not self.model.loop.is_closed():
                 self.model.loop.close()
             shutil.rmtree(self.folder)

@@ -21,8 +21,10 @@ from support.tls_contexts import client_context, server_context
 
 import uringloop
 from simulation.ends import Buffered, End, Plain
+from simulation.faults import is_harmful
 from simulation.streams import Conversation
 from uringloop._ring.backends import Backend
+from uringloop.testing import Faults, Loop
 
 KINDS = ("tcp", "unix", "pair", "tls", "pipe")
 SERVED = ("tcp", "unix", "tls")
@@ -51,7 +53,8 @@ class Difference(AssertionError):
 class Model:
     """A loop, the program's objects on it, and the oracle's records.
 
-    Every step is a coroutine, for `run`. With *simulated* time the waits are longer.
+    Every step is a coroutine, for `run`. With *faults* the loop is one for tests, and waits are
+    longer.
     """
 
     def __init__(
@@ -60,12 +63,11 @@ class Model:
         folder: Path,
         *,
         backend: Backend = "soft",
-        simulated: bool = False,
-        harmful: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         self.rng = random.Random(seed)
-        self.simulated = simulated
-        self.harmful = harmful
+        self.simulated = faults is not None
+        self.harmful = faults is not None and is_harmful(faults)
         self.folder = folder
         self.differences: list[str] = []
         self.pairs: list[tuple[End, End]] = []
@@ -80,7 +82,11 @@ class Model:
         self.content = bytearray()
         self.file: Any = None
         self.servers: dict[str, Any] = {}
-        self.loop = uringloop.Loop(backend=backend)
+        self.loop: uringloop.Loop
+        if faults is None:
+            self.loop = uringloop.Loop(backend=backend)
+        else:
+            self.loop = Loop(seed, faults=faults)
         self.loop.set_exception_handler(self._on_exception)
 
     def differs(self, how: str) -> None:
@@ -91,6 +97,13 @@ class Model:
         if not (self.harmful and isinstance(exc, OSError)):
             where = "".join(traceback.format_exception(exc)) if exc else ""
             self.differs(f"the exception handler was called: {context}\n{where}")
+
+    def end_faults(self) -> dict[str, int]:
+        """End the faults of a loop for tests; return how often each has happened."""
+        if not isinstance(self.loop, Loop):
+            return {}
+        self.loop.faults = Faults()
+        return self.loop.faults_happened()
 
     def note(self, action: str, *details: object) -> None:
         self.log.append(" ".join(map(str, (action, *details))))
@@ -588,6 +601,8 @@ class Model:
 
     def leave(self) -> None:
         """Close the loop, and check that all ends and transports are collected."""
+        # Connections that a fault has just ended are still to tell their protocols.
+        self.run(self.turns(4))
         self.loop.close()
         self.pairs.clear()
         self.accepted.clear()

@@ -390,11 +390,7 @@ MUTANTS = (
 
 def build() -> None:
     """Compile the modules that have changed."""
-    environment = {
-        **os.environ,
-        "URINGLOOP_DEBUG": "1",
-        "URINGLOOP_CFLAGS": "-DURINGLOOP_SIMULATOR",
-    }
+    environment = {**os.environ, "URINGLOOP_DEBUG": "1"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

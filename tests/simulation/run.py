@@ -103,31 +103,26 @@ def play(model: Model, rng: random.Random) -> None:
     model.run(model.finish())
 
 
-def run_seed(seed: int, folder: Path, simulated: faults.Simulated) -> dict[str, int]:
+def run_seed(seed: int, folder: Path) -> dict[str, int]:
     """Run a seed and return how often each fault has happened; raise Difference on a failure."""
     rng = random.Random(seed)
-    rates = faults.choose(rng)
+    chosen = faults.choose(rng)
     before = open_fds()
-    harmful = bool(set(rates) & set(faults.HARMFUL))
-    model = Model(seed, folder, simulated=True, harmful=harmful)
-    model.note("faults", rates)
-    for index in range(len(faults.KINDS)):
-        simulated.happened[index] = 0
-    faults.begin(simulated, seed, rates)
+    model = Model(seed, folder, faults=chosen)
+    model.note("faults", chosen)
     try:
         play(model, rng)
-        faults.end(simulated)
+        happened = model.end_faults()
         model.leave()
         left = open_fds() - before
         if left:
             raise Difference(f"descriptors left open: {sorted(left)}")
     except BaseException as exc:
-        faults.end(simulated)
         exc.add_note("\n".join(model.log[-60:]))
         with contextlib.suppress(Exception):
             model.loop.close()
         raise
-    return dict(zip(faults.KINDS, simulated.happened, strict=True))
+    return happened
 
 
 @contextlib.contextmanager
@@ -149,16 +144,13 @@ def run_some(seeds: range) -> tuple[list[tuple[int, str]], collections.Counter[s
     """Run seeds in this process; return the failures and the counts of faults."""
     logging.disable()
     gc.freeze()
-    simulated = faults.simulation()
-    if simulated is None:
-        raise SystemExit("there is no simulator in this build: `make simulate` makes one")
     failures = []
     happened: collections.Counter[str] = collections.Counter()
     for seed in seeds:
         folder = Path(tempfile.mkdtemp(prefix="uringloop-simulation-"))
         try:
             with patience():
-                happened.update(run_seed(seed, folder, simulated))
+                happened.update(run_seed(seed, folder))
         except Exception as exc:
             failures.append((seed, "".join(traceback.format_exception(exc))))
         finally:

@@ -88,18 +88,21 @@ class Conversation:
         )
         ends: list[End] = [end for end in made if isinstance(end, tuple)]
         failures = [exc for exc in made if isinstance(exc, BaseException)]
+        tasks: list[asyncio.Task[None]] = []
         try:
             if failures:
                 raise failures[0]
-            await asyncio.gather(
-                *(self.send(which, writer) for which, (_, writer) in enumerate(ends)),
-                *(self.receive(which, reader) for which, (reader, _) in enumerate(ends)),
-            )
+            for side, (reader, writer) in enumerate(ends):
+                tasks.append(asyncio.ensure_future(self.send(side, writer)))
+                tasks.append(asyncio.ensure_future(self.receive(side, reader)))
+            await asyncio.gather(*tasks)
         finally:
             for _, writer in ends:
                 writer.transport.abort()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
+            # If one has failed, the others end with the connection.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def tcp_pair(self) -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as listener:

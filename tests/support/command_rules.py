@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import resource
@@ -127,7 +128,9 @@ def check_pytest(words: Words) -> None:
     for word in words:
         path = word.partition("::")[0]
         assert "/" not in path or word.startswith("-") or (ROOT / path).exists(), word
-    check_options(words, sys.executable, "-m", "pytest")
+    # A plugin has options of its own.
+    plugins = [f"-p{after}" for word, after in itertools.pairwise(words) if word == "-p"]
+    check_options(words, sys.executable, "-m", "pytest", *plugins)
 
 
 def check_kernel(words: Words) -> None:
@@ -282,9 +285,15 @@ def check_venv(words: Words, shown: str) -> None:
     assert words == [".venv"]
 
 
+def check_cd(words: Words, shown: str) -> None:
+    (folder,) = words
+    assert (ROOT / folder).is_dir(), folder
+
+
 CHECKS: dict[str, Callable[[Words, str], None]] = {
     "apt-get": check_apt_get,
     "bash": check_bash,
+    "cd": check_cd,
     "find": check_find,
     "make": check_make,
     "pip": check_pip,

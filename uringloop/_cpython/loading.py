@@ -3,7 +3,7 @@
 Each is a module of its own; only ``__file__`` is the same. Importing this module loads all that a
 loop needs at once: a process may have no file system or no descriptors left when it first needs one
 of them. Those of the files, a quarter, are loaded when a program first names `uringloop.open` or
-another part of the package that imports them.
+another part of the package that imports them; those of loops for tests with `uringloop.testing`.
 """
 
 import os
@@ -19,8 +19,8 @@ from types import ModuleType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILE = f"{PACKAGE}/_compiled{EXTENSION_SUFFIXES[0]}"
-# The package of the modules that are loaded when they are imported.
-LATER = "uringloop._files"
+# The packages of the modules that are loaded when they are imported.
+LATER = ("uringloop._files", "uringloop._testing")
 
 
 def package(name: str) -> ModuleType:
@@ -91,7 +91,7 @@ def load_all() -> tuple[str, ...]:
     for name in modules:
         if not name.startswith(LATER):
             load(name)
-    package(LATER)
+    package("uringloop._files")
     return modules
 
 

@@ -5,20 +5,11 @@
 #include <stdint.h>
 #include <time.h>
 
-#ifdef URINGLOOP_SIMULATOR
-/* How far the simulated clock is ahead (faults.c). */
-int64_t uring_clock_ahead_ns(void);
-#else
-static inline int64_t uring_clock_ahead_ns(void) {
-    return 0;
-}
-#endif
-
 static inline int64_t uring_clock_ns(void) {
     struct timespec ts;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 /* The same clock at the last tick, 1 to 10 ms ago. It takes a seventh of the time to read. */
@@ -26,7 +17,7 @@ static inline int64_t uring_clock_coarse_ns(void) {
     struct timespec ts;
 
     clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec + uring_clock_ahead_ns();
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 #endif

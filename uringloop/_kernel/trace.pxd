@@ -14,6 +14,7 @@ cdef extern from "_kernel/trace.h" nogil:
         unsigned int loop
         unsigned int number
         int64_t began_ns
+        const int64_t *clock_ns
         const char **errors
 
     unsigned int uring_trace_start(

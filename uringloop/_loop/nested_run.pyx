@@ -11,7 +11,7 @@ Only the thread that runs the loop may call run_nested(); the caller must check 
 """
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
-from uringloop._kernel.atomics cimport load_int, store_int
+from uringloop._kernel.atomics cimport store_int
 from uringloop._transport.pausing cimport ReadTransport
 from uringloop._transport.transport cimport Transport
 from uringloop._turn.handles cimport Handle
@@ -37,10 +37,7 @@ def run_nested(LoopCore loop not None):
     try:
         leave_contexts(left)
         resume_transports(loop)
-        while True:
-            loop.run_turn()
-            if load_int(&loop.stopping):
-                break
+        loop.run_turns()
     finally:
         loop.current_handle = handle
         enter_contexts(left)

@@ -4,7 +4,8 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
-from uringloop._turn.turn import Flushable, LoopCore
+from uringloop._turn.flushable import Flushable
+from uringloop._turn.turn import LoopCore
 
 ACCEPTS_MAX: int
 OTHERS_EVERY_NS: int

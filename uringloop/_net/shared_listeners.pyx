@@ -37,7 +37,8 @@ from uringloop._ring.shared_sockets cimport (
 )
 from uringloop._ring.uring cimport uring
 from uringloop._turn.fd_watch cimport Watchers
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.flushable cimport Flushable
+from uringloop._turn.turn cimport LoopCore
 
 
 # Connections accepted in a row before other work runs.

@@ -11,15 +11,12 @@
 
 /* Lets an event with *data* end each sleep at *epoll_fd* when the ring has completions, or work
  * that only an enter does. A ring can do so at one instance. Returns 0 or -errno: seccomp may
- * forbid io_uring_register by now, and a simulated kernel has a clock of its own. */
+ * forbid io_uring_register by now. */
 static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
     /* By edge: one event for each write, and never read. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
     int res;
 
-#ifdef URINGLOOP_SIMULATOR
-    return -ENOSYS;
-#endif
     if (u->soft != NULL)
         return softring_add_to_epoll(u->soft, epoll_fd, data);
     u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

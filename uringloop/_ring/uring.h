@@ -254,6 +254,8 @@ static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
     res = uring_enable(u);
     if (res < 0)
         uring_close(u);
+    if (u->soft != NULL && old->soft != NULL)
+        softring_succeed(u->soft, old->soft);
     u->ring.features &= old->ring.features;
     u->enter_flags &= old->enter_flags;
     u->enters = old->enters;
@@ -568,7 +570,7 @@ static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *si
     int res;
 
     if (u->soft != NULL)
-        return softring_accept(fd, name, size);
+        return softring_accept(u->soft, fd, name, size);
     res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     return res < 0 ? -errno : res;
 }

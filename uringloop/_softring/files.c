@@ -214,8 +214,8 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *c
         soft_post(s, sqe->user_data, res, 0);
     else if (res < 0)
         soft_finish(s, request, res, 0);
-    else if (SOFT_SIMULATED)
-        soft_leave_out(&request->sqe);
+    else if (s->simulation != NULL)
+        soft_leave_out(s, request);
     chain->failed |= linked && res < 0;
     chain->open = opens;
     if (res == 0 && linked)

@@ -13,7 +13,7 @@ unsigned soft_ready(const softring *s) {
  * receives, wait. */
 bool soft_has_room(const softring *s) {
     return s->overflow == NULL && soft_ready(s) < s->queues.cq.ring_entries &&
-           !soft_fault(SOFT_FAULT_OVERFLOW);
+           !soft_fault(s, SOFT_FAULT_OVERFLOW);
 }
 
 /* Makes the owner enter again before it sleeps. */

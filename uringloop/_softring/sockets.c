@@ -71,13 +71,13 @@ static ssize_t soft_receive_message(const soft_request *request,
     return res + (ssize_t)before;
 }
 
-static ssize_t soft_receive_once(const soft_request *request, const struct io_uring_buf *buffer,
-                                 size_t size) {
+static ssize_t soft_receive_once(softring *s, const soft_request *request,
+                                 const struct io_uring_buf *buffer, size_t size) {
     ssize_t res;
 
     if (request->sqe.opcode == IORING_OP_RECVMSG)
         return soft_receive_message(request, buffer);
-    res = soft_failure();
+    res = soft_failure(s);
     if (res < 0)
         return res;
     res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
@@ -107,14 +107,14 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         soft_call_again(s);
         return SOFT_LATER;
     }
-    if (buffer == NULL || soft_fault(SOFT_FAULT_STARVED)) {
+    if (buffer == NULL || soft_fault(s, SOFT_FAULT_STARVED)) {
         s->starved = true;
         soft_finish(s, request, -ENOBUFS, 0);
         return SOFT_ENDED;
     }
-    size = soft_shorten(buffer->len);
+    size = soft_shorten(s, buffer->len);
     do
-        res = soft_receive_once(request, buffer, size);
+        res = soft_receive_once(s, request, buffer, size);
     while (res == -EINTR);
     if (res == -EAGAIN)
         return SOFT_WAIT;
@@ -123,7 +123,7 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         return SOFT_ENDED;
     }
     flags = soft_take_buffer(group);
-    if (request->mode == SOFT_ONCE || soft_fault(SOFT_FAULT_ENDED)) {
+    if (request->mode == SOFT_ONCE || soft_fault(s, SOFT_FAULT_ENDED)) {
         soft_finish(s, request, (int)res, flags);
         return SOFT_ENDED;
     }
@@ -183,11 +183,11 @@ static void soft_advance(soft_request *request, size_t count) {
 }
 
 /* Sends a part of the data, as a simulated kernel may. Returns 0 if it does not. */
-static ssize_t soft_send_some(const struct io_uring_sqe *sqe, const struct msghdr *message,
-                              size_t sent, int flags) {
+static ssize_t soft_send_some(softring *s, const struct io_uring_sqe *sqe,
+                              const struct msghdr *message, size_t sent, int flags) {
     const char *bytes = (const char *)(uintptr_t)sqe->addr + sent;
     size_t size = sqe->len - sent, some;
-    ssize_t res = soft_failure();
+    ssize_t res = soft_failure(s);
 
     if (res < 0)
         return res;
@@ -197,21 +197,22 @@ static ssize_t soft_send_some(const struct io_uring_sqe *sqe, const struct msghd
         bytes = message->msg_iov->iov_base;
         size = message->msg_iov->iov_len;
     }
-    some = soft_shorten(size);
+    some = soft_shorten(s, size);
     if (some == size)
         return 0;
     res = send(sqe->fd, bytes, some, flags);
     return res < 0 ? -errno : res;
 }
 
-static ssize_t soft_send_once(const struct io_uring_sqe *sqe, const struct msghdr *message,
-                              size_t sent) {
+static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
+                              const struct msghdr *message, size_t sent) {
     int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
     ssize_t res = 0;
 
     /* Only with MSG_WAITALL: a datagram cannot be sent in part. */
-    if (SOFT_SIMULATED && sqe->msg_flags & MSG_WAITALL)
-        res = soft_fault(SOFT_FAULT_LATE) ? -EAGAIN : soft_send_some(sqe, message, sent, flags);
+    if (s->simulation != NULL && sqe->msg_flags & MSG_WAITALL)
+        res = soft_fault(s, SOFT_FAULT_LATE) ? -EAGAIN
+                                             : soft_send_some(s, sqe, message, sent, flags);
     if (res != 0)
         return res;
     do {
@@ -242,7 +243,7 @@ static void soft_send_on(softring *s, soft_request *request) {
     struct msghdr message = {.msg_iov = request->vectors, .msg_iovlen = request->vector_count};
     bool gathered = request->vectors != NULL;
     size_t left = gathered ? soft_size_of(&message) : request->sqe.len - request->sent;
-    ssize_t res = soft_send_once(&request->sqe, gathered ? &message : NULL, request->sent);
+    ssize_t res = soft_send_once(s, &request->sqe, gathered ? &message : NULL, request->sent);
 
     if (res == -EAGAIN)
         return;
@@ -262,7 +263,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
     const struct msghdr *message =
         sqe->opcode == IORING_OP_SENDMSG ? (const struct msghdr *)(uintptr_t)sqe->addr : NULL;
     size_t size = message != NULL ? soft_size_of(message) : sqe->len;
-    ssize_t res = soft_send_once(sqe, message, 0);
+    ssize_t res = soft_send_once(s, sqe, message, 0);
     bool waits = sqe->msg_flags & MSG_WAITALL && !(sqe->msg_flags & MSG_DONTWAIT);
     soft_request *request;
     int failed = 0;
@@ -296,7 +297,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
 static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     uint32_t told = events & (request->events | EPOLLERR | EPOLLHUP);
 
-    if (request->mode == SOFT_ONCE || soft_fault(SOFT_FAULT_ENDED))
+    if (request->mode == SOFT_ONCE || soft_fault(s, SOFT_FAULT_ENDED))
         soft_finish(s, request, (int)told, 0);
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
@@ -386,7 +387,7 @@ static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);
         /* A simulated short send leaves room in the socket. */
-        return SOFT_SIMULATED;
+        return s->simulation != NULL;
     case IORING_OP_POLL_ADD:
         soft_poll(s, request, events);
         return false;

@@ -1,6 +1,8 @@
 /* A software ring: opening and closing it, entering it, submitting, cancelling. */
 #include "_softring/softring.h"
 
+#include <poll.h>
+
 #include "_kernel/clock.h"
 #include "_softring/faults.h"
 #include "_softring/files.h"
@@ -132,10 +134,10 @@ static void soft_end(softring *s, soft_request *request) {
 
 /* Like a kernel whose cancel comes late: continues a request, and maybe ends it later. */
 static bool soft_overtake(softring *s, soft_request *request) {
-    bool happens = soft_fault(SOFT_FAULT_OVERTAKEN);
+    bool happens = soft_fault(s, SOFT_FAULT_OVERTAKEN);
 
     if (happens) {
-        request->cancel_pending = soft_fault(SOFT_FAULT_OVERTAKEN);
+        request->cancel_pending = soft_fault(s, SOFT_FAULT_OVERTAKEN);
         if (request->sqe.opcode != IORING_OP_POLL_ADD)
             request->attempt(s, request, request->events);
     }
@@ -218,7 +220,7 @@ static void soft_take_results(softring *s) {
 
 static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     int64_t end = timeout_ns > 0 && wanted ? uring_clock_ns() + timeout_ns : 0, left = timeout_ns;
-    bool enough, busy;
+    bool enough;
     int res;
 
     s->starved = false;
@@ -227,8 +229,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
         soft_take_results(s);
         soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
-        busy = SOFT_SIMULATED && soft_is_busy(s->pool);
-        res = soft_look(s, enough ? 0 : left, busy);
+        res = soft_look(s, enough ? 0 : left);
         /* Keep the flag: it may be set for another reason. */
         if (s->pool != NULL && soft_has_task_work(s))
             soft_take_done(s);
@@ -260,16 +261,16 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
         return -EBADFD;
     if (!pthread_equal(s->owner, pthread_self()))
         return -EEXIST;
-    if (soft_fault(SOFT_FAULT_BUSY))
-        return soft_fault(SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
-    if (SOFT_SIMULATED)
+    if (soft_fault(s, SOFT_FAULT_BUSY))
+        return soft_fault(s, SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
+    if (s->simulation != NULL)
         soft_walk(s, soft_end_cancelled);
     submitted = soft_submit(s);
     if (s->lost) {
         s->lost = false;
         return -EBADR;
     }
-    if (get_events && wanted && soft_fault(SOFT_FAULT_INTERRUPTED))
+    if (get_events && wanted && soft_fault(s, SOFT_FAULT_INTERRUPTED))
         res = -EINTR;
     else if (get_events)
         res = soft_get_events(s, wanted, timeout_ns);
@@ -281,7 +282,7 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags) {
 }
 
 bool softring_is_due(softring *s) {
-    if (s->quiet_looks < SOFT_QUIET_LOOKS)
+    if (s->quiet_looks < SOFT_QUIET_LOOKS || s->simulation != NULL)
         return true;
     return uring_clock_ns() - s->last_look_ns >= SOFT_LOOK_EVERY_NS;
 }
@@ -304,10 +305,10 @@ void softring_limit_workers(softring *s, unsigned most) {
 
 /* ── accepting ──────────────────────────────────────────────────────────────────────────────── */
 
-int softring_accept(int fd, struct sockaddr *name, socklen_t *size) {
+int softring_accept(softring *s, int fd, struct sockaddr *name, socklen_t *size) {
     int res;
 
-    if (soft_fault(SOFT_FAULT_NO_FILES))
+    if (soft_fault(s, SOFT_FAULT_NO_FILES))
         return -EMFILE;
     res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     return res < 0 ? -errno : res;
@@ -325,4 +326,43 @@ void softring_wake_up(softring *s) {
 
 int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
     return soft_join_accept_epoll(s, accept_epoll_fd, data);
+}
+
+/* ── for loops that simulate a kernel ───────────────────────────────────────────────────────── */
+
+void softring_simulate(softring *s, soft_simulation *simulation) {
+    s->simulation = simulation;
+}
+
+void softring_succeed(softring *s, const softring *old) {
+    s->simulation = old->simulation;
+}
+
+bool softring_has_work(softring *s) {
+    return soft_has_work(s);
+}
+
+bool softring_is_idle(softring *s) {
+    const struct io_uring_sq *sq = &s->queues.sq;
+    /* poll(2), since epoll_wait(2) would consume the events. */
+    struct pollfd look = {.fd = s->epoll_fd, .events = POLLIN};
+
+    return *sq->khead == *sq->ktail && soft_ready(s) == 0 && s->overflow == NULL &&
+           !soft_has_task_work(s) && poll(&look, 1, 0) == 0;
+}
+
+unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size) {
+    const soft_request *request;
+    unsigned count = 0;
+    int fd;
+
+    for (fd = 0; fd < s->watches_size; fd++)
+        for (request = s->watches[fd].first; request != NULL; request = request->next) {
+            if (count < size) {
+                fds[count] = fd;
+                events[count] = request->events;
+            }
+            count++;
+        }
+    return count;
 }

@@ -19,6 +19,7 @@
 #include <sys/socket.h>
 
 #include "_kernel/io_uring.h"
+#include "_softring/simulation.h"
 
 typedef struct softring softring;
 
@@ -62,9 +63,28 @@ int softring_register_buffers(softring *s, struct io_uring_buf_ring *buffers, un
                               int group);
 
 /* accept4(2), non-blocking and close-on-exec. Returns the descriptor or -errno. */
-int softring_accept(int fd, struct sockaddr *name, socklen_t *size);
+int softring_accept(softring *s, int fd, struct sockaddr *name, socklen_t *size);
 
 /* Limits the number of threads for files. */
 void softring_limit_workers(softring *s, unsigned most);
+
+/* ── for loops that simulate a kernel ───────────────────────────────────────────────────────── */
+
+/* Lets *simulation* decide, from now on and until the ring is closed; NULL for none. */
+void softring_simulate(softring *s, soft_simulation *simulation);
+
+/* Lets the simulation of *old*, if it has one, decide in the ring that replaces it. */
+void softring_succeed(softring *s, const softring *old);
+
+/* Returns whether the threads for files have work, or a result. Those that wait for another program,
+ * at a terminal or a pipe, do not count. */
+bool softring_has_work(softring *s);
+
+/* Returns whether an enter would find nothing: no submission, event, result or completion. */
+bool softring_is_idle(softring *s);
+
+/* Stores the descriptors that requests wait for, at most *size*, and what each waits for (the
+ * events of poll(2)). Returns how many there are. */
+unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size);
 
 #endif

@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "_kernel/io_uring.h"
+#include "_softring/simulation.h"
 
 typedef struct softring softring;
 typedef struct soft_request soft_request;
@@ -95,6 +96,7 @@ struct soft_request {
     struct iovec *vectors;         /* what a blocked sendmsg still has to send; owned */
     size_t vector_count;
     size_t sent;                   /* bytes that have been sent */
+    unsigned left_out;             /* bytes that a simulated short transfer leaves out */
     char *held;                    /* memory that a thread uses in place of the caller's; owned */
     void *answer;                  /* the caller's memory that the thread's result is copied to */
     soft_states state;
@@ -181,6 +183,7 @@ struct softring {
     soft_overflow *overflow_last;
     soft_group groups[SOFT_GROUPS_MAX];
     soft_pool *pool;
+    soft_simulation *simulation; /* of a loop for tests, which owns it; or NULL */
     unsigned quiet_looks; /* looks (softring.c) in a row that found no event */
     int64_t last_look_ns;
 };

@@ -26,6 +26,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "_kernel/files.h"
@@ -49,22 +50,19 @@
 
 /* ── chains ─────────────────────────────────────────────────────────────────────────────────── */
 
-/* Returns how many bytes a simulated kernel's short transfer leaves out. */
-static size_t soft_left_out(const struct io_uring_sqe *sqe) {
-    return SOFT_SIMULATED ? sqe->__pad2[0] : 0;
-}
-
 /* Shortens a transfer, for a simulated kernel. */
-void soft_leave_out(struct io_uring_sqe *sqe) {
+void soft_leave_out(const softring *s, soft_request *request) {
+    struct io_uring_sqe *sqe = &request->sqe;
     unsigned size = sqe->len;
 
     if (sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_WRITE) {
-        sqe->len = (unsigned)soft_shorten(size);
-        sqe->__pad2[0] = size - sqe->len;
+        sqe->len = (unsigned)soft_shorten(s, size);
+        request->left_out = size - sqe->len;
     }
 }
 
-static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
+static size_t soft_bytes_asked(const soft_request *request) {
+    const struct io_uring_sqe *sqe = &request->sqe;
     const struct iovec *vectors = (const struct iovec *)(uintptr_t)sqe->addr;
     size_t size = 0;
     unsigned i;
@@ -72,7 +70,7 @@ static size_t soft_bytes_asked(const struct io_uring_sqe *sqe) {
     switch (sqe->opcode) {
     case IORING_OP_READ:
     case IORING_OP_WRITE:
-        return sqe->len + soft_left_out(sqe);
+        return sqe->len + request->left_out;
     case IORING_OP_READV:
     case IORING_OP_WRITEV:
         for (i = 0; i < sqe->len; i++)
@@ -94,7 +92,7 @@ void soft_perform_chain(soft_request *request, bool here) {
                               : uring_perform(&request->sqe);
         /* Only for linked requests: the vectors of a single one may have been freed by now. */
         broken = request->linked != NULL &&
-                 (request->res < 0 || (size_t)request->res < soft_bytes_asked(&request->sqe));
+                 (request->res < 0 || (size_t)request->res < soft_bytes_asked(request));
     }
 }
 
@@ -235,16 +233,30 @@ static soft_request *soft_wait_for_work(soft_pool *pool) {
     return request;
 }
 
-/* Returns whether a result is still to come; for a simulated kernel. */
-bool soft_is_busy(soft_pool *pool) {
-    bool busy;
+/* Returns whether a request that a thread executes waits, perhaps, for another program. */
+static bool soft_waits_for_peer(const soft_request *request) {
+    const char *path = (const char *)(uintptr_t)request->sqe.addr;
+    struct stat found;
 
-    if (pool == NULL)
+    if (request->work == SOFT_WORK_RUNNING && request->sqe.opcode == IORING_OP_OPENAT)
+        return fstatat(request->sqe.fd, path, &found, 0) == 0 && S_ISFIFO(found.st_mode);
+    return request->work == SOFT_WORK_RUNNING && request->blocks_on_peer;
+}
+
+/* Returns whether the threads have a request that does not wait for a peer, for a loop for tests. */
+bool soft_has_work(softring *s) {
+    const soft_request *request;
+    bool found = false;
+    unsigned bucket;
+
+    if (s->pool == NULL)
         return false;
-    pthread_mutex_lock(&pool->lock);
-    busy = pool->queued || pool->idle < pool->threads || pool->done != NULL;
-    pthread_mutex_unlock(&pool->lock);
-    return busy;
+    pthread_mutex_lock(&s->pool->lock);
+    for (bucket = 0; bucket < s->table_size; bucket++)
+        for (request = s->table[bucket]; request != NULL; request = request->hashed)
+            found |= request->state == SOFT_GIVEN && !soft_waits_for_peer(request);
+    pthread_mutex_unlock(&s->pool->lock);
+    return found;
 }
 
 static void *soft_work(void *argument) {

@@ -9,8 +9,8 @@ void soft_close_pool(softring *s);
 bool soft_give(soft_pool *pool, soft_request *chain);
 soft_work_states soft_stop_work(softring *s, soft_request *request);
 soft_request *soft_done_chains(soft_pool *pool);
-bool soft_is_busy(soft_pool *pool);
+bool soft_has_work(softring *s);
 void soft_perform_chain(soft_request *request, bool here);
-void soft_leave_out(struct io_uring_sqe *sqe);
+void soft_leave_out(const softring *s, soft_request *request);
 
 #endif

@@ -228,7 +228,7 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
         next = request->next;
         if (!(event->events & (request->events | EPOLLERR | EPOLLHUP)))
             continue;
-        left |= soft_fault(SOFT_FAULT_LATE) || request->attempt(s, request, event->events);
+        left |= soft_fault(s, SOFT_FAULT_LATE) || request->attempt(s, request, event->events);
     }
     soft_renew(s, fd, event->events, left);
 }
@@ -302,18 +302,15 @@ int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
 }
 
 /* Waits *timeout_ns* (-1: no limit) for events, and retries the requests that wait for them.
- * Returns the number of events, or -errno. *busy*, for a simulated kernel: the threads for files
- * have work. */
-int soft_look(softring *s, int64_t timeout_ns, bool busy) {
+ * Returns the number of events, or -errno. */
+int soft_look(softring *s, int64_t timeout_ns) {
     struct epoll_event events[SOFT_EVENTS_MAX];
     int count, i;
 
     if (timeout_ns != 0 && !soft_fall_asleep(s))
         timeout_ns = 0;
-    if (SOFT_SIMULATED)
-        timeout_ns = soft_pass_time(s->epoll_fd, timeout_ns, busy);
     count = soft_wait(s, events, timeout_ns);
-    soft_shuffle(events, count);
+    soft_shuffle(s, events, count);
     soft_wake_up(s);
     s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
     if (s->quiet_looks)

@@ -6,7 +6,8 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
-from uringloop._turn.turn import Flushable, LoopCore
+from uringloop._turn.flushable import Flushable
+from uringloop._turn.turn import LoopCore
 
 @disjoint_base
 class Connections:

@@ -7,8 +7,9 @@ from uringloop._kernel.epoll cimport epoll_event
 from uringloop._ring.epoll_sleep cimport AT_EPOLL
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.turn cimport LoopCore
 
 
 cdef enum:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, final
 
-from uringloop._turn.turn import Flushable, LoopCore
+from uringloop._turn.flushable import Flushable
+from uringloop._turn.turn import LoopCore
 
 READ: int
 WRITE: int

@@ -43,8 +43,9 @@ from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.turn cimport Flushable, LoopCore, give_back, runs_here, try_to_claim
+from uringloop._turn.turn cimport LoopCore, give_back, runs_here, try_to_claim
 
 
 READ = EPOLLIN

@@ -13,6 +13,7 @@ from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
@@ -34,14 +35,6 @@ cdef enum:
     SCRATCH_SIZE = 256 * 1024
     # Descriptors in LoopCore.emptied.
     EMPTIED_SIZE = 64 * 1024
-
-
-cdef class Flushable:
-    # An object with work for the end of a turn: a transport's writes, Watchers to be armed again.
-    cdef bint flush_queued      # on the loop's flush list
-    cdef int flush(self) except -1
-    cdef int flush_alone(self) except -1
-    cdef int rearm(self) except -1
 
 
 cdef enum:
@@ -165,6 +158,7 @@ cdef class LoopCore:
         """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""
         return self.scratch if self.scratch != NULL else self.allocate_scratch()
     cdef char *allocate_scratch(self) except NULL
+    cdef int run_turns(self) except -1
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
@@ -186,6 +180,7 @@ cdef class LoopCore:
                     or self.ring.has_completions() or self.has_starved()
                     or list_size(<PyObject*>self.flush_list))
     cdef int submit_and_wait(self) except -1
+    cdef int sleep(self, int64_t timeout_ns) except -1
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1

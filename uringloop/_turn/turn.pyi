@@ -14,9 +14,6 @@ COLLECT_ROUNDS_MAX: int
 SLEEP_MAX_NS: int
 
 @disjoint_base
-class Flushable: ...
-
-@disjoint_base
 class LoopCore:
     slow_callback_duration: float
     _del_closes: bool

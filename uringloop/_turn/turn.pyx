@@ -45,6 +45,7 @@ from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
+from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
     Handle, TimerHandle, fill, fill_timer, format_handle, is_unshared, nanoseconds,
@@ -68,19 +69,6 @@ cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
-
-
-cdef class Flushable:
-
-    cdef int flush(self) except -1:
-        raise NotImplementedError
-
-    cdef int flush_alone(self) except -1:
-        """Flush the only item of the list."""
-        return self.flush()
-
-    cdef int rearm(self) except -1:
-        raise NotImplementedError
 
 
 cdef class LoopCore:
@@ -290,6 +278,13 @@ cdef class LoopCore:
 
     # ── the turn ─────────────────────────────────────────────────────────────────────────────
 
+    cdef int run_turns(self) except -1:
+        """Run turns until stop() is called."""
+        self.run_turn()
+        while not load_int(&self.stopping):
+            self.run_turn()
+        return 0
+
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
@@ -477,17 +472,22 @@ cdef class LoopCore:
                 timeout = min(deadline - self.now_ns(), SLEEP_MAX)
             # If another thread has put a handle into the inbox meanwhile, the loop stays awake.
             if (timeout == URING_FOREVER or timeout > 0) and self.inbox.fall_asleep():
-                store_int(&self.sleeping, True)
-                try:
-                    self.epoll_sleep.wait(timeout)
-                finally:
-                    self.inbox.wake_up()
-                    # In this order: blocked_s() reads `sleeping` first.
-                    begin_turn(&self.times)
-                    store_int_release(&self.sleeping, False)
+                self.sleep(timeout)
                 PyErr_CheckSignals()
                 return 0 if self.shared_listeners is None else self.shared_listeners.flush()
         return self.submit()
+
+    cdef int sleep(self, int64_t timeout_ns) except -1:
+        """Submit, and sleep until something happens; a loop for tests may advance its clock."""
+        store_int(&self.sleeping, True)
+        try:
+            self.epoll_sleep.wait(timeout_ns)
+        finally:
+            self.inbox.wake_up()
+            # In this order: blocked_s() reads `sleeping` first.
+            begin_turn(&self.times)
+            store_int_release(&self.sleeping, False)
+        return 0
 
     cdef bint fetch_held_back(self) except -1:
         """Fetch completions that the kernel holds back: a sleep would bring only one of them."""
@@ -574,10 +574,7 @@ cdef class LoopCore:
             self.sending = True
             self.waker.arm()
             self.epoll_sleep.look_again()
-            while True:
-                self.run_turn()
-                if load_int(&self.stopping):
-                    break
+            self.run_turns()
         finally:
             # This may call resume_writing(): what that writes is sent in the next run.
             self.sending = False

@@ -1,0 +1,142 @@
+"""Tests under many seeds: the options, the marker and the reports of the pytest plugin."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pytest_asyncio")
+
+SUITE = """if True:
+    import asyncio, pytest, pytest_asyncio
+
+    @pytest.fixture(scope="module")
+    def module_wide():
+        print("module fixture", end=";")
+        yield
+        print("module teardown", end=";")
+
+    @pytest_asyncio.fixture
+    async def lock():
+        yield asyncio.Lock()
+
+    async def test_passes(module_wide, lock):
+        async with lock:
+            await asyncio.sleep(100)
+
+    async def test_of_a_race(module_wide):
+        seen = []
+        async def note(number):
+            seen.append(number)
+        await asyncio.gather(*(note(number) for number in range(3)))
+        assert seen != [2, 1, 0]
+
+    def test_without_a_loop(module_wide):
+        pass
+"""
+
+MARKED = """if True:
+    import asyncio, pytest
+
+    loops = set()
+
+    @pytest.mark.uringloop_seeds(7)
+    async def test_marked():
+        loops.add(asyncio.get_running_loop())
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop._testing.loop"
+
+    async def test_not_marked():
+        assert len(loops) == 7
+        assert asyncio.get_running_loop() not in loops
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop"
+"""
+
+ANYIO = """if True:
+    import anyio, pytest
+
+    pytestmark = pytest.mark.anyio
+
+    async def test_passes():
+        with anyio.move_on_after(1000):
+            await anyio.sleep_forever()
+
+    async def test_of_a_race():
+        seen = []
+        async def note(number):
+            seen.append(number)
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(note, number)
+        assert seen != [2, 1, 0]
+"""
+
+
+def run_pytest(folder: Path, text: str, *arguments: str) -> str:
+    """Run pytest with the plugin on a suite; return what it prints."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    command = [sys.executable, "-m", "pytest", "-p", "uringloop.pytest_plugin", "-s", "-vv"]
+    command += ["-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def test_each_asynchronous_test_runs_under_all_seeds(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    assert "1 failed, 2 passed" in out
+    assert re.search(r"runs of 2 tests: 6,000 s of virtual time in \d+\.\d s", out)
+    # The fixtures of the module were made once, for all runs.
+    assert out.count("module fixture") == out.count("module teardown") == 1
+
+
+def test_a_failure_prints_the_command_that_repeats_it(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    match = re.search(r"seed (\d+) failed; again: pytest (\S+::test_of_a_race .*)", out)
+    assert match is not None
+    again = run_pytest(tmp_path, SUITE, *shlex.split(match[2]))
+    assert f"seed {match[1]} failed" in again
+    assert "assert [2, 1, 0] != [2, 1, 0]" in again
+    assert "1 failed" in again
+    assert "1 runs of 1 tests" in again
+
+
+def test_another_seed_alone_passes(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    match = re.search(r"seed (\d+) failed", out)
+    assert match is not None
+    other = 0 if match[1] != "0" else 1
+    assert "3 passed" in run_pytest(tmp_path, SUITE, f"--uringloop-seed={other}")
+
+
+def test_the_order_of_ordinary_loops(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60", "--uringloop-order=fifo")
+    assert "3 passed" in out
+
+
+def test_without_options_tests_run_once_in_real_time(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "-k", "race")
+    assert "1 passed" in out
+    assert "virtual time" not in out
+
+
+def test_the_marker_repeats_one_test(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, MARKED)
+    assert "2 passed" in out
+    assert "7 runs of 1 tests" in out
+
+
+def test_anyio(tmp_path: Path) -> None:
+    pytest.importorskip("anyio")
+    out = run_pytest(tmp_path, ANYIO, "--uringloop-seeds=60", "-p", "no:asyncio")
+    assert "1 failed, 1 passed" in out
+    assert "of 2 tests: 60,000 s of virtual time" in out
+
+
+def test_a_count_below_one_is_refused(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=0")
+    assert "--uringloop-seeds must be at least 1" in out

@@ -1,0 +1,38 @@
+"""The programs of the documents: each passes on other loops, and a seed finds its bug."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pytest_asyncio")
+
+RACES = Path(__file__).parents[2] / "examples" / "races"
+BROKEN = {
+    "test_doubled_payment.py::test_bank",
+    "test_leaked_connection.py::test_pool",
+    "test_lost_wake_up.py::test_mailbox",
+}
+
+
+def run_races(folder: Path, *arguments: str) -> str:
+    shutil.copytree(RACES, folder / "races")
+    command = [sys.executable, "-m", "pytest", "races", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def test_seeds_find_the_bugs_and_no_others(tmp_path: Path) -> None:
+    out = run_races(tmp_path, "-p", "uringloop.pytest_plugin", "--uringloop-seeds=1000")
+    failed = set(re.findall(r"^FAILED races/(\S+)", out, re.MULTILINE))
+    assert failed == BROKEN
+    assert "3 failed, 3 passed" in out
+
+
+def test_all_pass_in_real_time(tmp_path: Path) -> None:
+    assert "6 passed" in run_races(tmp_path)

@@ -1,0 +1,74 @@
+"""The same seed gives the same run: the trace of a loop for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """if True:
+    import asyncio, sys
+    from uringloop import testing
+
+    async def main():
+        async def serve(reader, writer):
+            while data := await reader.read(4096):
+                await asyncio.sleep(0.001)
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+
+        async def client(number):
+            reader, writer = await asyncio.open_connection(*address)
+            for step in range(5):
+                size = 1 + (number * 37 + step * 101) % 5000
+                writer.write(bytes(size))
+                await reader.readexactly(size)
+            writer.close()
+            await writer.wait_closed()
+
+        await asyncio.gather(*(client(number) for number in range(8)))
+        server.close()
+
+    faults = testing.Faults(late=0.1, short=0.1, stall=0.01)
+    def loop(): return testing.Loop(int(sys.argv[1]), faults=faults, trace=sys.argv[2])
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+"""
+
+
+def trace_of(seed: int, path: Path) -> str:
+    command = [sys.executable, "-c", PROGRAM, str(seed), str(path)]
+    # The program must not depend on the order of sets.
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_seed_gives_the_same_trace(seed: int, tmp_path: Path) -> None:
+    traces = [trace_of(seed, tmp_path / str(number)) for number in range(5)]
+    assert len(traces[0].splitlines()) > 500
+    assert len(set(traces)) == 1
+
+
+def test_other_seeds_give_other_traces(tmp_path: Path) -> None:
+    assert len({trace_of(seed, tmp_path / str(seed)) for seed in range(4)}) == 4
+
+
+def test_a_trace_names_callbacks_and_operations(tmp_path: Path) -> None:
+    lines = trace_of(3, tmp_path / "trace").splitlines()
+    words = [line.split(maxsplit=1)[1] for line in lines]
+    assert "run Task-1 main" in words
+    assert any(line.startswith("run Task-") and "client" in line for line in words)
+    assert any(line.startswith("timer ") for line in words)
+    assert any(line.startswith("recv#") for line in words)
+    times = [float(line.split()[0]) for line in lines]
+    assert times[0] == 1000
+    assert times == sorted(times)

@@ -1,0 +1,1 @@
+"""Loops for tests: virtual time, chosen orders, faults."""

@@ -1,0 +1,44 @@
+"""The compiled part of a loop for tests."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._turn.handles cimport Handle
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef extern from "_softring/simulation.h":
+    const uint64_t SOFT_ALWAYS
+    enum:
+        SOFT_FAULT_KINDS
+    struct soft_simulation:
+        uint64_t state
+        uint64_t *chance
+        uint64_t *happened
+    uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit)
+
+
+cdef class TestingCore(LoopCore):
+    cdef soft_simulation simulation  # lent to the ring; its random numbers are this loop's
+    cdef double clock           # seconds; it stands still while a callback can run
+    cdef int64_t clock_ns       # the same, for the trace
+    cdef int trace_fd           # -1: no trace
+    cdef uint64_t stall         # the chance of a stall in each turn, of SOFT_ALWAYS
+    cdef uint64_t stalls        # that have happened
+    cdef bint shuffles          # whether the seed chooses the order
+    cdef object outside         # an Outside; None before simulate()
+    cdef int turns_awake        # since the clock has changed
+    cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
+    cdef uint64_t completions   # of the ring, when the loop has last been idle
+
+    cdef int set_clock(self, double seconds) except -1
+    cdef int move_to(self, double deadline) except -1
+    cdef int trace_handle(self, str what, Handle handle) except -1
+    cdef int begin_turn(self) except -1
+    cdef int shuffle_ready(self) except -1
+    cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept
+    cdef int shuffle_due(self) except -1
+    cdef bint has_nothing(self) noexcept
+    cdef double idle_s(self) noexcept
+    cdef uint64_t activity(self) noexcept
+    cdef int sleep_outside(self, int64_t timeout_ns, double seconds, bint flows) except -1
+    cdef int advance(self) except -1

@@ -1,0 +1,49 @@
+"""class Faults: what goes wrong on a loop for tests, and how often."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Faults:
+    """The probability of each kind of fault, 0 to 1, at every opportunity.
+
+    A correct program does not notice the first group: a kernel does each of these, seldom.
+    """
+
+    # An event of a descriptor is reported later than it could be.
+    late: float = 0.0
+    # A send or receive, a read or write of a file transfers fewer bytes than it could, at least
+    # one; half of them at most seven.
+    short: float = 0.0
+    # The process gets no processor for a while: the clock advances by up to 17 s.
+    stall: float = 0.0
+    # Events are reported in another order than they have come.
+    reordered: float = 0.0
+    # What only this package's own code sees: no receive buffer is free, a multishot operation ends,
+    # the completion queue is full, a wait is interrupted, an enter is refused, a cancelled
+    # operation goes on for a while.
+    starved: float = 0.0
+    ended: float = 0.0
+    overflow: float = 0.0
+    interrupted: float = 0.0
+    busy: float = 0.0
+    overtaken: float = 0.0
+
+    # A send or receive fails with ECONNRESET.
+    reset: float = 0.0
+    # A send or receive fails with ENOMEM.
+    no_memory: float = 0.0
+    # accept(2) fails with EMFILE.
+    no_files: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, chance in dataclasses.asdict(self).items():
+            if not 0 <= chance <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {chance!r}")
+
+    def chance(self, kind: str) -> float:
+        """Return the probability of a *kind*, the name of a field."""
+        probability: float = getattr(self, kind)
+        return probability

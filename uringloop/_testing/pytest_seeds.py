@@ -1,0 +1,179 @@
+"""Runs asynchronous tests under many seeds; a part of `uringloop.pytest_plugin`.
+
+A test is run again and again, with its fixtures, until a seed fails or all have passed, and is
+reported once. Fixtures of a wider scope are set up once, for all seeds.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from _pytest.runner import call_and_report
+
+from uringloop._testing import seeds
+
+# The names of the plugin and of its marker.
+NAME = "uringloop-seeds"
+MARKER = "uringloop_seeds"
+# Of a report: how many seeds, seconds of virtual and of real time.
+PROPERTY = "uringloop-seeds"
+
+# What `pytest --markers` says.
+DESCRIPTION = (
+    f"{MARKER}(count=None, **options): run this test under so many seeds, if given, and give its "
+    "loops the options of uringloop.testing.Loop"
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("uringloop", "uringloop: tests under many seeds, in virtual time")
+    group.addoption(
+        "--uringloop-seeds",
+        type=int,
+        metavar="COUNT",
+        help="run each asynchronous test on a loop for tests, under the seeds 0 to COUNT - 1",
+    )
+    group.addoption(
+        "--uringloop-seed",
+        type=int,
+        metavar="SEED",
+        help="run each asynchronous test on a loop for tests, under this seed only",
+    )
+    group.addoption(
+        "--uringloop-order",
+        choices=("random", "fifo"),
+        help="whether the seed chooses the order in which tasks run (random, the default)",
+    )
+
+
+def is_asynchronous(item: pytest.Item) -> bool:
+    """Return whether *item* is a test function that is a coroutine."""
+    function = getattr(item, "function", None)
+    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    return inspect.iscoroutinefunction(inner)
+
+
+def run_once(
+    item: pytest.Item, nextitem: pytest.Item | None, *, is_last: bool
+) -> list[pytest.TestReport]:
+    """Run a test like pytest's runtestprotocol(), and keep the fixtures of wider scopes.
+
+    They are kept for the next run: until one fails, or is the last.
+    """
+    function: Any = item
+    if not function._request:
+        function._initrequest()
+    reports = [call_and_report(item, "setup", log=False)]
+    if reports[0].passed:
+        reports.append(call_and_report(item, "call", log=False))
+    passed = all(report.passed for report in reports)
+    # pytest keeps what the next item needs: here, one with the same parents.
+    following = copy.copy(item) if passed and not is_last else nextitem
+    reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
+    function._request = False
+    function.funcargs = None
+    return reports
+
+
+class SeedRuns:
+    """The hooks that repeat tests, and the counts of a session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.count: int | None = config.getoption("--uringloop-seeds")
+        self.only: int | None = config.getoption("--uringloop-seed")
+        self.order: str | None = config.getoption("--uringloop-order")
+        if self.count is not None and self.count < 1:
+            raise pytest.UsageError("--uringloop-seeds must be at least 1")
+        self.totals: list[float] = [0, 0.0, 0.0]
+        self.tests = 0
+        self.commands: list[str] = []
+
+    def plan(self, item: pytest.Item) -> tuple[Sequence[int], dict[str, Any]] | None:
+        """Return the seeds of a test and the options of its loops; None to run it as usual."""
+        marker = item.get_closest_marker(MARKER)
+        options = dict(marker.kwargs) if marker else {}
+        count = options.pop("count", None)
+        if marker and marker.args:
+            (count,) = marker.args
+        if self.count is not None:
+            count = self.count
+        if not is_asynchronous(item) or (count is None and self.only is None):
+            return None
+        if self.order is not None:
+            options["order"] = self.order
+        return ([self.only] if self.only is not None else range(count or 1)), options
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        plan = self.plan(item)
+        if plan is None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self.reports(item, nextitem, *plan):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def reports(
+        self,
+        item: pytest.Item,
+        nextitem: pytest.Item | None,
+        numbers: Sequence[int],
+        options: dict[str, Any],
+    ) -> list[pytest.TestReport]:
+        """Run a test until a seed fails; return the reports of the last seed."""
+        totals = [0, 0.0, 0.0]
+        reports: list[pytest.TestReport] = []
+        last = numbers[-1]
+        for number in numbers:
+            with seeds.run(number, options) as run:
+                reports = run_once(item, nextitem, is_last=number == last)
+            totals = [totals[0] + 1, totals[1] + run.virtual_s, totals[2] + run.real_s]
+            if not all(report.passed for report in reports):
+                self.annotate(item, reports, number)
+                break
+        reports[0].user_properties.append((PROPERTY, totals))
+        return reports
+
+    def annotate(self, item: pytest.Item, reports: list[pytest.TestReport], seed: int) -> None:
+        """Say in the reports of a failure how to run its seed again."""
+        again = f"pytest {shlex.quote(item.nodeid)} -p uringloop.pytest_plugin"
+        again += f" --uringloop-seed={seed}"
+        if self.order is not None:
+            again += f" --uringloop-order={self.order}"
+        for report in reports:
+            if report.failed:
+                report.sections.append(("uringloop", f"seed {seed} failed; again: {again}"))
+
+    # ── the summary, in the process that reports ─────────────────────────────────────────────
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == PROPERTY and report.when == "setup":
+                self.tests += 1
+                self.add(value)
+        for name, text in report.sections:
+            if name == "uringloop":
+                self.commands.append(text)
+
+    def add(self, totals: Any) -> None:
+        self.totals = [old + new for old, new in zip(self.totals, totals, strict=True)]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.tests:
+            return
+        count, virtual, real = self.totals
+        terminalreporter.section("uringloop")
+        for command in self.commands:
+            terminalreporter.line(command)
+        terminalreporter.line(
+            f"{count} runs of {self.tests} tests: {virtual:,.0f} s of virtual time in {real:,.1f} s"
+        )

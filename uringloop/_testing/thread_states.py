@@ -1,0 +1,110 @@
+"""What the other threads of this process do: whether they may do something by themselves.
+
+A thread that waits for another thread, without a time limit, does nothing by itself. The kernel
+tells: /proc/self/task/N/syscall has the number and the arguments of the call that a thread is in,
+and "running" if it is in none. A thread that waits for another one for a long time at most is a
+watchdog, such as faulthandler's: it counts as blocked.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import platform
+import struct
+import threading
+import time
+
+
+class ThreadState(enum.IntEnum):
+    """What threads do; the higher values outweigh the lower."""
+
+    BLOCKED = 0  # they wait for other threads of this process
+    WAITS_OUTSIDE = 1  # one waits, without a time limit, for a descriptor
+    WORKS = 2  # one runs, sleeps, or waits with a time limit
+
+
+# The numbers of system calls that may have a time limit, by machine: futex, nanosleep,
+# clock_nanosleep, poll, ppoll, select, pselect6, epoll_wait, epoll_pwait, epoll_pwait2.
+CALLS = {
+    "x86_64": (202, 35, 230, 7, 271, 23, 270, 232, 281, 441),
+    "aarch64": (98, 101, 115, None, 73, None, 72, None, 22, 441),
+    "riscv64": (98, 101, 115, None, 73, None, 72, None, 22, 441),
+}
+# For each of them the argument that is the limit; 0: it always has one.
+LIMITS = (4, 0, 0, 3, 3, 5, 5, 4, 4, 4)
+# A limit that is none: a null pointer, or -1 of an int.
+NO_LIMIT = ("0x0", "0xffffffff", "0xffffffffffffffff")
+
+_numbers = CALLS.get(platform.machine())
+LIMIT_OF = {
+    str(number): limit for number, limit in zip(_numbers or (), LIMITS, strict=False) if number
+}
+FUTEX = str(_numbers[0]) if _numbers else ""
+
+# Of futex(2): the argument that is the operation, and its values in linux/futex.h. The limit of
+# FUTEX_WAIT_BITSET is a time of a clock, that of FUTEX_WAIT a duration.
+OPERATION = 2
+FUTEX_WAIT_BITSET = 9
+FUTEX_COMMANDS = 0x7F
+FUTEX_CLOCK_REALTIME = 256
+TIMESPEC = struct.Struct("qq")
+
+# A wait that may last longer than so many seconds is a watchdog's.
+WATCHDOG_S = 5.0
+
+# The threads of software rings for files: the ring itself knows whether they have work.
+FILES = "uringloop-files\n"
+
+
+def state_of(line: str) -> ThreadState:
+    """Return the state of a thread whose `syscall` has this *line*."""
+    words = line.split()
+    if not LIMIT_OF or len(words) < 2 or words[0] == "running":
+        return ThreadState.WORKS
+    limit = LIMIT_OF.get(words[0])
+    if limit is None:
+        return ThreadState.WAITS_OUTSIDE
+    if limit == 0 or words[limit] not in NO_LIMIT:
+        is_watchdog = words[0] == FUTEX and left_of(words) > WATCHDOG_S
+        return ThreadState.BLOCKED if is_watchdog else ThreadState.WORKS
+    return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.WAITS_OUTSIDE
+
+
+def left_of(words: list[str]) -> float:
+    """Return for how many seconds a thread that is in futex(2) waits at most; 0 if unknown."""
+    operation = int(words[OPERATION], 16)
+    memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(memory, TIMESPEC.size, int(words[LIMIT_OF[FUTEX]], 16))
+    except OSError:
+        return 0.0
+    finally:
+        os.close(memory)
+    if len(data) < TIMESPEC.size:
+        return 0.0
+    seconds, nanoseconds = TIMESPEC.unpack(data)
+    limit: float = seconds + nanoseconds * 1e-9
+    if operation & FUTEX_COMMANDS != FUTEX_WAIT_BITSET:
+        return limit
+    clock = time.CLOCK_REALTIME if operation & FUTEX_CLOCK_REALTIME else time.CLOCK_MONOTONIC
+    return limit - time.clock_gettime(clock)
+
+
+def read(name: str, file: str) -> str:
+    with open(f"/proc/self/task/{name}/{file}") as opened:
+        return opened.read()
+
+
+def others() -> ThreadState:
+    """Return what the threads of this process do, except for the calling one."""
+    highest = ThreadState.BLOCKED
+    own = str(threading.get_native_id())
+    for name in os.listdir("/proc/self/task"):
+        try:
+            if name != own and read(name, "comm") != FILES:
+                highest = max(highest, state_of(read(name, "syscall")))
+        except OSError:
+            # It has just ended, after whatever it did; or this machine does not tell.
+            return ThreadState.WORKS
+    return highest

@@ -1,0 +1,20 @@
+"""Loops for tests: virtual time, every order of callbacks, faults, all from a seed.
+
+import asyncio
+from uringloop import testing
+
+with asyncio.Runner(loop_factory=lambda: testing.Loop(seed=7)) as runner:
+    runner.run(main())
+"""
+
+from __future__ import annotations
+
+from uringloop._testing.errors import DeadlockError, TimeLimitError
+from uringloop._testing.faults import Faults
+from uringloop._testing.loop import Loop
+
+__all__ = ["DeadlockError", "Faults", "Loop", "TimeLimitError"]
+
+# Tracebacks and help() name the module that a program imports.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
