@@ -12,8 +12,9 @@ from __future__ import annotations
 from uringloop._testing.errors import DeadlockError, TimeLimitError
 from uringloop._testing.faults import Faults
 from uringloop._testing.loop import Loop
+from uringloop._testing.network import Network, Route
 
-__all__ = ["DeadlockError", "Faults", "Loop", "TimeLimitError"]
+__all__ = ["DeadlockError", "Faults", "Loop", "Network", "Route", "TimeLimitError"]
 
 # Tracebacks and help() name the module that a program imports.
 for _name in __all__:

@@ -86,7 +86,7 @@ class Model:
         if faults is None:
             self.loop = uringloop.Loop(backend=backend)
         else:
-            self.loop = Loop(seed, faults=faults)
+            self.loop = Loop(seed, faults=faults, kernel_sockets=bool(seed % 2))
         self.loop.set_exception_handler(self._on_exception)
 
     def differs(self, how: str) -> None:

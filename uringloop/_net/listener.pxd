@@ -35,7 +35,8 @@ cdef class Listener(ListeningSocket):
     cdef bint accept_failed(self, int res) except -1
     cdef int stop(self, int res) except -1
     cdef int stop_waiting(self) except -1
-    cdef int begin_connection(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1
+    cdef int begin_connection(
+        self, int fd, const sockaddr_in6 *peer, unsigned int size, object sock) except -1
     cdef StreamTransport new_transport(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
     cdef LocalEnd local_end(self, int fd)

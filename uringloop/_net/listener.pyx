@@ -190,7 +190,7 @@ cdef class Listener(ListeningSocket):
                 res = uring_accept(u, self.fd, &peer, &size)
                 if res >= 0:
                     most -= 1
-                    self.begin_connection(res, &peer, size)
+                    self.begin_connection(res, &peer, size, None)
                     if most == before - 1 and most > 0:
                         # Usually one connection waits: a poll saves an accept4(2) that fails.
                         more = uring_may_accept(self.fd)
@@ -245,16 +245,31 @@ cdef class Listener(ListeningSocket):
             self.loop.ring.cancel(&self.poll_op)
         return 0
 
-    cdef int begin_connection(self, int fd, const sockaddr_in6 *peer, unsigned int size) except -1:
-        """Create the transport of a new connection; from then on the transport owns *fd*."""
+    def is_accepting(self):
+        """Return whether the listener is neither closed nor stopped."""
+        return self.accepts()
+
+    def serve(self, sock):
+        """Serve a connection that a loop for tests has made; the transport owns *sock*."""
+        self.begin_connection(-1, NULL, 0, sock)
+
+    cdef int begin_connection(
+            self, int fd, const sockaddr_in6 *peer, unsigned int size, object sock) except -1:
+        """Create the transport of a new connection; from then on the transport owns *fd*.
+
+        It has the Python socket *sock* instead, if that is not None.
+        """
         cdef StreamTransport transport = None
         PyContext_Enter(self.context)
         try:
-            transport = self.new_transport(fd, peer, size, self.factory())
+            if sock is None:
+                transport = self.new_transport(fd, peer, size, self.factory())
+            else:
+                transport = new_stream(self.loop, sock, self.factory(), None)
             self.connections.attach(transport)
             transport.begin(None)
         except BaseException as exc:
-            self.close_connection(fd, transport)
+            self.close_connection(fd if sock is None else sock.detach(), transport)
             if isinstance(exc, (KeyboardInterrupt, SystemExit)):
                 raise
             if self.loop.in_debug_mode():

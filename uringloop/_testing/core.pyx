@@ -82,6 +82,8 @@ cdef enum Place:
     BEHIND      # behind all of them: a task that has yielded by sleep(0)
     ANYWHERE    # behind the callbacks: a task that was woken, or has not begun
 
+# Random numbers have the precision of a double.
+cdef uint64_t STEPS = 1 << 53
 cdef uint64_t DOUBLINGS = STALL_DOUBLINGS
 
 cdef object TASK = asyncio.Task
@@ -302,6 +304,10 @@ cdef class TestingCore(LoopCore):
         return 0
 
     # ── for the Python modules ───────────────────────────────────────────────────────────────
+
+    def _random(self):
+        """Return a random number from 0 to below 1."""
+        return soft_random_below(&self.simulation, STEPS) / <double>STEPS
 
     def _waits(self):
         """Return the descriptors that the ring waits for, each with the events of poll(2)."""

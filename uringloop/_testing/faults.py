@@ -31,6 +31,14 @@ class Faults:
     busy: float = 0.0
     overtaken: float = 0.0
 
+    # On connections between the program and its own servers, a piece of data is under way for up to
+    # half a second longer, or is taken apart, into single bytes if it is short.
+    delay: float = 0.0
+    split: float = 0.0
+    # A connection to one of the program's own servers is refused.
+    refused: float = 0.0
+    # A name is not resolved: EAI_AGAIN.
+    no_name: float = 0.0
     # A send or receive fails with ECONNRESET.
     reset: float = 0.0
     # A send or receive fails with ENOMEM.

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import errno
 import math
 import os
-from typing import Literal
+import socket
+import warnings
+import weakref
+from typing import Any, Literal
 
 import uringloop.loop
+from uringloop._net.argument_checks import check_nonblocking
+from uringloop._net.listener import Listener
+from uringloop._net.resolver import ensure_resolved
+from uringloop._net.servers import Server
 from uringloop._testing import outside
 from uringloop._testing.core import FAULTS, TestingCore
 from uringloop._testing.faults import Faults
+from uringloop._testing.network import LOCALHOST, Network
+from uringloop._testing.servers import EVERY_ADDRESS, Servers
+from uringloop._testing.virtual_sockets import connect_pair, name_ends, replace_descriptor
+from uringloop._testing.wire import Wire
 from uringloop._turn import tracing
+
+# Ports of clients, in this order: the kernel's would differ from run to run.
+PORT_MIN, PORT_MAX = 49152, 65535
+# How long TCP tries to connect: Linux sends a SYN seven times.
+CONNECT_TIMEOUT_S = 127.0
+# The longest delay of a fault, and the most bytes that one takes apart into single ones.
+DELAY_MAX_S = 0.5
+SPLIT_MAX = 64
+
+
+class RouteWaiter:
+    """Resolves a future when the routes of a network change."""
+
+    def __init__(self, changed: asyncio.Future[None]) -> None:
+        self.changed = changed
+
+    def route_changed(self) -> None:
+        if not self.changed.done():
+            self.changed.set_result(None)
 
 
 class Loop(TestingCore, uringloop.loop.Loop):
@@ -24,6 +57,11 @@ class Loop(TestingCore, uringloop.loop.Loop):
     that of ordinary loops.
 
     *faults*: what goes wrong, with what probability; nothing by default.
+
+    *network*: what lies between the program and its own servers; nothing by default.
+
+    *kernel_sockets*: connections between the program and its own servers go through the kernel, as
+    on other loops, and not through *network*. Its TCP takes decisions by real time.
 
     *time_limit*: seconds that the clock may advance; then run_forever() raises TimeLimitError.
 
@@ -41,6 +79,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
         *,
         order: Literal["random", "fifo"] = "random",
         faults: Faults | None = None,
+        network: Network | None = None,
+        kernel_sockets: bool = False,
         time_limit: float | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -53,6 +93,133 @@ class Loop(TestingCore, uringloop.loop.Loop):
             seed, self.START_S, order == "random", outside.Outside(self, limit), trace_fd
         )
         self.faults = Faults() if faults is None else faults
+        self.network = Network() if network is None else network
+        self._kernel_sockets = kernel_sockets
+        self._happened: collections.Counter[str] = collections.Counter()
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._servers = Servers()
+        self._newest_port = PORT_MIN - 1
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────
+
+    async def create_server(self, *args: Any, **options: Any) -> Server:
+        server = await super().create_server(*args, **options)
+        self._servers.add(server)
+        return server
+
+    async def create_unix_server(self, *args: Any, **options: Any) -> Server:
+        server = await super().create_unix_server(*args, **options)
+        self._servers.add(server)
+        return server
+
+    async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> Any:
+        if self._happens("no_name", self._faults.no_name):
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if self.network.knows(host):
+            host = self.network.address(host)
+        elif host not in (None, "", LOCALHOST):
+            return await super().getaddrinfo(host, *args, **options)
+        # At once: a thread would take time.
+        return socket.getaddrinfo(host, *args, **options)
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        if sock.family != socket.AF_UNIX:
+            (_, _, _, _, address), *_ = await ensure_resolved(
+                self, address, family=sock.family, type=sock.type, proto=sock.proto
+            )
+        listener = None
+        if sock.type == socket.SOCK_STREAM and not self._kernel_sockets:
+            listener = self._servers.find(sock.family, address)
+        if listener is None:
+            await super().sock_connect(sock, address)
+            return
+        if self.get_debug():
+            check_nonblocking(sock)
+        name = self._name_of(sock, address)
+        hosts = self.network.host_of(name), self.network.host_of(address)
+        route = self.network.route(*hosts)
+        if not route.is_direct:
+            await self._reach(hosts)
+        if self._happens("refused", self._faults.refused):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {address}")
+        if route.is_direct and hosts[0] == hosts[1] and not self._has_network_faults():
+            accepted = connect_pair(sock, name, address)
+        else:
+            accepted = self._connect_wire(sock, name, address, hosts)
+        # As a timer: the seed chooses when the server accepts.
+        self.call_later(0, self._accept, listener, accepted)
+
+    async def _reach(self, hosts: tuple[str, str]) -> None:
+        """Wait until the other host has answered. Raises the TimeoutError of TCP."""
+        gives_up = self.time() + CONNECT_TIMEOUT_S
+        while not (route := self.network.route(*hosts)).open:
+            changed = self.create_future()
+            self.network.add_waiting(waiting := RouteWaiter(changed))
+            timer = self.call_at(gives_up, waiting.route_changed)
+            await changed
+            timer.cancel()
+            if self.time() >= gives_up:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        await asyncio.sleep(2 * route.latency + route.jitter * self._random())
+
+    def _connect_wire(
+        self, sock: socket.socket, name: Any, address: Any, hosts: tuple[str, str]
+    ) -> socket.socket:
+        wire = Wire(self, *hosts)
+        self._wires.add(wire)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.attach(0, far)
+        replace_descriptor(sock, near)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.attach(1, far)
+        return name_ends(sock, near, name, address)
+
+    def _has_network_faults(self) -> bool:
+        return bool(self._faults.delay or self._faults.split)
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """Return *data*, or the parts into which a fault takes it apart."""
+        if not self._happens("split", self._faults.split):
+            return [data]
+        size = 1 if len(data) <= SPLIT_MAX else 1 + int(self._random() * len(data))
+        return [data[start : start + size] for start in range(0, len(data), size)]
+
+    def network_delay(self) -> float:
+        """Return for how many seconds longer a piece of data is under way."""
+        if not self._happens("delay", self._faults.delay):
+            return 0.0
+        return self._random() * DELAY_MAX_S
+
+    def random(self) -> float:
+        """Return a random number from 0 to below 1, from the seed's sequence."""
+        return self._random()
+
+    def _happens(self, kind: str, chance: float) -> bool:
+        """Return whether a fault happens now, and count it."""
+        if not chance or self._random() >= chance:
+            return False
+        self._happened[kind] += 1
+        return True
+
+    def _name_of(self, sock: socket.socket, address: Any) -> Any:
+        """Return the name of a client's socket, which TCP chooses when it connects."""
+        name = sock.getsockname()
+        if sock.family == socket.AF_UNIX or name[1]:
+            return name
+        host = name[0]
+        if host in EVERY_ADDRESS.values():
+            host = self.network.current_address() or address[0]
+            if self.network.knows_address(host) and self.network.current_address() is None:
+                host = self.network.address(LOCALHOST)
+        self._newest_port = self._newest_port + 1 if self._newest_port < PORT_MAX else PORT_MIN
+        return (host, self._newest_port, *address[2:])
+
+    def _accept(self, listener: Listener, accepted: socket.socket) -> None:
+        if listener.is_accepting():
+            listener.serve(accepted)
+        else:
+            # The server has been closed with the connection in its backlog.
+            accepted.close()
 
     @property
     def faults(self) -> Faults:
@@ -64,9 +231,17 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._faults = faults
         self._set_chances([faults.chance(kind) for kind in FAULTS], faults.stall)
 
+    def close(self) -> None:
+        super().close()
+        with warnings.catch_warnings():
+            # The transports within the network are not the program's.
+            warnings.simplefilter("ignore", ResourceWarning)
+            for wire in list(self._wires):
+                wire.forget()
+
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""
-        return self._faults_happened()
+        return self._faults_happened() | dict(self._happened)
 
     def elapsed(self) -> float:
         """Return for how many seconds the loop's clock has advanced."""
