@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -263,3 +266,128 @@ def test_sock_calls_and_watched_sockets() -> None:
 def test_an_impossible_network_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         testing.Network(**options)
+
+
+def test_a_connection_that_has_ended_leaves_no_descriptor() -> None:
+    async def main() -> int:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            await ask("127.0.0.1", port_of(server), b"x")
+            await asyncio.sleep(1)
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(20):
+                await ask("127.0.0.1", port_of(server), b"x")
+            await asyncio.sleep(1)
+            return len(os.listdir("/proc/self/fd")) - before
+
+    gc.disable()
+    try:
+        assert run(main(), network=testing.Network(latency=0.01)) == 0
+    finally:
+        gc.enable()
+
+
+def test_a_loop_may_be_closed_twice() -> None:
+    loop = testing.Loop(network=testing.Network(latency=0.01))
+
+    async def main() -> None:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            await ask("127.0.0.1", port_of(server), b"x")
+
+    loop.run_until_complete(main())
+    loop.close()
+    loop.close()
+
+
+def test_a_partition_without_a_server() -> None:
+    network = testing.Network()
+    network.partition("web", "db")
+
+    async def main() -> None:
+        with network.on("web"), pytest.raises(TimeoutError):
+            await asyncio.open_connection("db", 1)
+
+    run(main(), network=network)
+
+
+def test_a_server_that_closes_during_the_handshake() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        asyncio.get_running_loop().call_later(0.5, server.close)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port_of(server))
+
+    run(main(), network=testing.Network(latency=1))
+
+
+def test_the_newest_server_at_a_path_answers(tmp_path: Path) -> None:
+    async def main() -> list[bytes]:
+        def serving(name: bytes) -> Callable[[Any, asyncio.StreamWriter], None]:
+            def serve(reader: object, writer: asyncio.StreamWriter) -> None:
+                writer.write(name)
+                writer.close()
+
+            return serve
+
+        servers = [
+            await asyncio.start_unix_server(serving(name), tmp_path / "socket")
+            for name in (b"one", b"two")
+        ]
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+        found = [await reader.read()]
+        writer.close()
+        os.unlink(tmp_path / "socket")
+        with pytest.raises(FileNotFoundError):
+            await asyncio.open_unix_connection(tmp_path / "socket")
+        for server in servers:
+            server.close()
+        return found
+
+    assert run(main()) == [b"two"]
+
+
+def test_a_socket_is_connected_once_and_keeps_its_options() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            address = server.sockets[0].getsockname()
+            with socket.socket() as sock:
+                sock.setblocking(False)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.sock_connect(sock, address)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+                with pytest.raises(OSError, match="already connected"):
+                    await loop.sock_connect(sock, address)
+                with sock.dup() as other:
+                    assert other.getpeername() == address
+
+    run(main())
+
+
+def test_a_class_of_the_program_s_own_goes_through_the_kernel() -> None:
+    class Own(socket.socket):
+        pass
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            with Own() as sock:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, server.sockets[0].getsockname())
+                await loop.sock_sendall(sock, b"x")
+                return await loop.sock_recv(sock, 1)
+
+    assert run(main()) == b"x"
+
+
+def test_no_descriptor_is_left_for_a_connection() -> None:
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            loop.call_later(3, setattr, loop, "faults", testing.Faults())
+            await ask("127.0.0.1", port_of(server), b"x")
+        return int(loop.faults_happened()["no_files"])  # type: ignore[attr-defined]
+
+    assert run(main(), faults=testing.Faults(no_files=1)) >= 2

@@ -216,3 +216,41 @@ async def time_out(ran: list[Any]) -> None:
 def test_a_timer_may_run_between_the_steps_of_another_one() -> None:
     found = orders(time_out)
     assert {order.index("time-out") for order in found} == {0, 1, 2, 3}
+
+
+def test_debug_mode_changes_no_order() -> None:
+    plain = orders(wake_three)
+
+    async def in_debug_mode(ran: list[Any]) -> None:
+        asyncio.get_running_loop().set_debug(True)
+        await wake_three(ran)
+
+    assert orders(in_debug_mode) == plain
+
+
+async def sets_of_tasks(ran: list[Any]) -> None:
+    tasks = {asyncio.create_task(note([], number), name=str(number)) for number in range(20)}
+    ran.extend(task.get_name() for task in tasks)
+    await asyncio.wait(tasks)
+
+
+def test_sets_of_tasks_have_one_order() -> None:
+    assert len(orders(sets_of_tasks)) == 1
+
+
+async def bound_methods(ran: list[Any]) -> None:
+    """A method of a task's is a callback like any other."""
+    loop = asyncio.get_running_loop()
+
+    class Noting(asyncio.Task[None]):
+        def note(self, number: int) -> None:
+            ran.append(number)
+
+    tasks = [Noting(asyncio.sleep(1), loop=loop) for _ in range(4)]
+    for number, task in enumerate(tasks):
+        loop.call_soon(task.note, number)
+    await asyncio.wait(tasks)
+
+
+def test_methods_of_tasks_run_in_the_order_of_the_calls() -> None:
+    assert orders(bound_methods) == {(0, 1, 2, 3)}

@@ -26,7 +26,8 @@ cdef class TestingCore(LoopCore):
     cdef uint64_t stalls        # that have happened
     cdef bint shuffles          # whether the seed chooses the order
     cdef object outside         # an Outside; None before simulate()
-    cdef int turns_awake        # since the clock has changed
+    cdef int turns_spun         # turns in a row in which only sleep(0) ran
+    cdef int64_t spun_at_ns     # on the real clock, when they were looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
     cdef uint64_t completions   # of the ring, when the loop has last been idle
 
@@ -34,6 +35,8 @@ cdef class TestingCore(LoopCore):
     cdef int move_to(self, double deadline) except -1
     cdef int trace_handle(self, str what, Handle handle) except -1
     cdef int begin_turn(self) except -1
+    cdef bint only_yields(self) except -1
+    cdef int leave_spin(self) except -1
     cdef int shuffle_ready(self) except -1
     cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept
     cdef int shuffle_due(self) except -1

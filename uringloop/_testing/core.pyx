@@ -3,7 +3,8 @@
 The clock stands still while anything can run. When nothing can, and nothing can come from outside
 (`Outside`, outside.py), it jumps to the next deadline; if there is none, the program can never go
 on, and run_forever() raises DeadlockError. A program that spins, with `sleep(0)` in a loop, until a
-timer has done something, would never see it: after SPIN_TURNS turns the clock jumps, too.
+timer has done something, would never see it: after SPIN_TURNS turns with nothing else the
+clock goes on, too.
 
 The order: asyncio promises that callbacks of call_soon() run in the order of the calls, and
 nothing about the order in which tasks run that are ready in the same turn, or timers of the same
@@ -21,17 +22,20 @@ program give the same run.
 import asyncio
 import functools
 import os
+import threading
+import types
 
 from cpython.object cimport PyObject
-from libc.math cimport INFINITY, nextafter
-from libc.stdint cimport int64_t, uint64_t
+from libc.math cimport INFINITY, fabs, nextafter
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 
-from uringloop._kernel.atomics cimport load_int
+from uringloop._kernel.atomics cimport count_total, load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
 from uringloop._turn.timers cimport NO_DEADLINE
+from uringloop._testing import thread_states
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
 
@@ -72,6 +76,9 @@ cdef enum:
 SAME_NS = 100
 cdef int64_t SAME = SAME_NS
 
+# Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
+cdef double NEVER = 9.2e9
+
 # After so many turns in a row in which something was ready, the clock jumps all the same.
 SPIN_TURNS = 10_000
 cdef int SPIN = SPIN_TURNS
@@ -83,10 +90,14 @@ cdef enum Place:
     ANYWHERE    # behind the callbacks: a task that was woken, or has not begun
 
 # Random numbers have the precision of a double.
-cdef uint64_t STEPS = 1 << 53
+cdef uint64_t FRACTIONS = 1 << 53
 cdef uint64_t DOUBLINGS = STALL_DOUBLINGS
 
 cdef object TASK = asyncio.Task
+# How asyncio's tasks, in C and in Python, are called: their steps and wake-ups.
+cdef str STEP = "TaskStepMethWrapper"
+cdef tuple STEPS = ("task_wakeup", "__step", "__wakeup")
+cdef tuple METHODS = (types.BuiltinMethodType, types.MethodType)
 
 
 cdef class TestingCore(LoopCore):
@@ -96,12 +107,12 @@ cdef class TestingCore(LoopCore):
 
         *trace_fd*, if not -1, gets a line for each event.
         """
+        self.outside = outside
         self.set_clock(start)
         self.shuffles = shuffles
         self.trace_fd = trace_fd
         trace(self, trace_fd)
         self.ring.trace.clock_ns = &self.clock_ns
-        self.outside = outside
         self.simulation.state = seed
         softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
         # One sleep, in which the clock can be advanced.
@@ -114,13 +125,17 @@ cdef class TestingCore(LoopCore):
             self.simulation.chance[kind] = chance_of(chance)
         self.stall = chance_of(stall)
 
+    def _reseed(self, uint64_t seed):
+        """Begin the random numbers again."""
+        self.simulation.state = seed
+
     def time(self):
         """Return the loop's clock in seconds. It stands still while a callback can run."""
         return self.clock
 
     cdef int set_clock(self, double seconds) except -1:
+        self.outside.check_limit(seconds)
         self.clock = seconds
-        self.turns_awake = 0
         self.clock_ns = nanoseconds(seconds)
         return 0
 
@@ -139,32 +154,75 @@ cdef class TestingCore(LoopCore):
     # ── the order ────────────────────────────────────────────────────────────────────────────
 
     cdef int run_turns(self) except -1:
-        while True:
-            self.begin_turn()
-            self.run_turn()
-            if load_int(&self.stopping):
-                return 0
+        thread_states.simulated.add(threading.get_native_id())
+        try:
+            while True:
+                self.begin_turn()
+                self.run_turn()
+                if load_int(&self.stopping):
+                    return 0
+        finally:
+            thread_states.simulated.discard(threading.get_native_id())
 
     cdef int begin_turn(self) except -1:
         cdef Py_ssize_t index
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
         if self.ready.count or self.ring.completions != self.completions:
-            self.completions = self.ring.completions
             self.idle_since_ns = 0
         if self.stall and soft_random_below(&self.simulation, SOFT_ALWAYS) < self.stall:
             self.stalls += 1
             self.set_clock(self.clock + STALL_MIN_S * (
                 <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
-        self.turns_awake += 1
-        if self.turns_awake > SPIN and self.timers.next_deadline_ns() != NO_DEADLINE:
-            # It waits, by sleep(0), for something that a timer will do.
-            self.advance()
+        if self.only_yields():
+            self.turns_spun += 1
+            if self.turns_spun > SPIN:
+                self.leave_spin()
+        else:
+            self.turns_spun = 0
         if self.shuffles and self.ready.count > 1:
             self.shuffle_ready()
         if self.trace_fd >= 0:
             for index in range(self.ready.count):
                 self.trace_handle("run", <Handle>self.ready.place(index)[0])
+        return 0
+
+    cdef bint only_yields(self) except -1:
+        """Return whether nothing but sleep(0), or timers of this instant, makes the loop turn."""
+        cdef Py_ssize_t index
+        cdef bint quiet = self.ring.completions == self.completions
+        self.completions = self.ring.completions
+        for index in range(self.ready.count):
+            if not quiet or place_of(<Handle>self.ready.place(index)[0], None) != BEHIND:
+                return False
+        return quiet
+
+    cdef int leave_spin(self) except -1:
+        """Let the clock go on: the program waits for what a timer, or something outside, does."""
+        cdef int64_t now = uring_clock_ns()
+        cdef double seconds
+        cdef bint flows
+        cdef double when = INFINITY
+        cdef double deadline
+        cdef Py_ssize_t index
+        if self.turns_spun == SPIN + 1:
+            self.spun_at_ns = now
+        seconds, flows = self.outside.look((now - self.spun_at_ns) * 1e-9, self.activity())
+        if seconds > 0:
+            if flows:
+                self.set_clock(self.clock + (now - self.spun_at_ns) * 1e-9)
+                self.spun_at_ns = now
+            return 0
+        if self.inbox.has_new():
+            # A thread has done its work, and ended, before it was looked at.
+            return 0
+        for index in range(self.timers.count):
+            deadline = (<TimerHandle>self.timers.entries[index].timer).deadline
+            if self.clock + SAME * 1e-9 < deadline < when:
+                when = deadline
+        if when < NEVER:
+            self.move_to(when)
+        self.turns_spun = 0
         return 0
 
     cdef int shuffle_ready(self) except -1:
@@ -195,7 +253,7 @@ cdef class TestingCore(LoopCore):
 
     cdef int64_t now_ns(self) except? -1:
         # Timers that are due within SAME_NS are due now.
-        return self.clock_ns + SAME
+        return min(self.clock_ns, INT64_MAX - SAME) + SAME
 
     cdef int expire_timers(self) except -1:
         LoopCore.expire_timers(self)
@@ -214,6 +272,7 @@ cdef class TestingCore(LoopCore):
                 break
             if self.trace_fd >= 0:
                 self.trace_handle("timer", <Handle>timer)
+            count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
             self.run_owned(timer, self.timers.spare)
             self.ring.check_process()
         return 0
@@ -296,18 +355,18 @@ cdef class TestingCore(LoopCore):
         if deadline != NO_DEADLINE:
             # Not the rounded nanoseconds: no timer may find that it is early.
             when = (<TimerHandle>self.timers.entries[0].timer).deadline
-        if when == INFINITY:
+        if when >= NEVER:
             self.outside.nothing_left()
         else:
-            self.outside.advance(when)
             self.move_to(when)
+        self.turns_spun = 0
         return 0
 
     # ── for the Python modules ───────────────────────────────────────────────────────────────
 
     def _random(self):
         """Return a random number from 0 to below 1."""
-        return soft_random_below(&self.simulation, STEPS) / <double>STEPS
+        return soft_random_below(&self.simulation, FRACTIONS) / <double>FRACTIONS
 
     def _waits(self):
         """Return the descriptors that the ring waits for, each with the events of poll(2)."""
@@ -330,7 +389,7 @@ cdef class TestingCore(LoopCore):
 
 
 cdef bint is_same_time(double first, double second) noexcept:
-    return second - first <= SAME * 1e-9
+    return fabs(second - first) <= SAME * 1e-9
 
 
 cdef uint64_t chance_of(double probability) noexcept:
@@ -340,24 +399,39 @@ cdef uint64_t chance_of(double probability) noexcept:
 cdef str name_of(Handle handle):
     """Return a name of the callback, without the addresses that differ from run to run."""
     callback = handle.callback
-    owner = getattr(callback, "__self__", None)
-    if isinstance(owner, TASK):
+    owner = task_of(callback)
+    if owner is not None:
         coroutine = owner.get_coro()
         return f"{owner.get_name()} {getattr(coroutine, '__qualname__', type(coroutine).__name__)}"
     while isinstance(callback, functools.partial):
         callback = callback.func
-    return getattr(callback, "__qualname__", type(callback).__name__)
+    try:
+        return callback.__qualname__
+    except Exception:
+        return type(callback).__name__
 
 
-cdef Place place_of(Handle handle, set seen):
-    """Return where the seed may put *handle*; *seen* has the tasks that are before it."""
-    owner = getattr(handle.callback, "__self__", None)
-    if not isinstance(owner, TASK):
+cdef object task_of(object callback):
+    """Return the task whose step *callback* is; None for another callback."""
+    kind = type(callback)
+    if kind.__name__ == STEP:
+        return callback.__self__
+    if kind not in METHODS or callback.__name__ not in STEPS:
+        return None
+    owner = callback.__self__
+    return owner if isinstance(owner, TASK) else None
+
+
+cdef Place place_of(Handle handle, set seen) except *:
+    """Return where the seed may put *handle*; *seen*, if given, has the tasks that are before it."""
+    owner = task_of(handle.callback)
+    if owner is None:
         return FIXED
-    if owner in seen:
-        return BEHIND
-    seen.add(owner)
+    if seen is not None:
+        if id(owner) in seen:
+            return BEHIND
+        seen.add(id(owner))
     # asyncio passes the future that has woken a task; and a coroutine that has not begun is new.
-    if handle.single or not getattr(owner.get_coro(), "cr_suspended", True):
+    if handle.single or (type(handle.args) is tuple and len(<tuple>handle.args) == 1):
         return ANYWHERE
-    return BEHIND
+    return BEHIND if getattr(owner.get_coro(), "cr_suspended", True) else ANYWHERE

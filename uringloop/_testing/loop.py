@@ -10,6 +10,8 @@ import os
 import socket
 import warnings
 import weakref
+from asyncio import constants
+from concurrent.futures import Executor
 from typing import Any, Literal
 
 import uringloop.loop
@@ -22,17 +24,37 @@ from uringloop._testing.core import FAULTS, TestingCore
 from uringloop._testing.faults import Faults
 from uringloop._testing.network import LOCALHOST, Network
 from uringloop._testing.servers import EVERY_ADDRESS, Servers
-from uringloop._testing.virtual_sockets import connect_pair, name_ends, replace_descriptor
+from uringloop._testing.virtual_sockets import (
+    VirtualSocket,
+    connect_pair,
+    name_ends,
+    replace_descriptor,
+)
 from uringloop._testing.wire import Wire
 from uringloop._turn import tracing
 
 # Ports of clients, in this order: the kernel's would differ from run to run.
 PORT_MIN, PORT_MAX = 49152, 65535
+LOCAL_ADDRESS: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 # How long TCP tries to connect: Linux sends a SYN seven times.
 CONNECT_TIMEOUT_S = 127.0
 # The longest delay of a fault, and the most bytes that one takes apart into single ones.
 DELAY_MAX_S = 0.5
 SPLIT_MAX = 64
+# The faults that this module lets happen.
+NETWORK_FAULTS = ("delay", "split", "refused", "no_name", "no_files")
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task with its number as its hash: sets of tasks have the same order in each run."""
+
+    def __init__(self, number: int, coroutine: Any, **options: Any) -> None:
+        # First: the task is put into a set while it is made.
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class RouteWaiter:
@@ -89,16 +111,39 @@ class Loop(TestingCore, uringloop.loop.Loop):
         super().__init__(backend="soft", warn_fallback=False, nestable=False, stall_ms=0)
         limit = math.inf if time_limit is None else time_limit
         trace_fd = -1 if trace is None else tracing.output(os.fspath(trace))
-        self._simulate(
-            seed, self.START_S, order == "random", outside.Outside(self, limit), trace_fd
-        )
+        self._outside = outside.Outside(self, limit)
+        self._simulate(seed, self.START_S, order == "random", self._outside, trace_fd)
         self.faults = Faults() if faults is None else faults
         self.network = Network() if network is None else network
         self._kernel_sockets = kernel_sockets
         self._happened: collections.Counter[str] = collections.Counter()
-        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._wires: list[weakref.ref[Wire]] = []
         self._servers = Servers()
         self._newest_port = PORT_MIN - 1
+        self._newest_task = 0
+
+    def reseed(self, seed: int) -> None:
+        """Begin again with the random numbers of *seed*."""
+        self._reseed(seed)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if self.get_task_factory() is not None:
+            task: asyncio.Task[Any] = super().create_task(coro, **options)
+            return task
+        self._check_closed()
+        self._newest_task += 1
+        return NumberedTask(self._newest_task, coro, loop=self, **options)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
+        future = super().run_in_executor(executor, func, *args)
+        self._outside.calls += 1
+        future.add_done_callback(self._call_ended)
+        return future
+
+    def _call_ended(self, future: asyncio.Future[Any]) -> None:
+        self._outside.calls -= 1
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
@@ -127,19 +172,27 @@ class Loop(TestingCore, uringloop.loop.Loop):
             (_, _, _, _, address), *_ = await ensure_resolved(
                 self, address, family=sock.family, type=sock.type, proto=sock.proto
             )
-        listener = None
-        if sock.type == socket.SOCK_STREAM and not self._kernel_sockets:
-            listener = self._servers.find(sock.family, address)
-        if listener is None:
+        # A class of the program's own keeps its socket.
+        if type(sock) not in (socket.socket, VirtualSocket) or sock.type != socket.SOCK_STREAM:
             await super().sock_connect(sock, address)
             return
         if self.get_debug():
             check_nonblocking(sock)
+        if isinstance(sock, VirtualSocket):
+            raise OSError(errno.EISCONN, os.strerror(errno.EISCONN))
+        if self._kernel_sockets:
+            await super().sock_connect(sock, address)
+            return
         name = self._name_of(sock, address)
         hosts = self.network.host_of(name), self.network.host_of(address)
-        route = self.network.route(*hosts)
-        if not route.is_direct:
+        listener = self._servers.find(sock.family, address)
+        if listener is not None or hosts[0] != hosts[1]:
             await self._reach(hosts)
+            listener = self._servers.find(sock.family, address)
+        if listener is None:
+            await super().sock_connect(sock, address)
+            return
+        route = self.network.route(*hosts)
         if self._happens("refused", self._faults.refused):
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {address}")
         if route.is_direct and hosts[0] == hosts[1] and not self._has_network_faults():
@@ -152,21 +205,29 @@ class Loop(TestingCore, uringloop.loop.Loop):
     async def _reach(self, hosts: tuple[str, str]) -> None:
         """Wait until the other host has answered. Raises the TimeoutError of TCP."""
         gives_up = self.time() + CONNECT_TIMEOUT_S
-        while not (route := self.network.route(*hosts)).open:
-            changed = self.create_future()
-            self.network.add_waiting(waiting := RouteWaiter(changed))
-            timer = self.call_at(gives_up, waiting.route_changed)
-            await changed
-            timer.cancel()
-            if self.time() >= gives_up:
-                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-        await asyncio.sleep(2 * route.latency + route.jitter * self._random())
+        while True:
+            while not (route := self.network.route(*hosts)).open:
+                changed = self.create_future()
+                self.network.add_waiting(waiting := RouteWaiter(changed))
+                timer = self.call_at(gives_up, waiting.route_changed)
+                try:
+                    await changed
+                finally:
+                    timer.cancel()
+                if self.time() >= gives_up:
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            if route.is_direct:
+                return
+            await asyncio.sleep(2 * route.latency + route.jitter * self._random())
+            if self.network.route(*hosts).open:
+                return
 
     def _connect_wire(
         self, sock: socket.socket, name: Any, address: Any, hosts: tuple[str, str]
     ) -> socket.socket:
         wire = Wire(self, *hosts)
-        self._wires.add(wire)
+        self._wires = [known for known in self._wires if known() is not None]
+        self._wires.append(weakref.ref(wire))
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         wire.attach(0, far)
         replace_descriptor(sock, near)
@@ -209,13 +270,22 @@ class Loop(TestingCore, uringloop.loop.Loop):
         host = name[0]
         if host in EVERY_ADDRESS.values():
             host = self.network.current_address() or address[0]
+            if host == EVERY_ADDRESS[sock.family]:
+                host = LOCAL_ADDRESS[sock.family]
             if self.network.knows_address(host) and self.network.current_address() is None:
                 host = self.network.address(LOCALHOST)
         self._newest_port = self._newest_port + 1 if self._newest_port < PORT_MAX else PORT_MIN
         return (host, self._newest_port, *address[2:])
 
     def _accept(self, listener: Listener, accepted: socket.socket) -> None:
-        if listener.is_accepting():
+        if self._happens("no_files", self._faults.no_files):
+            # As the loop does when it has no descriptor left for a connection.
+            error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self.call_exception_handler(
+                {"message": "socket.accept() out of system resource", "exception": error}
+            )
+            self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept, listener, accepted)
+        elif listener.is_accepting():
             listener.serve(accepted)
         else:
             # The server has been closed with the connection in its backlog.
@@ -236,12 +306,16 @@ class Loop(TestingCore, uringloop.loop.Loop):
         with warnings.catch_warnings():
             # The transports within the network are not the program's.
             warnings.simplefilter("ignore", ResourceWarning)
-            for wire in list(self._wires):
-                wire.forget()
+            for known in self._wires:
+                if (wire := known()) is not None:
+                    wire.forget()
 
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""
-        return self._faults_happened() | dict(self._happened)
+        happened = self._faults_happened()
+        for kind in NETWORK_FAULTS:
+            happened[kind] = happened.get(kind, 0) + self._happened[kind]
+        return happened
 
     def elapsed(self) -> float:
         """Return for how many seconds the loop's clock has advanced."""

@@ -63,7 +63,9 @@ class Network:
         self._default = Route(latency, jitter, bandwidth)
         self._routes: dict[frozenset[str], Route] = {}
         self._addresses: dict[str, str] = {}
-        self._waiting: weakref.WeakSet[Waiting] = weakref.WeakSet()
+        # In the order in which they were added, not in that of a set.
+        self._waiting: weakref.WeakValueDictionary[int, Waiting] = weakref.WeakValueDictionary()
+        self._added = 0
 
     # ── hosts ────────────────────────────────────────────────────────────────────────────────
 
@@ -133,8 +135,11 @@ class Network:
         self.set_route(one, other, open=True)
 
     def add_waiting(self, waiting: Waiting) -> None:
-        self._waiting.add(waiting)
+        self._added += 1
+        self._waiting[self._added] = waiting
 
     def _wake(self) -> None:
-        for waiting in list(self._waiting):
-            waiting.route_changed()
+        for number in sorted(self._waiting):
+            waiting = self._waiting.get(number)
+            if waiting is not None:
+                waiting.route_changed()

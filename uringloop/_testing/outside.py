@@ -8,23 +8,31 @@ The clock of a loop for tests may jump only when nothing can come. What can is o
 - Something that works: a child process, a thread that is not blocked for ever, another program that
   has been asked. The loop waits in real time, and its clock advances with it: timeouts work.
 - Something that may or may not speak: a connection to another program that was not asked, a thread
-  that waits for a descriptor. The loop waits for QUIET_S, and then takes it that nothing comes.
+  that serves others. After each activity the loop waits for QUIET_S, and then takes it that nothing
+  comes.
+
+What was there before the loop, a thread that has not moved since or a child, is not the program's.
 """
 
 from __future__ import annotations
 
-import select
+import multiprocessing
+import signal
+import time
 from typing import TYPE_CHECKING
 
-from uringloop._testing import errors, thread_states
+from uringloop._testing import children, errors
 from uringloop._testing.peers import Peers, Traffic
-from uringloop._testing.thread_states import ThreadState
+from uringloop._testing.thread_states import Threads, ThreadState
 
 if TYPE_CHECKING:
     from uringloop._testing.loop import Loop
 
 # Seconds of real time for which the loop waits for what may or may not speak.
 QUIET_S = 0.02
+# A program that was asked by other means than TCP, where nothing tells whether it has answered, has
+# answered by then.
+ANSWER_S = 1.0
 # What is under way on a connection of this process has come by then, or never will.
 STUCK_S = 1.0
 # While something works, the loop looks again after this time, and then ever more rarely.
@@ -39,39 +47,51 @@ class Outside:
         self.loop = loop
         self.time_limit = time_limit
         self.peers = Peers()
-        # The activity of the loop when its sockets could get nothing.
-        self.silent_at = -1
+        self.threads = Threads()
+        self.older_children = children.running()
+        # Calls of run_in_executor() that have not ended.
+        self.calls = 0
+        # The newest activity of the loop, and when it was seen, in real time.
+        self.activity = -1
+        self.active_at = time.monotonic()
 
     def look(self, idle_s: float, activity: int) -> tuple[float, bool]:
         """Return how long to wait, in seconds of real time, and whether the clock goes on.
 
-        *idle_s* is for how long nothing has happened; *activity* differs after anything has.
-        (0, False): nothing can come.
+        *idle_s* is for how long nothing has happened; *activity* differs after anything was sent,
+        submitted or received. (0, False): nothing can come.
         """
+        if activity != self.activity:
+            self.activity = activity
+            self.active_at = time.monotonic()
+        quiet_s = time.monotonic() - self.active_at
         pause = min(max(LOOK_MIN_S, idle_s), LOOK_MAX_S)
         if self.loop._has_file_work():
             return pause, False
-        traffic = self.traffic(activity)
-        if traffic is Traffic.UNDER_WAY and idle_s < STUCK_S:
+        traffic = self.peers.traffic(self.loop._waits(), asked_lately=quiet_s < ANSWER_S)
+        if traffic is Traffic.UNDER_WAY and quiet_s < STUCK_S:
             return pause, False
-        threads = thread_states.others()
-        if traffic is Traffic.ASKED or self.loop._children or threads is ThreadState.WORKS:
+        threads = self.threads.look()
+        if traffic is Traffic.ASKED or self.works(threads):
             return pause, True
-        may_speak = traffic is Traffic.OPEN or threads is ThreadState.WAITS_OUTSIDE
-        if may_speak and idle_s < QUIET_S:
-            return QUIET_S - idle_s, False
+        may_speak = traffic is Traffic.OPEN or threads is not ThreadState.BLOCKED
+        if may_speak and quiet_s < QUIET_S:
+            return min(QUIET_S - quiet_s, QUIET_S), False
         return 0, False
 
-    def traffic(self, activity: int) -> Traffic:
-        """Return what may come to the loop's sockets."""
-        if activity == self.silent_at:
-            return Traffic.NONE
-        # Room for a send comes from whoever reads; only what is received may be under way.
-        receiving = [fd for fd, events in self.loop._waits() if events & select.POLLIN]
-        traffic = self.peers.traffic(receiving)
-        if traffic is Traffic.NONE:
-            self.silent_at = activity
-        return traffic
+    def works(self, threads: ThreadState) -> bool:
+        """Return whether a thread, a child or a timer of the process does something by itself."""
+        if threads is ThreadState.WORKS or self.loop._children:
+            return True
+        if self.calls and threads is not ThreadState.BLOCKED:
+            return True
+        if signal.getitimer(signal.ITIMER_REAL)[0]:
+            return True
+        found = children.running() - self.older_children
+        if found and not self.calls:
+            # Those of a pool wait for calls.
+            found -= {child.pid for child in multiprocessing.active_children()}
+        return bool(found)
 
     def nothing_left(self) -> None:
         """No timer is left, and nothing can come."""
@@ -80,8 +100,8 @@ class Outside:
             + errors.describe_tasks(self.loop)
         )
 
-    def advance(self, when: float) -> None:
-        """The clock is about to jump to *when*."""
+    def check_limit(self, when: float) -> None:
+        """The clock is about to be *when*. Raises TimeLimitError."""
         if when - self.loop.START_S > self.time_limit:
             raise errors.TimeLimitError(
                 f"the clock would pass its limit of {self.time_limit:g} s\n"

@@ -11,6 +11,7 @@ import contextlib
 import enum
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -39,9 +40,10 @@ class Traffic(enum.IntEnum):
     """What may come to the sockets of a loop; the higher values outweigh the lower."""
 
     NONE = 0  # nothing
-    OPEN = 1  # another program may or may not speak
-    ASKED = 2  # another program has been asked
-    UNDER_WAY = 3  # bytes between two sockets of this process
+    LATELY = 1  # another program may have been asked: nothing tells
+    OPEN = 2  # another program may or may not speak
+    ASKED = 3  # another program has been asked
+    UNDER_WAY = 4  # bytes between two sockets of this process
 
 
 @dataclass
@@ -69,7 +71,7 @@ def stream_of(sock: socket.socket) -> Stream | None:
     (last_sent,) = struct.unpack_from("I", info, LAST_DATA_SENT)
     (last_received,) = struct.unpack_from("I", info, LAST_DATA_RECEIVED)
     # Milliseconds ago.
-    asked = last_sent <= last_received or not received
+    asked = sent > 0 and (last_sent <= last_received or not received)
     return Stream(info[STATE], sent - again, received, unsent, asked)
 
 
@@ -111,32 +113,47 @@ class Peers:
     def __init__(self) -> None:
         self.fds: dict[tuple[object, object], int] = {}
 
-    def traffic(self, fds: list[int]) -> Traffic:
-        """Return what may come to *fds*, which the loop waits for."""
+    def traffic(self, waits: list[tuple[int, int]], *, asked_lately: bool) -> Traffic:
+        """Return what may come to the descriptors that the loop waits for.
+
+        *waits* are descriptors with events of poll(2). *asked_lately*: a short time ago the loop
+        has done something that may have been a question.
+        """
         highest = Traffic.NONE
         self.fds = {}
-        for fd in dict.fromkeys(fds):
-            highest = max(highest, self.traffic_of(fd))
+        for fd, events in waits:
+            found = self.traffic_of(fd, bool(events & select.POLLIN))
+            if found is Traffic.LATELY:
+                found = Traffic.ASKED if asked_lately else Traffic.OPEN
+            highest = max(highest, found)
         return highest
 
-    def traffic_of(self, fd: int) -> Traffic:
+    def traffic_of(self, fd: int, receives: bool) -> Traffic:
         if not is_socket(fd):
             return Traffic.NONE
         with borrowed(fd) as sock:
             if sock.family == socket.AF_UNIX:
                 return self.traffic_of_unix(sock)
-            if sock.type != socket.SOCK_STREAM:
-                return Traffic.NONE
-            return self.traffic_of_stream(sock)
+            if sock.type == socket.SOCK_STREAM:
+                return self.traffic_of_stream(sock, receives)
+            return self.traffic_of_datagrams(sock)
 
     def traffic_of_unix(self, sock: socket.socket) -> Traffic:
         """The kernel hands bytes over before send(2) returns: nothing is ever under way."""
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return Traffic.NONE
         pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return Traffic.NONE if pid in (0, os.getpid()) else Traffic.OPEN
+        return Traffic.NONE if pid in (0, os.getpid()) else Traffic.LATELY
 
-    def traffic_of_stream(self, sock: socket.socket) -> Traffic:
+    def traffic_of_datagrams(self, sock: socket.socket) -> Traffic:
+        try:
+            name, peer = sock.getsockname(), sock.getpeername()
+        except OSError:
+            # It may have asked anybody.
+            return Traffic.LATELY
+        return Traffic.LATELY if self.find(peer, name) is None else Traffic.NONE
+
+    def traffic_of_stream(self, sock: socket.socket, receives: bool) -> Traffic:
         here = stream_of(sock)
         if here is None or here.state == LISTEN:
             return Traffic.NONE
@@ -148,17 +165,22 @@ class Peers:
             name, peer = sock.getsockname(), sock.getpeername()
         except OSError:
             return Traffic.NONE
-        if unread_bytes(sock):
+        if receives and unread_bytes(sock):
             # They have been reported: the program does not want them now.
             return Traffic.NONE
         other = self.find(peer, name)
         if other is None:
+            if not receives:
+                # The other program makes room.
+                return Traffic.ASKED
+            if not here.sent and not here.received:
+                return Traffic.LATELY
             return Traffic.ASKED if here.asked else Traffic.OPEN
         with borrowed(other) as sock:
             there = stream_of(sock)
-        return (
-            Traffic.UNDER_WAY if there is not None and is_under_way(there, here) else Traffic.NONE
-        )
+        if receives and there is not None and is_under_way(there, here):
+            return Traffic.UNDER_WAY
+        return Traffic.NONE
 
     def find(self, name: object, peer: object) -> int | None:
         """Return the descriptor of this process's socket with these names."""

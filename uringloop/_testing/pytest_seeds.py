@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import shlex
+import unittest
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,10 @@ def add_options(parser: pytest.Parser) -> None:
 def is_asynchronous(item: pytest.Item) -> bool:
     """Return whether *item* is a test function that is a coroutine."""
     function = getattr(item, "function", None)
+    case = getattr(item, "cls", None)
+    if isinstance(case, type) and issubclass(case, unittest.TestCase):
+        # It makes its loop by itself.
+        return False
     inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     return inspect.iscoroutinefunction(inner)
 
@@ -66,10 +71,12 @@ def run_once(
     They are kept for the next run: until one fails, or is the last.
     """
     function: Any = item
+    # What earlier runs have printed is not this one's.
+    function._report_sections.clear()
     if not function._request:
         function._initrequest()
     reports = [call_and_report(item, "setup", log=False)]
-    if reports[0].passed:
+    if reports[0].passed and not item.config.getoption("setuponly", False):
         reports.append(call_and_report(item, "call", log=False))
     passed = all(report.passed for report in reports)
     # pytest keeps what the next item needs: here, one with the same parents.
@@ -133,7 +140,9 @@ class SeedRuns:
         totals = [0, 0.0, 0.0]
         reports: list[pytest.TestReport] = []
         last = numbers[-1]
+        properties = list(item.user_properties)
         for number in numbers:
+            item.user_properties[:] = properties
             with seeds.run(number, options) as run:
                 reports = run_once(item, nextitem, is_last=number == last)
             totals = [totals[0] + 1, totals[1] + run.virtual_s, totals[2] + run.real_s]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ class Run:
 
 
 _current: Run | None = None
+_loops: list[weakref.ref[Loop]] = []
 
 
 def is_active() -> bool:
@@ -41,14 +43,20 @@ def new_loop() -> Loop:
     # A test that makes several loops: each has a sequence of its own.
     loop = Loop(_current.seed + (len(_current.loops) << 32), **_current.options)
     _current.loops.append(loop)
+    _loops.append(weakref.ref(loop))
     return loop
 
 
 @contextmanager
 def run(seed: int, options: dict[str, Any]) -> Iterator[Run]:
     """Give *seed* to the loops that are made meanwhile, and to the module random."""
-    global _current
+    global _current, _loops
     before, state = _current, random.getstate()
+    # Loops of a wider scope than the test's: each test begins with its own numbers.
+    _loops = [known for known in _loops if (loop := known()) is not None and not loop.is_closed()]
+    for known in _loops:
+        if (loop := known()) is not None:
+            loop.reseed(seed)
     _current = made = Run(seed, options)
     random.seed(seed)
     began = time.monotonic()

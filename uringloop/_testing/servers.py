@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from typing import Any
@@ -26,18 +27,29 @@ class Servers:
 
     def find(self, family: int, address: Any) -> Listener | None:
         """Return the listener that a connection to *address* goes to; None if it is no server's."""
-        for known in self.known:
+        found: Listener | None = None
+        # The newest first: it has taken the place of others at a path.
+        for known in reversed(self.known):
             server = known()
             if server is None or not server.is_serving():
                 continue
             for sock, listener in zip(server._sockets or (), server._listeners, strict=True):
-                if sock.family == family and is_reached(sock.getsockname(), address, family):
+                name = sock.getsockname()
+                if sock.family != family or not is_reached(name, address, family):
+                    continue
+                if name == address[: len(name)]:
                     return listener
-        return None
+                found = found or listener
+        return found
+
+
+def exists(path: str | bytes) -> bool:
+    """Return whether a UNIX socket's file is still there; abstract names have none."""
+    return path[:1] in ("\0", b"\0") or os.path.exists(path)
 
 
 def is_reached(name: Any, address: Any, family: int) -> bool:
     """Return whether a connection to *address* reaches the listening socket called *name*."""
     if family not in EVERY_ADDRESS:
-        return bool(name == address)
+        return os.fsencode(name) == os.fsencode(address) and exists(name)
     return name[1] == address[1] and name[0] in (address[0], EVERY_ADDRESS[family])

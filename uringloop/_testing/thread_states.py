@@ -20,19 +20,20 @@ class ThreadState(enum.IntEnum):
     """What threads do; the higher values outweigh the lower."""
 
     BLOCKED = 0  # they wait for other threads of this process
-    WAITS_OUTSIDE = 1  # one waits, without a time limit, for a descriptor
-    WORKS = 2  # one runs, sleeps, or waits with a time limit
+    SERVES = 1  # one waits, without a time limit, for whoever may come
+    WORKS = 2  # one runs, sleeps, waits with a time limit, or for what it has asked for
 
 
-# The numbers of system calls that may have a time limit, by machine: futex, nanosleep,
-# clock_nanosleep, poll, ppoll, select, pselect6, epoll_wait, epoll_pwait, epoll_pwait2.
+# The numbers of system calls in which a thread does nothing by itself, unless they have a time
+# limit, by machine: futex, poll, ppoll, select, pselect6, epoll_wait, epoll_pwait, epoll_pwait2,
+# accept, accept4, io_uring_enter, rt_sigtimedwait.
 CALLS = {
-    "x86_64": (202, 35, 230, 7, 271, 23, 270, 232, 281, 441),
-    "aarch64": (98, 101, 115, None, 73, None, 72, None, 22, 441),
-    "riscv64": (98, 101, 115, None, 73, None, 72, None, 22, 441),
+    "x86_64": (202, 7, 271, 23, 270, 232, 281, 441, 43, 288, 426, 128),
+    "aarch64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
+    "riscv64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
 }
-# For each of them the argument that is the limit; 0: it always has one.
-LIMITS = (4, 0, 0, 3, 3, 5, 5, 4, 4, 4)
+# For each of them the argument that is the limit, or the flags of io_uring_enter; 0: it has none.
+LIMITS = (4, 3, 3, 5, 5, 4, 4, 4, 0, 0, 4, 3)
 # A limit that is none: a null pointer, or -1 of an int.
 NO_LIMIT = ("0x0", "0xffffffff", "0xffffffffffffffff")
 
@@ -41,6 +42,9 @@ LIMIT_OF = {
     str(number): limit for number, limit in zip(_numbers or (), LIMITS, strict=False) if number
 }
 FUTEX = str(_numbers[0]) if _numbers else ""
+IO_URING_ENTER = "426"
+# The flag of io_uring_enter(2) with which a structure has the limit.
+IORING_ENTER_EXT_ARG = 8
 
 # Of futex(2): the argument that is the operation, and its values in linux/futex.h. The limit of
 # FUTEX_WAIT_BITSET is a time of a clock, that of FUTEX_WAIT a duration.
@@ -55,20 +59,6 @@ WATCHDOG_S = 5.0
 
 # The threads of software rings for files: the ring itself knows whether they have work.
 FILES = "uringloop-files\n"
-
-
-def state_of(line: str) -> ThreadState:
-    """Return the state of a thread whose `syscall` has this *line*."""
-    words = line.split()
-    if not LIMIT_OF or len(words) < 2 or words[0] == "running":
-        return ThreadState.WORKS
-    limit = LIMIT_OF.get(words[0])
-    if limit is None:
-        return ThreadState.WAITS_OUTSIDE
-    if limit == 0 or words[limit] not in NO_LIMIT:
-        is_watchdog = words[0] == FUTEX and left_of(words) > WATCHDOG_S
-        return ThreadState.BLOCKED if is_watchdog else ThreadState.WORKS
-    return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.WAITS_OUTSIDE
 
 
 def left_of(words: list[str]) -> float:
@@ -96,15 +86,56 @@ def read(name: str, file: str) -> str:
         return opened.read()
 
 
-def others() -> ThreadState:
-    """Return what the threads of this process do, except for the calling one."""
-    highest = ThreadState.BLOCKED
-    own = str(threading.get_native_id())
+def state_of(line: str) -> ThreadState:
+    """Return the state of a thread whose `syscall` has this *line*."""
+    words = line.split()
+    limit = LIMIT_OF.get(words[0]) if len(words) > 1 else None
+    if limit is None:
+        # It runs, or its call ends by itself: a sleep, a read of what it has asked for.
+        return ThreadState.WORKS
+    if words[0] == IO_URING_ENTER:
+        timed = int(words[limit], 16) & IORING_ENTER_EXT_ARG
+        return ThreadState.WORKS if timed else ThreadState.SERVES
+    if limit and words[limit] not in NO_LIMIT:
+        is_watchdog = words[0] == FUTEX and left_of(words) > WATCHDOG_S
+        return ThreadState.BLOCKED if is_watchdog else ThreadState.WORKS
+    return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
+
+
+# The threads that run loops for tests, whose sleeps are not theirs.
+simulated: set[int] = set()
+
+
+def lines() -> dict[str, str]:
+    """Return the `syscall` of each other thread by its number."""
+    found = {}
+    own = threading.get_native_id()
     for name in os.listdir("/proc/self/task"):
+        if int(name) == own or int(name) in simulated:
+            continue
         try:
-            if name != own and read(name, "comm") != FILES:
-                highest = max(highest, state_of(read(name, "syscall")))
+            if read(name, "comm") != FILES:
+                found[name] = read(name, "syscall")
+        except ProcessLookupError:
+            # It has just ended, after whatever it did.
+            found[name] = "running"
         except OSError:
-            # It has just ended, after whatever it did; or this machine does not tell.
-            return ThreadState.WORKS
-    return highest
+            # This machine does not tell, or the thread has ended.
+            found[name] = "running"
+    return found
+
+
+class Threads:
+    """The threads of this process, but for the calling one and those that have not moved since."""
+
+    def __init__(self) -> None:
+        self.older = lines()
+
+    def look(self) -> ThreadState:
+        """Return what the threads do."""
+        highest = ThreadState.BLOCKED
+        for name, line in lines().items():
+            if line == "running\n" or self.older.get(name) != line:
+                self.older.pop(name, None)
+                highest = max(highest, state_of(line))
+        return highest

@@ -22,6 +22,8 @@ _names = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[socket.socket, dict[tuple[int, int], Any]]
 _options = weakref.WeakKeyDictionary()
 
+# Options that a program may have set before it connects.
+KEPT = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY))
 # Levels of options that a UNIX socket does not have.
 INTERNET = (socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6)
 
@@ -38,6 +40,12 @@ class VirtualSocket(socket.socket):
     def getpeername(self) -> Address:
         self._check_open()
         return _names[self][1]
+
+    def dup(self) -> VirtualSocket:
+        made = VirtualSocket(self.family, self.type, self.proto, os.dup(self.fileno()))
+        made.settimeout(self.gettimeout())
+        _names[made] = _names[self]
+        return made
 
     def _check_open(self) -> None:
         # Raises the OSError of a closed socket.
@@ -63,9 +71,19 @@ def replace_descriptor(sock: socket.socket, other: socket.socket) -> None:
 
     The program may have stored the number.
     """
+    before = {
+        (level, option): sock.getsockopt(level, option)
+        for level, option in KEPT
+        if level not in INTERNET or sock.family != socket.AF_UNIX
+    }
     with other:
         os.dup2(other.fileno(), sock.fileno(), inheritable=False)
     sock.setblocking(sock.gettimeout() != 0)
+    for (level, option), value in before.items():
+        if level in INTERNET:
+            _options.setdefault(sock, {})[level, option] = value
+        else:
+            sock.setsockopt(level, option, value)
 
 
 def name_ends(

@@ -69,6 +69,8 @@ class Direction:
         self.free_at = 0.0
         self.newest = 0.0
         self.blocked: set[object] = set()
+        # The end of the data has arrived.
+        self.ended = False
 
     def add(self, data: bytes | None) -> None:
         route = self.wire.route()
@@ -108,6 +110,7 @@ class Direction:
             if target.lost:
                 continue
             if data is None:
+                self.ended = True
                 target.transport.write_eof()
             else:
                 target.transport.write(data)
@@ -115,6 +118,7 @@ class Direction:
             self.block(self, False)
         if not self.queue and self.wire.ends[self.side].lost and not target.lost:
             target.transport.close()
+        self.wire.close_if_ended()
         self.schedule()
 
 
@@ -155,7 +159,14 @@ class Wire:
             # The end of the data, if that was not sent before: the other end is closed, too.
             direction.add(None)
 
+    def close_if_ended(self) -> None:
+        """Close the relays when nothing more can pass in either direction."""
+        if all(direction.ended for direction in self.directions):
+            for relay in self.ends:
+                if not relay.lost:
+                    relay.transport.close()
+
     def forget(self) -> None:
         """Let the sockets go: the loop is closed."""
         for relay in self.ends:
-            del relay.transport
+            relay.__dict__.pop("transport", None)
