@@ -59,7 +59,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults races soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -105,6 +105,10 @@ bench-files: $(VENV)/compare  ## Compare files with aiofiles and with threads; A
 
 bench-servers: $(VENV)/frameworks  ## Compare web servers with four workers on uvloop and this loop; ARGS="--reload"
 	$(RUN) benchmarks/servers.py $(ARGS)
+
+races: $(VENV)/installed  ## Find known races of published packages under seeds; ARGS="anyio_lock --seeds 100"
+	@mkdir -p build
+	$(RUN) benchmarks/races --markdown build/races.md $(ARGS)
 
 faults: $(VENV)/installed  ## Run the faults on every loop; ARGS="--only reset"
 	@mkdir -p build

@@ -1,12 +1,10 @@
 """Random programs against the oracle of `simulation`; hypothesis shortens a failing one.
 
-The kernel is the machine's own, unless the library is built with the simulator. `make simulate`
-runs the simulator's seeds.
+The kernel is the machine's own. `make simulate` runs seeds on a loop for tests, with faults.
 """
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from simulation import faults
 from simulation.ends import End
 from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
 from simulation.mutants import MUTANTS, Mutant
@@ -43,8 +40,7 @@ class Programs(RuleBasedStateMachine):
 
     @initialize(seed=NUMBERS)
     def begin(self, seed: int) -> None:
-        chosen = faults.choose(random.Random(seed)) if self.backend == "soft" else None
-        self.model = Model(seed, self.folder, backend=self.backend, faults=chosen)
+        self.model = Model(seed, self.folder, backend=self.backend)
 
     def connected(self) -> bool:
         """Whether a connection was ever made: hypothesis needs a fact that timing cannot change."""
@@ -122,7 +118,6 @@ class Programs(RuleBasedStateMachine):
         try:
             if self.model is not None:
                 self.model.run(self.model.finish())
-                self.model.end_faults()
                 self.model.leave()
                 assert not open_fds() - self.fds
         finally:

@@ -601,8 +601,13 @@ class Model:
 
     def leave(self) -> None:
         """Close the loop, and check that all ends and transports are collected."""
-        # Connections that a fault has just ended are still to tell their protocols.
+        # Connections that a fault has just ended are still to tell their protocols, and others are
+        # still to be accepted.
         self.run(self.turns(4))
+        if self.simulated:
+            # Longer than a loop waits that has no descriptor left for a connection.
+            self.run(asyncio.sleep(3))
+            self.run(self.finish())
         self.loop.close()
         self.pairs.clear()
         self.accepted.clear()

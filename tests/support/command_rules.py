@@ -116,6 +116,7 @@ ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare"),
     "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults"),
     "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
+    "races": lambda words: check_options(words, sys.executable, "benchmarks/races"),
     "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
     "test": lambda words: check_pytest(words),
     "test-debug": lambda words: check_pytest(words),

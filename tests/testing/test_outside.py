@@ -217,3 +217,13 @@ def test_a_deadline_at_the_end_of_the_clock_is_a_deadlock(seconds: float) -> Non
 def test_the_time_limit_holds_while_something_works() -> None:
     with pytest.raises(testing.TimeLimitError):
         run(asyncio.to_thread(time.sleep, 0.5), time_limit=0.1)
+
+
+def test_an_alarm_that_is_far_away_is_a_watchdog() -> None:
+    signal.alarm(60)
+    try:
+        began = time.monotonic()
+        run(asyncio.sleep(15))
+        assert time.monotonic() - began < 10
+    finally:
+        signal.alarm(0)

@@ -245,8 +245,12 @@ cdef class Listener(ListeningSocket):
             self.loop.ring.cancel(&self.poll_op)
         return 0
 
+    def is_paused(self):
+        """Return whether the listener waits for descriptors or memory."""
+        return self.state == PAUSED
+
     def is_accepting(self):
-        """Return whether the listener is neither closed nor stopped."""
+        """Return whether the listener is neither paused nor closed nor stopped."""
         return self.accepts()
 
     def serve(self, sock):

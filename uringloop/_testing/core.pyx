@@ -256,9 +256,13 @@ cdef class TestingCore(LoopCore):
         return min(self.clock_ns, INT64_MAX - SAME) + SAME
 
     cdef int expire_timers(self) except -1:
+        cdef double latest = -INFINITY
+        cdef Py_ssize_t index
         LoopCore.expire_timers(self)
-        if self.timers.due_end:
-            self.move_to((<TimerHandle>self.timers.due[self.timers.due_end - 1]).deadline)
+        for index in range(self.timers.due_begin, self.timers.due_end):
+            latest = max(latest, (<TimerHandle>self.timers.due[index]).deadline)
+        if latest >= self.clock:
+            self.move_to(latest)
         if self.shuffles and self.timers.due_end - self.timers.due_begin > 1:
             self.shuffle_due()
         return 0
@@ -423,7 +427,7 @@ cdef object task_of(object callback):
 
 
 cdef Place place_of(Handle handle, set seen) except *:
-    """Return where the seed may put *handle*; *seen*, if given, has the tasks that are before it."""
+    """Return where the seed may put *handle*; *seen*, if given, has the tasks before it."""
     owner = task_of(handle.callback)
     if owner is None:
         return FIXED

@@ -285,6 +285,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
                 {"message": "socket.accept() out of system resource", "exception": error}
             )
             self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept, listener, accepted)
+        elif listener.is_paused():
+            self.call_later(constants.ACCEPT_RETRY_DELAY, self._accept, listener, accepted)
         elif listener.is_accepting():
             listener.serve(accepted)
         else:

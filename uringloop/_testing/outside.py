@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from uringloop._testing import children, errors
 from uringloop._testing.peers import Peers, Traffic
-from uringloop._testing.thread_states import Threads, ThreadState
+from uringloop._testing.thread_states import WATCHDOG_S, Threads, ThreadState
 
 if TYPE_CHECKING:
     from uringloop._testing.loop import Loop
@@ -85,7 +85,8 @@ class Outside:
             return True
         if self.calls and threads is not ThreadState.BLOCKED:
             return True
-        if signal.getitimer(signal.ITIMER_REAL)[0]:
+        # A signal that is due later is a watchdog's, as pytest-timeout's.
+        if 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
             return True
         found = children.running() - self.older_children
         if found and not self.calls:

@@ -1,0 +1,62 @@
+"""asyncio's Condition.notify() is lost if the task that it wakes is cancelled.
+
+CPython gh-112202: 3.11 and 3.12 have the bug, 3.13 does not. Of two consumers one has a time-out,
+which ends at the instant of a put. The other one is not woken, and sleeps beside the item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..common import overdue
+
+
+class Box:
+    def __init__(self) -> None:
+        self.condition = asyncio.Condition()
+        self.items: list[str] = []
+
+    async def put(self, item: str) -> None:
+        async with self.condition:
+            self.items.append(item)
+            self.condition.notify()
+
+    async def get(self) -> str:
+        async with self.condition:
+            while not self.items:
+                await self.condition.wait()
+            return self.items.pop()
+
+
+async def get_in_time(box: Box) -> str | None:
+    try:
+        async with asyncio.timeout(0.02):
+            return await box.get()
+    except TimeoutError:
+        return None
+
+
+async def put_later(box: Box) -> None:
+    await asyncio.sleep(0.02)
+    await box.put("first")
+
+
+async def main() -> None:
+    for _ in range(5):
+        box = Box()
+        impatient = asyncio.create_task(get_in_time(box))
+        patient = asyncio.create_task(box.get())
+        await asyncio.gather(impatient, put_later(box))
+        if impatient.result():
+            await box.put("second")
+        assert not await overdue(patient), f"a consumer sleeps beside {box.items}"
+
+
+async def forced() -> None:
+    box = Box()
+    woken = asyncio.create_task(box.get())
+    other = asyncio.create_task(box.get())
+    await asyncio.sleep(0.01)
+    await box.put("item")
+    woken.cancel()
+    assert not await overdue(other), f"a consumer sleeps beside {box.items}"

@@ -1,0 +1,43 @@
+"""psycopg_pool: a cancellation that meets the handing over of a connection is swallowed.
+
+psycopg #1275: psycopg_pool 3.3.0 has the bug, 3.3.1 does not. A task that waits for a connection is
+cancelled at the instant at which another gives it back. It needs Python 3.12 or later:
+before, the bug of asyncio_wait_for swallows the cancellation as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..psycopg_pools import open_pool, use
+
+
+async def main() -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        pool = await open_pool()
+        end = loop.time() + 0.02
+        using = asyncio.create_task(use(pool, 0.02))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(use(pool, 0.05))
+        loop.call_at(end, waiting.cancel)
+        await asyncio.wait([using, waiting])
+        await pool.close(timeout=1)
+        assert waiting.cancelled() or not waiting.cancelling(), (
+            "the task was cancelled, and went on"
+        )
+
+
+async def forced() -> None:
+    for steps in range(16):
+        pool = await open_pool()
+        connection = await pool.getconn()
+        waiting = asyncio.create_task(use(pool, 0.01))
+        await asyncio.sleep(0.01)
+        await pool.putconn(connection)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await pool.close(timeout=1)
+        assert waiting.cancelled(), "the task was cancelled, and went on"
