@@ -176,6 +176,8 @@ cdef class TestingCore(LoopCore):
                 <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
         if self.only_yields():
             self.turns_spun += 1
+            if self.turns_spun == 1:
+                self.spun_at_ns = uring_clock_ns()
             if self.turns_spun > SPIN:
                 self.leave_spin()
         else:
@@ -205,8 +207,6 @@ cdef class TestingCore(LoopCore):
         cdef double when = INFINITY
         cdef double deadline
         cdef Py_ssize_t index
-        if self.turns_spun == SPIN + 1:
-            self.spun_at_ns = now
         seconds, flows = self.outside.look((now - self.spun_at_ns) * 1e-9, self.activity())
         if seconds > 0:
             if flows:
