@@ -101,6 +101,7 @@ ROWS = (
         ("__init__", "threads", "streams", "policy", "fs", "tempfile", "monitor", "prometheus"),
         "public modules",
     ),
+    (("testing", "_testing"), "loops for tests"),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
     (("_net", "_files", "_process", "_monitor"), "connections, files, processes, monitor"),

@@ -365,7 +365,7 @@ static void connect_guest(void) {
 
 /* As the loop does when a poll has reported a connection. */
 static void accept_guest(void) {
-    int fd = softring_accept(f.listener, NULL, NULL);
+    int fd = softring_accept(f.u.soft, f.listener, NULL, NULL);
 
     if (fd >= 0)
         close(fd);
