@@ -79,7 +79,7 @@ cdef int64_t SAME = SAME_NS
 # Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
 cdef double NEVER = 9.2e9
 
-# After so many turns in a row in which something was ready, the clock jumps all the same.
+# After so many turns in a row in which nothing ran but `sleep(0)`, the clock goes on all the same.
 SPIN_TURNS = 10_000
 cdef int SPIN = SPIN_TURNS
 

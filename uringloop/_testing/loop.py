@@ -269,10 +269,11 @@ class Loop(TestingCore, uringloop.loop.Loop):
             return name
         host = name[0]
         if host in EVERY_ADDRESS.values():
-            host = self.network.current_address() or address[0]
+            current = self.network.current_address()
+            host = current or address[0]
             if host == EVERY_ADDRESS[sock.family]:
                 host = LOCAL_ADDRESS[sock.family]
-            if self.network.knows_address(host) and self.network.current_address() is None:
+            if current is None and self.network.knows_address(host):
                 host = self.network.address(LOCALHOST)
         self._newest_port = self._newest_port + 1 if self._newest_port < PORT_MAX else PORT_MIN
         return (host, self._newest_port, *address[2:])
