@@ -302,7 +302,7 @@ def test_an_older_pytest_asyncio_gets_the_policy(tmp_path: Path) -> None:
     tests = (
         "import uringloop\n"
         "def test_it(event_loop_policy):\n"
-        "    assert type(event_loop_policy) is uringloop.EventLoopPolicy\n"
+        "    assert isinstance(event_loop_policy, uringloop.EventLoopPolicy)\n"
     )
     options = ("-p", "no:asyncio", *OURS, "-p", "older")
     run_suite(tmp_path, "", *options, tests=tests, passed=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -58,6 +59,19 @@ def block_until_closed(server: Refusing) -> None:
     time.sleep(0.005)
 
 
+async def no_more_room(sock: socket.socket) -> None:
+    """Wait until *sock* has had no room for 20 ms: nothing of the upload is on its way.
+
+    A send that is due when the reset arrives may fail before the answer has been read, on asyncio.
+    """
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    full = 0
+    while full < 10:
+        await asyncio.sleep(0.002)
+        full = 0 if poll.poll(0) else full + 1
+
+
 @contextlib.asynccontextmanager
 async def refused(
     kind: str, contexts: Contexts, first: bytes
@@ -75,7 +89,7 @@ async def refused(
     try:
         await reader.readexactly(len(first))
         writer.write(UPLOAD)
-        await asyncio.sleep(0.02)
+        await no_more_room(ours)
         yield reader, writer, server
     finally:
         server.may_answer.set()
