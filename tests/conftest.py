@@ -1,7 +1,9 @@
 """Fixtures that more than one folder of tests uses, among them the loops under test.
 
 ``each_loop`` runs a test once on stock asyncio, the oracle, and once on uringloop: such a test
-states a contract of asyncio. ``loop`` is uringloop only. Both fixtures compare the open file
+states a contract of asyncio. ``loop`` is uringloop only. ``each_virtual_loop`` and ``virtual_loop``
+do the same in virtual time, uringloop's loop for tests under some seeds: for the logic above the
+loop, where a test would wait for time to pass. All these fixtures compare the open file
 descriptors and the running threads before and after the test, and fail it if one is left behind.
 Functions and classes that tests import are in tests/support.
 """
@@ -21,8 +23,10 @@ import pytest
 from support.leaks import leak_checked
 from support.loops import FACTORIES, LoopFactory
 from support.tls_contexts import Contexts, client_context, server_context
+from support.virtual_time import SEEDS, Oracle
 
 import uringloop
+from uringloop import testing
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with SIGINT ignored, and children inherit that; the tests need
@@ -76,6 +80,23 @@ def loop() -> Iterator[uringloop.Loop]:
     for created in leak_checked(uringloop.new_event_loop):
         assert isinstance(created, uringloop.Loop)
         yield created
+
+
+@pytest.fixture(params=SEEDS, ids="seed{}".format)
+def virtual_loop(request: pytest.FixtureRequest) -> Iterator[testing.Loop]:
+    """A new loop for tests, under each seed, checked for leaks afterwards."""
+    for created in leak_checked(lambda: testing.Loop(request.param)):
+        assert isinstance(created, testing.Loop)
+        yield created
+
+
+@pytest.fixture(params=["asyncio", *(f"seed{seed}" for seed in SEEDS)])
+def each_virtual_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    """Stock asyncio in virtual time, then a loop for tests under each seed; checked for leaks."""
+    if request.param == "asyncio":
+        yield from leak_checked(Oracle)
+    else:
+        yield from leak_checked(lambda: testing.Loop(int(request.param.removeprefix("seed"))))
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -494,18 +494,20 @@ def test_a_child_process_shares_the_position_of_the_file(
 def test_thousands_of_files_are_open_at_once(
     each_loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
-    async def one(number: int, barrier: asyncio.Event) -> int:
+    async def one(number: int, opened: asyncio.Semaphore, barrier: asyncio.Event) -> int:
         async with uringloop.open(tmp_path / str(number), "w+") as file:
             await file.write(str(number))
             await file.flush()
             await file.seek(0)
+            opened.release()
             await barrier.wait()
             return int(await file.read())
 
     async def main() -> None:
-        barrier = asyncio.Event()
-        tasks = [asyncio.ensure_future(one(number, barrier)) for number in range(2000)]
-        await asyncio.sleep(0.2)
+        opened, barrier = asyncio.Semaphore(0), asyncio.Event()
+        tasks = [asyncio.ensure_future(one(number, opened, barrier)) for number in range(2000)]
+        for _ in tasks:
+            await opened.acquire()
         barrier.set()
         assert await asyncio.gather(*tasks) == list(range(2000))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.nesting import DEPTH, nestable_loop
-from support.roles import narrow_pair, until
+from support.roles import narrow_pair, nothing_comes, until
 from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import client_context, server_context
 
@@ -111,12 +111,15 @@ def nest_for(count: int, calls: int) -> Callable[[Nester], None]:
     return nest
 
 
-def nest_for_the_next(calls: int) -> Callable[[Nester], None]:
-    """Return a function that nests until the next call begins, in the first *calls* calls."""
+def nest_for_the_next(count: int, calls: int) -> Callable[[Nester], None]:
+    """Return a function that nests until the next call begins, in the first *calls* calls.
+
+    All *count* bytes may come in fewer calls.
+    """
 
     def nest(nester: Nester) -> None:
         call = nester.calls
-        if call <= calls:
+        if call <= calls and len(nester.data) < count:
             nester.loop.run_until_complete(until(lambda: nester.calls > call))
 
     return nest
@@ -155,7 +158,7 @@ def test_a_nested_run_receives_from_a_connection_that_was_paused(
             for count in range(2):
                 transport.pause_reading()
                 peer.send(b"-")
-                await asyncio.sleep(0.01)
+                await nothing_comes(loop)
                 transport.resume_reading()
                 await until(lambda: len(nester.data) > count)  # noqa: B023
             nester.data.clear()
@@ -176,7 +179,7 @@ def test_bytes_keep_their_order_at_any_depth(loop: uringloop.Loop, size: int, ca
 
     async def main() -> bytes:
         ours, peer = tcp_pair()
-        nest = nest_for_the_next(calls)
+        nest = nest_for_the_next(len(sent), calls)
         _, nester = await loop.create_connection(
             lambda: BufferedNester(loop, nest, size) if size else Nester(loop, nest), sock=ours
         )
@@ -491,7 +494,7 @@ def test_an_end_that_a_nested_run_in_get_buffer_receives_comes_once(
             nester.nest_now = nest
             await loop.sock_sendall(peer, LARGE[:100_000])
             await until(lambda: nester.ends > 0)
-            await asyncio.sleep(0.05)
+            await nothing_comes(loop)
             assert nester.ends == 1
             assert bytes(nester.data) == LARGE[:100_000]
 
@@ -513,7 +516,7 @@ def test_bytes_that_a_nested_run_in_get_buffer_stashes_keep_their_order(
                     await until(lambda: len(nester.data) > count)  # noqa: B023  # Awaited here.
                 nester.transport.pause_reading()
                 peer.send(b"A")
-                await asyncio.sleep(0.02)
+                await nothing_comes(loop)
 
             def nest() -> None:
                 loop.run_until_complete(small_messages())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import errno
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -29,8 +33,10 @@ from support.roles import (
     turns,
     until,
 )
+from support.virtual_time import Stopwatch
 
 import uringloop
+from uringloop import testing
 
 LOCALHOST = "127.0.0.1"
 
@@ -238,6 +244,66 @@ def test_a_server_survives_emfile(kind: str, sock: str) -> None:
     assert 0.9 < seen["waited"] < 5
     assert seen["cpu"] < 0.3
     assert seen["cpu_after"] < 0.1
+
+
+@contextlib.asynccontextmanager
+async def starved(
+    loop: testing.Loop, sock: str
+) -> AsyncIterator[tuple[asyncio.Server, list[float], Guests]]:
+    """Yield a server that cannot accept a waiting client, and the times at which it says so."""
+    reports: list[float] = []
+
+    def note(_: Loop, context: dict[str, Any]) -> None:
+        assert context["message"] == "socket.accept() out of system resource"
+        assert context["exception"].errno == errno.EMFILE
+        reports.append(loop.time())
+
+    loop.set_exception_handler(note)
+    guests = Guests(loop)
+    if sock == "own":
+        server = await loop.create_server(guests, LOCALHOST, 0)
+    else:
+        server = await loop.create_server(guests, sock=socket.create_server((LOCALHOST, 0)))
+    loop.faults = testing.Faults(no_files=1)
+    with connected(server.sockets[0].getsockname()):
+        await until(lambda: bool(reports))
+        yield server, reports, guests
+
+
+@pytest.mark.parametrize("sock", ["own", "shared"])
+@on_loop
+async def test_a_starved_server_accepts_again_every_second(
+    virtual_loop: testing.Loop, sock: str
+) -> None:
+    async with starved(virtual_loop, sock) as (server, reports, guests):
+        await asyncio.sleep(3.5)
+        waited = [after - before for before, after in itertools.pairwise(reports)]
+        assert waited == pytest.approx([1, 1, 1], abs=1e-6)
+        virtual_loop.faults = testing.Faults()
+        watch = Stopwatch(virtual_loop)
+        await guests.arrived()
+        assert watch.shows(0.5)
+        # It waits for connections again, and accepts them at once.
+        with connected(server.sockets[0].getsockname()):
+            await guests.arrived(2)
+        assert watch.shows(0)
+        assert len(reports) == 4
+        await guests.end()
+        await close_server(server)
+
+
+@pytest.mark.parametrize("sock", ["own", "shared"])
+@on_loop
+async def test_a_starved_server_that_is_closed_does_not_try_again(
+    virtual_loop: testing.Loop, sock: str
+) -> None:
+    async with starved(virtual_loop, sock) as (server, reports, guests):
+        await asyncio.sleep(0.5)
+        await close_server(server)
+        virtual_loop.faults = testing.Faults()
+        await asyncio.sleep(60)
+        assert len(reports) == 1
+        assert guests.seen == []
 
 
 # ── extra info of accepted connections ───────────────────────────────────────────────────────

@@ -17,8 +17,10 @@ from support.protocols import Collector, Echo
 from support.roles import PATIENCE, in_thread, on_loop, pair, run_script, until
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
+from support.virtual_time import Stopwatch
 
 import uringloop
+from uringloop import testing
 
 Made = tuple[asyncio.Transport, asyncio.BaseProtocol]
 
@@ -184,14 +186,19 @@ async def test_a_handshake_that_fails_closes_the_socket(
         await until(lambda: ours.fileno() == -1)
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"), [({"ssl_handshake_timeout": 20.0}, 20.0), ({}, 60.0)]
+)
 @on_loop
 async def test_a_handshake_that_takes_too_long_closes_the_socket(
-    loop: uringloop.Loop, contexts: Contexts
+    virtual_loop: testing.Loop, contexts: Contexts, options: dict[str, float], seconds: float
 ) -> None:
     with pair() as (ours, _):
-        adopted = loop.adopt(ours, Line, ssl=contexts.server, ssl_handshake_timeout=0.01)
+        watch = Stopwatch(virtual_loop)
+        adopted = virtual_loop.adopt(ours, Line, ssl=contexts.server, **options)
         with pytest.raises(ConnectionAbortedError, match="SSL handshake is taking longer"):
             await asyncio.wrap_future(adopted)
+        assert watch.shows(seconds)
         await until(lambda: ours.fileno() == -1)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from support.leaks import open_fds
+from support.leaks import leak_checked, open_fds
 from support.protocols import Collector, Echo
 from support.roles import (
     Loop,
@@ -27,8 +28,10 @@ from support.roles import (
     unused_port,
 )
 from support.sockets import tcp_pair
+from support.virtual_time import SEEDS, Stopwatch
 
 import uringloop
+from uringloop import testing
 
 LOCALHOST = "127.0.0.1"
 
@@ -303,12 +306,95 @@ async def test_the_next_address_is_tried_after_the_delay(each_loop: Loop) -> Non
 
 @needs_ipv6
 @on_loop
-async def test_the_next_address_is_tried_without_delay_after_a_refusal(each_loop: Loop) -> None:
-    connect: Connect = each_loop.create_connection
-    async with serving(each_loop, Echo) as (_, port):
-        started = each_loop.time()
-        await check_echo(connect(lambda: Collector(each_loop), None, port, happy_eyeballs_delay=20))
-        assert each_loop.time() - started < 10
+async def test_the_next_address_is_tried_without_delay_after_a_refusal(
+    each_virtual_loop: Loop,
+) -> None:
+    connect: Connect = each_virtual_loop.create_connection
+    async with serving(each_virtual_loop, Echo) as (_, port):
+        watch = Stopwatch(each_virtual_loop)
+        made = connect(lambda: Collector(each_virtual_loop), None, port, happy_eyeballs_delay=3600)
+        await check_echo(made)
+        assert watch.shows(0)
+
+
+class Resolving(testing.Loop):
+    """A loop for tests on which the name "service" has the addresses of three hosts."""
+
+    hosts = ("first", "second", "third")
+
+    async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> Any:
+        infos = []
+        for each in self.hosts if host == "service" else (host,):
+            infos += await super().getaddrinfo(each, *args, **options)
+        return infos
+
+
+@contextlib.contextmanager
+def resolving(seed: int) -> Iterator[Resolving]:
+    for loop in leak_checked(lambda: Resolving(seed)):
+        assert isinstance(loop, Resolving)
+        for host in loop.hosts:
+            loop.network.address(host)
+        yield loop
+
+
+@contextlib.asynccontextmanager
+async def serving_on_hosts(loop: Resolving) -> AsyncIterator[int]:
+    """Serve Echo on all hosts, at the same port."""
+    port = unused_port()
+    hosts = [loop.network.address(host) for host in loop.hosts]
+    server = await loop.create_server(Echo, hosts, port)
+    yield port
+    server.close()
+    await turns(3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("unreachable", [0, 1, 2])
+def test_addresses_are_tried_one_after_the_other(unreachable: int, seed: int) -> None:
+    async def main(loop: Resolving) -> None:
+        for host in loop.hosts[:unreachable]:
+            loop.network.partition("localhost", host)
+        connect: Connect = loop.create_connection
+        async with serving_on_hosts(loop) as port:
+            before = open_fds()
+            watch = Stopwatch(loop)
+            made = connect(lambda: Collector(loop), "service", port, happy_eyeballs_delay=0.25)
+            transport = await check_echo(made)
+            assert watch.shows(0.25 * unreachable)
+            reached = loop.network.address(loop.hosts[unreachable])
+            assert transport.get_extra_info("peername") == (reached, port)
+            # The attempts that have lost have ended, and connect to nothing later.
+            for host in loop.hosts:
+                loop.network.heal("localhost", host)
+            await asyncio.sleep(3600)
+            assert open_fds() == before
+
+    with resolving(seed) as loop:
+        loop.run_until_complete(main(loop))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_attempts_that_end_at_the_same_instant_leave_one_connection(seed: int) -> None:
+    async def main(loop: Resolving) -> None:
+        # The handshakes end when the next attempt begins, and all at the same time.
+        for host, latency in zip(loop.hosts, (0.25, 0.125, 0.0), strict=True):
+            loop.network.set_route("localhost", host, latency=latency)
+        connect: Connect = loop.create_connection
+        async with serving_on_hosts(loop) as port:
+            before = open_fds()
+            watch = Stopwatch(loop)
+            made = connect(lambda: Collector(loop), "service", port, happy_eyeballs_delay=0.25)
+            transport, collector = await made
+            assert watch.shows(0.5)
+            assert collector.calls == ["connection_made"]
+            transport.close()
+            await collector.lost
+            await asyncio.sleep(3600)
+            assert open_fds() == before
+
+    with resolving(seed) as loop:
+        loop.run_until_complete(main(loop))
 
 
 @needs_ipv6

@@ -72,6 +72,13 @@ async def no_more_room(sock: socket.socket) -> None:
         full = 0 if poll.poll(0) else full + 1
 
 
+def is_reset(sock: socket.socket) -> bool:
+    """Return whether a reset has arrived."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
+
+
 @contextlib.asynccontextmanager
 async def refused(
     kind: str, contexts: Contexts, first: bytes
@@ -191,14 +198,14 @@ async def test_a_reset_after_a_full_stream_reader_fails_drain_and_read(each_loop
     # The StreamReader pauses the transport above twice its limit.
     reader, writer = await asyncio.open_connection(sock=ours, limit=100)
     theirs.send(bytes(1000))
-    await asyncio.sleep(0.01)
+    await until(lambda: not writer.transport.is_reading())  # type: ignore[attr-defined]
     reset(theirs)
-    await asyncio.sleep(0.01)
+    await until(lambda: is_reset(ours))
     with pytest.raises(ConnectionResetError):  # noqa: PT012 # Which drain() raises is timing.
-        for _ in range(3):
+        for _ in range(1000):
             writer.write(b"x")
             await writer.drain()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
     with pytest.raises(ConnectionResetError):
         await reader.read()
     writer.close()
@@ -262,7 +269,7 @@ async def test_data_after_a_failed_send_reaches_a_protocol_that_acts(
     protocol = Answering(each_loop, act)
     async with stream(each_loop, protocol, buffer_size=20_000) as (transport, peer):
         transport.write(UPLOAD)
-        await asyncio.sleep(0.02)
+        await no_more_room(transport.get_extra_info("socket"))
         peer.send(ANSWER)
         peer.close()
         await until(lambda: protocol.calls[-1] == "connection_lost")

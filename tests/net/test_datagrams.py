@@ -18,6 +18,7 @@ from support.roles import (
     in_thread,
     needs_ipv6,
     noise,
+    nothing_comes,
     on_loop,
     record_handler_calls,
     released,
@@ -311,7 +312,7 @@ async def test_datagrams_wait_while_paused(each_loop: Loop) -> None:
             for data in expected:
                 peer.sendto(data, address)
                 await asyncio.sleep(0)
-            await asyncio.sleep(0.02)
+            await nothing_comes(each_loop)
             assert mailbox.data == [b"before"]
             transport.resume_reading()
             transport.resume_reading()
@@ -349,7 +350,7 @@ async def test_unix_datagrams_wait_while_paused(each_loop: Loop, tmp_path: Path)
             transport.pause_reading()
             theirs.send(b"first")
             theirs.send(b"second")
-            await asyncio.sleep(0.02)
+            await nothing_comes(each_loop)
             assert mailbox.data == []
             transport.resume_reading()
             await mailbox.received(2)
@@ -363,7 +364,7 @@ async def test_an_error_waits_while_paused(each_loop: Loop) -> None:
     async with endpoint(each_loop, remote_addr=("127.0.0.1", port)) as (transport, mailbox):
         transport.pause_reading()
         transport.sendto(b"to nobody")
-        await asyncio.sleep(0.02)
+        await nothing_comes(each_loop)
         assert mailbox.errors == []
         transport.resume_reading()
         await mailbox.failed()
@@ -377,7 +378,7 @@ async def test_closing_while_paused_drops_received_datagrams(each_loop: Loop) ->
         transport.pause_reading()
         with udp() as peer:
             peer.sendto(b"too late", transport.get_extra_info("sockname"))
-            await asyncio.sleep(0.02)
+            await nothing_comes(each_loop)
         transport.close()
         transport.resume_reading()
         assert not transport.is_reading()

@@ -24,6 +24,7 @@ from support.roles import (
     until,
 )
 from support.sockets import tcp_pair
+from support.virtual_time import Stopwatch
 
 import uringloop
 
@@ -117,20 +118,23 @@ async def test_pausing_inside_data_received_holds_the_next_call(each_loop: Loop)
 
 
 @on_loop
-async def test_a_timer_can_resume_reading(each_loop: Loop) -> None:
+async def test_a_timer_can_resume_reading(each_virtual_loop: Loop) -> None:
     class Napping(Collector):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self.transport.pause_reading()
-            self.loop.call_later(0.001, self.transport.resume_reading)
+            self.loop.call_later(60, self.transport.resume_reading)
 
-    napping = Napping(each_loop)
-    async with stream(each_loop, napping) as (_, peer):
+    napping = Napping(each_virtual_loop)
+    async with stream(each_virtual_loop, napping) as (_, peer):
+        watch = Stopwatch(each_virtual_loop)
         for turn in range(10):
             peer.send(noise(1000, turn))
             await napping.received(1000 * (turn + 1))
+            assert watch.shows(60 if turn else 0)
         peer.close()
         assert await napping.lost is None
+        assert watch.shows(60)
     assert bytes(napping.data) == b"".join(noise(1000, turn) for turn in range(10))
 
 

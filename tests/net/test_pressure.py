@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from support.protocols import Collector
-from support.roles import on_loop
+from support.roles import on_loop, released
 from support.sockets import tcp_pair
 
 import uringloop
@@ -88,7 +88,7 @@ async def test_a_short_send_is_completed_on_an_idle_loop(
     for transport, (_, peer) in zip(transports, pairs, strict=True):
         transport.close()
         peer.close()
-    await asyncio.sleep(0.01)
+        await released(transport)
 
 
 @pytest.mark.parametrize("narrow", [True, False])

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from support.roles import Loop, noise, on_loop, record_handler_calls, turns, until
+from support.roles import Loop, noise, nothing_comes, on_loop, record_handler_calls, turns, until
 from support.sockets import tcp_pair
 
 
@@ -170,7 +170,7 @@ async def test_data_for_a_reader_that_is_gone_is_dropped(each_loop: Loop) -> Non
     del reader
     gc.collect()
     peer.send(b"to nobody")
-    await asyncio.sleep(0.02)
+    await nothing_comes(each_loop)
     assert not transport.is_closing()
     transport.abort()
     peer.close()

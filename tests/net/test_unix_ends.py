@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.loops import on_io_uring
 from support.protocols import Collector
-from support.roles import PATIENCE, in_thread, on_loop, run_script, until
+from support.roles import PATIENCE, in_thread, nothing_comes, on_loop, run_script, until
 
 import uringloop
 from uringloop._ring import features
@@ -133,10 +133,10 @@ async def test_an_end_comes_after_a_pause(each_loop: Loop, name: str) -> None:
     with peer:
         transport.pause_reading()
         peer.send(b"last ")
-        await asyncio.sleep(0.01)
+        await nothing_comes(each_loop)
         peer.send(b"words")
         ENDS[name](peer)
-        await asyncio.sleep(0.01)
+        await nothing_comes(each_loop)
         assert protocol.data == b""
         transport.resume_reading()
         assert await asyncio.wait_for(protocol.lost, PATIENCE) is None

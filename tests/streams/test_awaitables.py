@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections.abc
+import contextlib
 import contextvars
 import gc
 import inspect
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 from support.roles import Loop, Token, on_loop, record_handler_calls, turns
 from support.streams import streams_of
+from support.virtual_time import Stopwatch
 
 import uringloop
+from uringloop import testing
 from uringloop.streams import StreamReader
 
 MESSAGE = b"answer\n"
@@ -270,20 +273,44 @@ async def test_anext_returns_the_default_at_the_end(each_loop: Loop) -> None:
 
 @each_read
 @on_loop
-async def test_a_timeout_loses_no_bytes(each_loop: Loop, name: str) -> None:
-    reader = new_reader(each_loop)
+async def test_a_timeout_loses_no_bytes(each_virtual_loop: Loop, name: str) -> None:
+    reader = new_reader(each_virtual_loop)
     for fed in range(len(MESSAGE)):
         if name == "read" and fed:
             break
+        watch = Stopwatch(each_virtual_loop)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
+            async with asyncio.timeout(60):
                 await READS[name](reader)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(READS[name](reader), 0.001)
+            await asyncio.wait_for(READS[name](reader), 60)
+        assert watch.shows(120)
         reader.feed_data(MESSAGE[fed : fed + 1])
     if name == "read":
         reader.feed_data(MESSAGE[1:])
     assert await READS[name](reader) == MESSAGE
+
+
+@each_read
+@pytest.mark.parametrize("virtual_loop", range(20), indirect=True)
+@on_loop
+async def test_a_timeout_at_the_instant_of_the_bytes_loses_none(
+    virtual_loop: testing.Loop, name: str
+) -> None:
+    def feed(reader: asyncio.StreamReader) -> None:
+        reader.feed_data(MESSAGE[:3])
+        virtual_loop.call_later(0, reader.feed_data, MESSAGE[3:])
+
+    for _ in range(50):
+        reader = new_reader(virtual_loop)
+        virtual_loop.call_later(1, feed, reader)
+        received = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                received = await READS[name](reader)
+        await asyncio.sleep(1)
+        reader.feed_eof()
+        assert received + await reader.read() == MESSAGE
 
 
 @each_read

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from support.loops import LoopFactory, drain_executor
@@ -38,11 +39,35 @@ def threads_left(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in started if thread.is_alive()]
 
 
+def is_running(thread: str) -> bool:
+    """Return whether a thread of this process, by its native number, runs and does not wait."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "R"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_threads_wait() -> None:
+    """Return when no other thread runs.
+
+    pytest starts a watchdog for each test (faulthandler_timeout). Until it first waits, the clock
+    of a loop for tests goes on in real time.
+    """
+    own = str(threading.get_native_id())
+    deadline = time.monotonic() + 1
+    while any(is_running(thread) for thread in os.listdir("/proc/self/task") if thread != own):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.0005)
+
+
 def leak_checked(factory: LoopFactory) -> Iterator[asyncio.AbstractEventLoop]:
     """Yield a new loop, then close it and fail if a file descriptor or a thread is left."""
     gc.collect()
     fds = open_fds()
     threads = set(threading.enumerate())
+    wait_until_threads_wait()
     loop = factory()
     if sys.flags.dev_mode:
         # `python -X dev` turns the loop's debug mode on, which only its own tests are about.

@@ -30,6 +30,7 @@ import uringloop
 from support.leaks import open_fds
 from support.protocols import Collector
 from support.sockets import tcp_pair
+from support.virtual_time import has_virtual_time
 
 Loop = asyncio.AbstractEventLoop
 HandlerCall = dict[str, object]
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 # A test that hangs fails after this many seconds; no test waits as long on purpose.
 TIME_LIMIT = 30.0
+
+# The fixtures of which a test has one.
+LOOP_FIXTURES = ("each_loop", "loop", "each_virtual_loop", "virtual_loop")
 
 # Seconds after which an expected event on loopback counts as missing.
 PATIENCE = 10.0
@@ -112,19 +116,21 @@ def record_handler_calls(loop: Loop) -> list[HandlerCall]:
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run an async test on its `each_loop` or `loop`; a call of the exception handler fails it.
+    """Run an async test on the loop of its fixture; a call of the exception handler fails it.
 
     A test that expects such calls records them by `record_handler_calls`.
     """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        loop = kwargs.get("each_loop", kwargs.get("loop"))
+        (loop,) = (kwargs[name] for name in LOOP_FIXTURES if name in kwargs)
         assert isinstance(loop, asyncio.AbstractEventLoop)
         handler_calls = record_handler_calls(loop)
 
         async def limited() -> None:
-            await asyncio.wait_for(test(*args, **kwargs), TIME_LIMIT)
+            # In virtual time a test that hangs is a deadlock, and the time may be any.
+            limit = None if has_virtual_time(loop) else TIME_LIMIT
+            await asyncio.wait_for(test(*args, **kwargs), limit)
 
         loop.run_until_complete(limited())
         assert handler_calls == []
@@ -144,6 +150,22 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {PATIENCE} s"
         await asyncio.sleep(0)
+
+
+async def nothing_comes(loop: Loop) -> None:
+    """Return when *loop* has received all that its sockets had before the call, if it reads them.
+
+    A byte that was sent later is received, several times.
+    """
+    left, right = socket.socketpair()
+    with left, right:
+        right.setblocking(False)
+        for _ in range(3):
+            receiving = asyncio.ensure_future(loop.sock_recv(right, 1))
+            # It waits in the selector or the ring before the byte is sent.
+            await turns(2)
+            left.send(b"x")
+            assert await receiving == b"x"
 
 
 async def released(transport: asyncio.BaseTransport) -> None:

@@ -25,6 +25,7 @@ from support.roles import (
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, stranger_context
 from support.tls_peers import Peer, ending, no_connections_left, tls_link, tls_stream
+from support.virtual_time import Stopwatch
 
 LOCALHOST = "127.0.0.1"
 
@@ -338,18 +339,24 @@ async def test_garbage_in_the_handshake_raises_ssl_error(
         assert plain.is_closing()
 
 
+# asyncio's default is a minute.
+@pytest.mark.parametrize(("timeout", "seconds"), [(20.0, 20.0), (None, 60.0)])
 @on_loop
-async def test_a_silent_peer_times_out(each_loop: Loop, contexts: Contexts) -> None:
-    left = Collector(each_loop)
-    async with opened(each_loop, left) as (plain, _):
+async def test_a_silent_peer_times_out(
+    each_virtual_loop: Loop, contexts: Contexts, timeout: float | None, seconds: float
+) -> None:
+    left = Collector(each_virtual_loop)
+    async with opened(each_virtual_loop, left) as (plain, _):
+        watch = Stopwatch(each_virtual_loop)
         with pytest.raises(ConnectionAbortedError, match=r"^SSL handshake is taking longer than"):
-            await each_loop.start_tls(
+            await each_virtual_loop.start_tls(
                 plain,
                 left,
                 contexts.client,
                 server_hostname="localhost",
-                ssl_handshake_timeout=0.02,
+                ssl_handshake_timeout=timeout,
             )
+        assert watch.shows(seconds)
 
 
 @on_loop

@@ -45,6 +45,7 @@ from support.tls_peers import (
     tls_serving,
     tls_stream,
 )
+from support.virtual_time import Stopwatch
 
 import uringloop
 
@@ -456,26 +457,41 @@ async def test_the_server_learns_the_name_by_sni(each_loop: Loop) -> None:
 # ── handshakes that do not complete ──────────────────────────────────────────────────────────
 
 
+# asyncio's default is a minute.
+@pytest.mark.parametrize(("timeout", "seconds"), [(20.0, 20.0), (None, 60.0)])
 @on_loop
-async def test_a_client_of_a_silent_server_times_out(each_loop: Loop, contexts: Contexts) -> None:
+async def test_a_client_of_a_silent_server_times_out(
+    each_virtual_loop: Loop, contexts: Contexts, timeout: float | None, seconds: float
+) -> None:
     with accepting() as (listener, address):
+        watch = Stopwatch(each_virtual_loop)
         before = open_fds()
+        connecting = asyncio.create_task(
+            tls_client(each_virtual_loop, address, contexts.client, handshake_timeout=timeout)
+        )
+        silent, _ = await each_virtual_loop.sock_accept(listener)
         with pytest.raises(ConnectionAbortedError, match=r"^SSL handshake is taking longer than"):
-            await tls_client(each_loop, address, contexts.client, handshake_timeout=0.02)
+            await connecting
+        assert watch.shows(seconds)
+        silent.close()
         await until(lambda: open_fds() == before)
-        assert listener.fileno() != -1
 
 
+@pytest.mark.parametrize(("timeout", "seconds"), [(20.0, 20.0), (None, 60.0)])
 @on_loop
-async def test_a_silent_client_is_disconnected(each_loop: Loop, contexts: Contexts) -> None:
-    guests = Guests(each_loop)
-    serving = tls_serving(each_loop, guests, contexts.server, handshake_timeout=0.02)
+async def test_a_silent_client_is_disconnected(
+    each_virtual_loop: Loop, contexts: Contexts, timeout: float | None, seconds: float
+) -> None:
+    guests = Guests(each_virtual_loop)
+    serving = tls_serving(each_virtual_loop, guests, contexts.server, handshake_timeout=timeout)
     async with serving as address:
         with socket.create_connection(address) as sock:
             sock.setblocking(False)
+            watch = Stopwatch(each_virtual_loop)
             # The server aborts the connection without an alert.
             with contextlib.suppress(ConnectionResetError):
-                assert await each_loop.sock_recv(sock, 100) == b""
+                assert await each_virtual_loop.sock_recv(sock, 100) == b""
+            assert watch.shows(seconds)
         assert [guest.calls for guest in guests.seen] == [[]]
 
 

@@ -23,6 +23,7 @@ from support.tls_peers import (
     tls_serving,
     tls_stream,
 )
+from support.virtual_time import Stopwatch
 
 import uringloop
 
@@ -408,14 +409,19 @@ def test_close_sends_buffered_data_first(
     check(each_loop=each_loop)
 
 
+# asyncio's default is half a minute.
+@pytest.mark.parametrize(("timeout", "seconds"), [(20.0, 20.0), (None, 30.0)])
 @on_loop
 async def test_shutdown_times_out_without_close_notify_of_the_peer(
-    each_loop: Loop, contexts: Contexts
+    each_virtual_loop: Loop, contexts: Contexts, timeout: float | None, seconds: float
 ) -> None:
-    left = Collector(each_loop)
-    async with tls_stream(each_loop, left, contexts, shutdown_timeout=0.02) as (transport, _):
+    left = Collector(each_virtual_loop)
+    link = tls_stream(each_virtual_loop, left, contexts, shutdown_timeout=timeout)
+    async with link as (transport, _):
+        watch = Stopwatch(each_virtual_loop)
         transport.close()
         assert isinstance(await left.lost, TimeoutError)
+        assert watch.shows(seconds)
         assert left.calls == ["connection_made", "connection_lost"]
 
 

@@ -5,16 +5,33 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.leaks import leak_checked
 from support.protocols import Collector
 from support.roles import Loop, noise, on_loop, record_handler_calls, turns
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
 from support.tls_peers import Filler, Peer, ending, tls_stream
+from support.virtual_time import SEEDS
 
 import uringloop
+from uringloop import testing
+
+
+@pytest.fixture(params=["real", *SEEDS], ids=["real", *map("seed{}".format, SEEDS)])
+def loop(request: pytest.FixtureRequest) -> Iterator[uringloop.Loop]:
+    """A loop in real time, and in virtual time under each seed, checked for leaks afterwards.
+
+    A connection that ends only when its shutdown times out exceeds the limits of virtual time, too.
+    """
+    seed = request.param
+    factory = uringloop.new_event_loop if seed == "real" else lambda: testing.Loop(seed)
+    for created in leak_checked(factory):
+        assert isinstance(created, uringloop.Loop)
+        yield created
 
 
 @on_loop

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from support.roles import PATIENCE, on_loop
+from support.roles import PATIENCE, abort_and_wait, on_loop
 from support.tls_contexts import Contexts
 
 import uringloop
@@ -68,7 +68,6 @@ async def test_threads_read_a_transport_that_changes_and_cannot_write(
         over.set()
         for thread in threads:
             thread.join(PATIENCE)
-        client.abort()
-        server.abort()
-        await asyncio.sleep(0.01)
+        await abort_and_wait(client)
+        await abort_and_wait(server)
     assert wrong == []

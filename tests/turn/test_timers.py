@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 from support.loops import run_turns, run_until
+from support.virtual_time import Stopwatch
 
 import uringloop
 
@@ -35,7 +36,7 @@ async def expire(deadline: float) -> None:
 async def expire_early() -> None:
     """Wait for ever, inside a timeout that is shortened on the way."""
     async with asyncio.timeout(3600) as shortened:
-        shortened.reschedule(asyncio.get_running_loop().time() + 0.001)
+        shortened.reschedule(asyncio.get_running_loop().time() + 60)
         await asyncio.Event().wait()
 
 
@@ -439,57 +440,71 @@ def test_sleep_returns_its_result_after_the_delay(each_loop: AbstractEventLoop) 
     each_loop.run_until_complete(main())
 
 
-def test_sleeps_end_in_the_order_of_their_deadlines(each_loop: AbstractEventLoop) -> None:
-    ended: list[int] = []
+def test_sleeps_end_in_the_order_of_their_deadlines(each_virtual_loop: AbstractEventLoop) -> None:
+    ended: list[tuple[int, float]] = []
+    began = each_virtual_loop.time()
 
     async def doze(number: int) -> None:
-        await asyncio.sleep(number * 0.002)
-        ended.append(number)
+        await asyncio.sleep(number * 600)
+        ended.append((number, each_virtual_loop.time() - began))
 
     async def main() -> None:
         await asyncio.gather(*(doze(number) for number in (3, 1, 4, 2, 5)))
 
-    each_loop.run_until_complete(main())
-    assert ended == [1, 2, 3, 4, 5]
+    each_virtual_loop.run_until_complete(main())
+    assert [number for number, _ in ended] == [1, 2, 3, 4, 5]
+    assert [passed for _, passed in ended] == pytest.approx([600, 1200, 1800, 2400, 3000], abs=1e-6)
 
 
-def test_wait_for_raises_timeout_error_and_cancels(each_loop: AbstractEventLoop) -> None:
+def test_wait_for_raises_timeout_error_and_cancels(each_virtual_loop: AbstractEventLoop) -> None:
     async def main() -> None:
-        future = each_loop.create_future()
+        watch = Stopwatch(each_virtual_loop)
+        future = each_virtual_loop.create_future()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(future, 0.001)
+            await asyncio.wait_for(future, 600)
+        assert watch.shows(600)
         assert future.cancelled()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(each_loop.create_future(), 0)
+            await asyncio.wait_for(each_virtual_loop.create_future(), 0)
         assert await asyncio.wait_for(asyncio.sleep(0, "in time"), 60) == "in time"
+        assert watch.shows(0)
+        assert await asyncio.wait_for(asyncio.sleep(59, "in time"), 60) == "in time"
+        assert watch.shows(59)
 
-    each_loop.run_until_complete(main())
+    each_virtual_loop.run_until_complete(main())
 
 
-def test_timeout_cancels_its_body_and_raises_timeout_error(each_loop: AbstractEventLoop) -> None:
+def test_timeout_cancels_its_body_and_raises_timeout_error(
+    each_virtual_loop: AbstractEventLoop,
+) -> None:
     async def main() -> None:
-        deadline = each_loop.time() + 0.005
+        watch = Stopwatch(each_virtual_loop)
         with pytest.raises(TimeoutError):
-            await expire(deadline)
-        assert each_loop.time() >= deadline - CLOCK_RESOLUTION
+            await expire(each_virtual_loop.time() + 600)
+        assert watch.shows(600)
         with pytest.raises(TimeoutError):
-            await expire(each_loop.time() - 1)
+            await expire(each_virtual_loop.time() - 1)
+        assert watch.shows(0)
 
-    each_loop.run_until_complete(main())
+    each_virtual_loop.run_until_complete(main())
 
 
-def test_timeout_may_be_rescheduled_and_lifted(each_loop: AbstractEventLoop) -> None:
+def test_timeout_may_be_rescheduled_and_lifted(each_virtual_loop: AbstractEventLoop) -> None:
     async def main() -> None:
-        async with asyncio.timeout(0.001) as lifted:
+        watch = Stopwatch(each_virtual_loop)
+        async with asyncio.timeout(60) as lifted:
             lifted.reschedule(None)
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(600)
         assert not lifted.expired()
+        assert watch.shows(600)
         with pytest.raises(TimeoutError):
             await expire_early()
+        assert watch.shows(60)
         async with asyncio.timeout(None):
-            await asyncio.sleep(0)
+            await asyncio.sleep(600)
+        assert watch.shows(600)
 
-    each_loop.run_until_complete(main())
+    each_virtual_loop.run_until_complete(main())
 
 
 def test_thousand_timeouts_do_not_expire_after_their_body(

@@ -17,6 +17,7 @@ import pytest
 from support.roles import (
     Loop,
     narrow_pair,
+    nothing_comes,
     on_loop,
     read_exactly,
     record_handler_calls,
@@ -139,7 +140,7 @@ async def test_a_closed_descriptor_is_not_watched_any_more(each_loop: Loop) -> N
         assert right.recv(1) == b""
     with used_again(number) as peer:
         peer.send(b"x")
-        await asyncio.sleep(0.02)
+        await nothing_comes(each_loop)
         assert calls == []
         assert each_loop.remove_reader(number)
     assert record_handler_calls(each_loop) == []
@@ -180,7 +181,7 @@ async def test_a_duplicate_of_a_closed_descriptor_does_not_keep_the_loop_busy(
         left.close()
         assert loop.remove_reader(number)
         right.send(b"x")
-        await asyncio.sleep(0.02)
+        await nothing_comes(loop)
         before = loop.stats()["turns"]
         await asyncio.sleep(0.1)
         assert loop.stats()["turns"] - before < 20
