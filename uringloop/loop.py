@@ -23,6 +23,7 @@ from uringloop._net import (
     servers,
     sock_calls,
 )
+from uringloop._net.datagram import make_datagram
 from uringloop._net.resolver import AddressInfo
 from uringloop._net.stream import StreamTransport
 from uringloop._process import subprocesses
@@ -291,6 +292,11 @@ class Loop(RunningLoop):
             allow_broadcast=allow_broadcast,
             sock=sock,
         )
+
+    def _make_datagram(
+        self, sock: socket.socket, protocol: Any, address: Any, waiter: asyncio.Future[None]
+    ) -> Any:
+        return make_datagram(self, sock, protocol, address, waiter)
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,19 +1,25 @@
 """Run tests on uringloop: `pytest -p uringloop.pytest_plugin`, or add it to `pytest_plugins`.
 
-The plugin makes pytest-asyncio and anyio's plugin, whichever is active, create uringloop loops;
-the header of pytest's report names the ring. A fixture or hook of the test suite itself takes
-precedence. The package has no pytest entry point: installing it does not change a test suite.
+The plugin makes pytest-asyncio, anyio's plugin and unittest's IsolatedAsyncioTestCase create
+uringloop loops; the header of pytest's report names the ring. A fixture, hook or `loop_factory` of
+the test suite itself takes precedence. The package has no pytest entry point: installing it does
+not change a test suite.
 
 With `--uringloop-seeds=100` each asynchronous test runs on `uringloop.testing.Loop`, in virtual
 time, under the seeds 0 to 99; with `--uringloop-seed=7` under that seed only. The marker
-`@pytest.mark.uringloop_seeds(100)` does so for a test.
+`@pytest.mark.uringloop_seeds(100)` does so for a test. A test that makes its loop by itself asks
+for the fixture `uringloop_seed`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import types
-from collections.abc import Callable, Mapping
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 
@@ -88,6 +94,39 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Policy(EventLoopPolicy):
     def new_event_loop(self) -> uringloop.Loop:
         return new_event_loop()
+
+
+@pytest.fixture
+def uringloop_seed() -> int:
+    """The seed of this run of the test; 0 if it runs without one."""
+    return seeds.current_seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Let an IsolatedAsyncioTestCase make its loop here."""
+    case = getattr(item, "cls", None)
+    if isinstance(case, type) and issubclass(case, unittest.IsolatedAsyncioTestCase):
+        with _loops_of(case):
+            return (yield)
+    return (yield)
+
+
+@contextmanager
+def _loops_of(case: type[unittest.IsolatedAsyncioTestCase]) -> Iterator[None]:
+    """Let *case* make loops by this module, unless the test suite has its own way."""
+    if sys.version_info >= (3, 13):
+        own = case.loop_factory
+        with mock.patch.object(case, "loop_factory", own or staticmethod(new_event_loop)):
+            yield
+        return
+    before = asyncio.get_event_loop_policy()
+    if type(before) is asyncio.DefaultEventLoopPolicy:
+        asyncio.set_event_loop_policy(_Policy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 def _policy() -> EventLoopPolicy:

@@ -9,12 +9,18 @@ with asyncio.Runner(loop_factory=lambda: testing.Loop(seed=7)) as runner:
 
 from __future__ import annotations
 
+import sys
+
+from uringloop._testing import traces
 from uringloop._testing.errors import DeadlockError, TimeLimitError
 from uringloop._testing.faults import Faults
 from uringloop._testing.loop import Loop
 from uringloop._testing.network import Network, Route
 
 __all__ = ["DeadlockError", "Faults", "Loop", "Network", "Route", "TimeLimitError"]
+
+if __name__ == "__main__":
+    sys.exit(traces.main())
 
 # Tracebacks and help() name the module that a program imports.
 for _name in __all__:

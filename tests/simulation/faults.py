@@ -18,8 +18,11 @@ HARMLESS = (
     "overtaken",
     "reordered",
     "stall",
+    "slow_disk",
 )
 HARMFUL = ("reset", "no_memory", "no_files")
+# What ends calls of files.
+DISK = ("no_space", "bad_disk")
 
 
 def choose(rng: random.Random) -> Faults:
@@ -29,7 +32,7 @@ def choose(rng: random.Random) -> Faults:
         if rng.random() < 0.5:
             chances[kind] = 1 / rng.choice((2, 3, 8, 32))
     if rng.random() < 0.4:
-        for kind in HARMFUL:
+        for kind in HARMFUL + DISK:
             if rng.random() < 0.5:
                 chances[kind] = 1 / rng.choice((8, 64, 256))
     return Faults(**chances)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import os
@@ -13,7 +14,7 @@ import threading
 import traceback
 import tty
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +465,21 @@ class Model:
 
     async def file_write(self, offset: int, size: int, sync: bool) -> None:
         self.note("file_write", offset, size, sync)
+        with self.disk_may_fail():
+            await self.write_to_file(offset, size, sync)
+
+    @contextlib.contextmanager
+    def disk_may_fail(self) -> Iterator[None]:
+        """Let a call of a file fail with an error of the disk; then see what is in the file."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EIO):
+                raise
+            if self.file is not None:
+                self.content[:] = (self.folder / "file").read_bytes()
+
+    async def write_to_file(self, offset: int, size: int, sync: bool) -> None:
         if self.file is None:
             self.file = await uringloop.open(self.folder / "file", "w+b", buffering=0)
         data = self.data(size)
@@ -479,7 +495,11 @@ class Model:
         if self.file is None:
             return
         self.note("file_read", offset, size)
-        data = await self.file.pread(size, offset)
+        data = None
+        with self.disk_may_fail():
+            data = await self.file.pread(size, offset)
+        if data is None:
+            return
         wanted = self.content[offset : offset + size]
         if not (data == wanted or (data and wanted.startswith(data))):
             raise Difference(f"pread: {len(data)} of {len(wanted)} bytes, or wrong bytes")
@@ -489,9 +509,16 @@ class Model:
         self.note("write_atomic", size)
         path = self.folder / "replaced"
         data = self.data(size)
-        await uringloop.fs.write_atomic(path, data)
-        if path.read_bytes() != data:
+        before = path.read_bytes() if path.exists() else None
+        written = False
+        with self.disk_may_fail():
+            await uringloop.fs.write_atomic(path, data)
+            written = True
+        after = path.read_bytes() if path.exists() else None
+        if after != data and (written or after != before):
             raise Difference("write_atomic: other content")
+        if list(self.folder.glob("*.tmp")):
+            raise Difference("write_atomic: a file is left behind")
 
     async def fifo(self, turns: int, *, joined: bool) -> None:
         """Open a FIFO; then open its other end, if *joined*, or cancel the open."""

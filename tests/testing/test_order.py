@@ -11,7 +11,7 @@ import pytest
 
 from uringloop import testing
 
-SEEDS = range(30)
+SEEDS = range(100)
 
 
 def orders(

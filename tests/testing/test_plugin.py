@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import unittest
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,95 @@ def test_anyio(tmp_path: Path) -> None:
 def test_a_count_below_one_is_refused(tmp_path: Path) -> None:
     out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=0")
     assert "--uringloop-seeds must be at least 1" in out
+
+
+UNITTEST = """if True:
+    import asyncio, unittest
+    import uringloop
+
+    class Own(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self):
+            self.started = asyncio.get_running_loop().time()
+
+        async def test_sleeps(self):
+            await asyncio.sleep(1000)
+            self.assertGreaterEqual(asyncio.get_running_loop().time() - self.started, 1000)
+
+        async def test_of_an_order(self):
+            seen = []
+            async def note(number):
+                seen.append(number)
+            await asyncio.gather(*(note(number) for number in range(3)))
+            self.assertNotEqual(seen, [2, 1, 0])
+
+        def test_without_a_loop(self):
+            pass
+
+    class Chosen(unittest.IsolatedAsyncioTestCase):
+        loop_factory = asyncio.SelectorEventLoop
+
+        async def test_has_its_own_loop(self):
+            self.assertNotIsInstance(asyncio.get_running_loop(), uringloop.Loop)
+"""
+
+ORDINARY = """if True:
+    import asyncio, unittest
+    import uringloop
+
+    class Own(unittest.IsolatedAsyncioTestCase):
+        async def test_on_the_ordinary_loop(self):
+            self.assertIs(type(asyncio.get_running_loop()), uringloop.Loop)
+"""
+
+HAS_FACTORY = hasattr(unittest.IsolatedAsyncioTestCase, "loop_factory")
+
+
+def test_cases_of_unittest_run_under_seeds(tmp_path: Path) -> None:
+    own = UNITTEST if HAS_FACTORY else UNITTEST.partition("    class Chosen")[0]
+    out = run_pytest(tmp_path, own, "--uringloop-seeds=60")
+    assert f"1 failed, {3 if HAS_FACTORY else 2} passed" in out
+    assert re.search(r"seed \d+ failed; again: pytest \S+::Own::test_of_an_order", out)
+    assert re.search(r"runs of \d tests: 60,000 s of virtual time", out)
+
+
+def test_cases_of_unittest_run_on_the_ordinary_loop(tmp_path: Path) -> None:
+    assert "1 passed" in run_pytest(tmp_path, ORDINARY)
+
+
+def test_a_trace_is_written(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.txt"
+    run_pytest(tmp_path, SUITE, "--uringloop-seed=1", f"--uringloop-trace={trace}")
+    assert re.search(r"run Task-\d+ test_passes", trace.read_text())
+
+
+def test_seeds_are_spread_over_processes(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=30", "-n2")
+    assert "1 failed, 2 passed" in out
+    assert re.search(r"again: pytest \S+::test_of_a_race .* --uringloop-seed=\d+", out)
+
+
+FIXTURE = """if True:
+    import asyncio
+    from uringloop import testing
+
+    seen = []
+
+    def test_makes_its_loop(uringloop_seed):
+        with asyncio.Runner(loop_factory=lambda: testing.Loop(uringloop_seed)) as runner:
+            runner.run(asyncio.sleep(10))
+        seen.append(uringloop_seed)
+
+    def test_has_had_its_seeds():
+        print("seeds", seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "seeds"),
+    [("--uringloop-seeds=4", "[0, 1, 2, 3]"), ("--uringloop-seed=7", "[7]"), ("-q", "[0]")],
+)
+def test_a_test_may_ask_for_its_seed(tmp_path: Path, option: str, seeds: str) -> None:
+    out = run_pytest(tmp_path, FIXTURE, option)
+    assert "2 passed" in out
+    assert f"seeds {seeds}" in out

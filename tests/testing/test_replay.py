@@ -11,9 +11,43 @@ import pytest
 
 PROGRAM = """if True:
     import asyncio, sys
+    import uringloop
     from uringloop import testing
 
+    class Echo(asyncio.DatagramProtocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def datagram_received(self, data, address):
+            if len(data) < 40:
+                self.transport.sendto(data + b"x", address)
+
+    async def datagrams():
+        loop = asyncio.get_running_loop()
+        ends = [
+            await loop.create_datagram_endpoint(Echo, local_addr=("127.0.0.1", 0))
+            for _ in range(2)
+        ]
+        for number in range(10):
+            ends[0][0].sendto(b"%d" % number, ends[1][0].get_extra_info("sockname"))
+        await asyncio.sleep(20)
+        for transport, _ in ends:
+            transport.close()
+
+    async def files(number):
+        path = f"file-{number}"
+        async with uringloop.open(path, "wb") as file:
+            for step in range(20):
+                await file.write(bytes(step * 1000))
+        async with uringloop.open(path, "rb") as file:
+            while await file.read(10_000):
+                pass
+
     async def main():
+        others = [files(1), files(2), datagrams(), asyncio.to_thread(sum, (1, 2))]
+        await asyncio.gather(streams(), *others)
+
+    async def streams():
         async def serve(reader, writer):
             while data := await reader.read(4096):
                 await asyncio.sleep(0.001)
@@ -36,7 +70,9 @@ PROGRAM = """if True:
         await asyncio.gather(*(client(number) for number in range(8)))
         server.close()
 
-    faults = testing.Faults(late=0.1, short=0.1, stall=0.01)
+    faults = testing.Faults(
+        late=0.1, short=0.1, stall=0.01, lost=0.1, doubled=0.1, delay=0.1, split=0.1, slow_disk=0.3
+    )
     def loop(): return testing.Loop(int(sys.argv[1]), faults=faults, trace=sys.argv[2])
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
@@ -44,10 +80,10 @@ PROGRAM = """if True:
 
 
 def trace_of(seed: int, path: Path) -> str:
-    command = [sys.executable, "-c", PROGRAM, str(seed), str(path)]
+    command = [sys.executable, "-c", PROGRAM, str(seed), path.name]
     # The program must not depend on the order of sets.
     environment = os.environ | {"PYTHONHASHSEED": "0"}
-    subprocess.run(command, env=environment, check=True, timeout=60)
+    subprocess.run(command, cwd=path.parent, env=environment, check=True, timeout=60)
     return path.read_text()
 
 

@@ -304,11 +304,12 @@ cdef bint is_turn_spent(LoopCore loop) except -1:
     While no work waits, files may go on; but not in debug mode, in which the loop would report the
     callback as slow.
     """
-    cdef int64_t now = uring_clock_ns()
+    cdef bint soft = loop.ring.u.soft != NULL
+    cdef int64_t now = loop.file_clock_ns() if soft else uring_clock_ns()
     if now < loop.file_deadline_ns:
         return False
     if loop.file_deadline_ns == 0:
-        loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
+        loop.file_deadline_ns = now + (SOFT_TURN_NS if soft else TURN_NS)
         return False
     if loop.in_debug_mode() or not turn_would_be_idle(loop):
         return True

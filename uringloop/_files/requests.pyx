@@ -92,7 +92,7 @@ cdef class FileRequests(Descriptor):
         assert operation.stage <= OUT_OF_TIME
         operation.stage = PREPARED
         loop = ring_loop() if self.reads_cached else None
-        if loop is None:
+        if loop is None or loop.files_on_ring:
             return 0
         while rest == 0 and operation.stage != ENDED and not is_turn_spent(loop):
             share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
@@ -144,7 +144,7 @@ cdef class FileRequests(Descriptor):
         if self.writes_cached:
             # Larger ones are left to a worker: in slices other processes would see several writes.
             loop = ring_loop() if size <= SLICE_BYTES else None
-            if loop is not None and not is_turn_spent(loop):
+            if loop is not None and not loop.files_on_ring and not is_turn_spent(loop):
                 res = uring_write_cached(
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)

@@ -1,13 +1,11 @@
 """A datagram endpoint."""
 
-cimport cython
 from cpython.object cimport PyObject
 
 from uringloop._ring.ring cimport Operation
 from uringloop._transport.flow_control cimport FlowControl
 
 
-@cython.final
 cdef class DatagramTransport(FlowControl):
     # receiving
     cdef bint polled            # recv_op is a poll, and recvfrom(2) receives

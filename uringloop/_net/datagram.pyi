@@ -2,10 +2,14 @@
 
 import asyncio
 import socket
-from typing import final
+from typing import TypeVar
+
+from typing_extensions import disjoint_base
 
 from uringloop._transport.flow_control import FlowControl
 from uringloop._turn.turn import LoopCore
+
+_T = TypeVar("_T", bound=DatagramTransport)
 
 RECEIVED_MAX: int
 RECEIVE_SIZE: int
@@ -15,7 +19,7 @@ SENDS_EMPTY: bool
 
 class DatagramClass(asyncio.Transport, asyncio.DatagramTransport): ...
 
-@final
+@disjoint_base
 class DatagramTransport(FlowControl):
     def sendto(self, data: bytes | bytearray | memoryview, addr: object = None) -> None: ...
     def get_write_buffer_size(self) -> int: ...
@@ -25,6 +29,7 @@ class DatagramTransport(FlowControl):
     def write_eof(self) -> None: ...
     def can_write_eof(self) -> bool: ...
     def _send_again(self) -> None: ...
+    def _receive(self, data: bytes, address: object) -> None: ...
 
 def make_datagram(
     loop: LoopCore,
@@ -32,4 +37,5 @@ def make_datagram(
     protocol: asyncio.BaseProtocol,
     address: object,
     waiter: asyncio.Future[None],
-) -> asyncio.DatagramTransport: ...
+    kind: type[_T] = ...,
+) -> _T: ...

@@ -19,7 +19,6 @@ import socket
 import sys
 from collections import deque
 
-cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -89,7 +88,6 @@ class DatagramClass(asyncio.Transport, asyncio.DatagramTransport):
 cdef object DATAGRAM_CLASS = DatagramClass
 
 
-@cython.final
 cdef class DatagramTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
@@ -179,6 +177,16 @@ cdef class DatagramTransport(FlowControl):
         if self.paused or self.stash:
             return self.stash_item((data, address))
         return self.deliver(data, address)
+
+    def _receive(self, data, address):
+        """Receive a datagram that a loop for tests has carried."""
+        if self.life >= CLOSING or self.receiving == ENDED:
+            return
+        count_total(&self.loop.counters.received_bytes, len(data))
+        if self.paused or self.stash:
+            self.stash_item((data, address))
+        else:
+            self.deliver(data, address)
 
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1:
         """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
@@ -458,14 +466,15 @@ cdef class DatagramTransport(FlowControl):
         raise NotImplementedError
 
 
-def make_datagram(LoopCore loop not None, sock, protocol, address, waiter):
-    """Return the transport of a non-blocking socket, which it owns from now on.
+def make_datagram(
+        LoopCore loop not None, sock, protocol, address, waiter, kind=DatagramTransport):
+    """Return the transport of a non-blocking socket, which it owns from now on; of class *kind*.
 
     *address* is the one that every datagram is sent to, or None. *waiter* is resolved after
     connection_made(). Without memory for receive buffers, it raises OSError and the caller keeps
     *sock*.
     """
-    cdef DatagramTransport transport = DatagramTransport.__new__(DatagramTransport)
+    cdef DatagramTransport transport = kind.__new__(kind)
     cdef bint polled = (
         sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
         or not uses(MULTISHOT_RECV))

@@ -10,7 +10,6 @@ from asyncio.log import logger
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from uringloop._net.datagram import make_datagram
 from uringloop._net.resolver import ensure_resolved
 from uringloop._net.servers import remove_stale_socket
 
@@ -59,7 +58,7 @@ async def create_datagram_endpoint(
     waiter = loop.create_future()
     try:
         protocol = protocol_factory()
-        transport = make_datagram(loop, sock, protocol, address, waiter)
+        transport = loop._make_datagram(sock, protocol, address, waiter)
     except BaseException:
         if given is None:
             sock.close()

@@ -1,6 +1,16 @@
 /* The faults of a simulated kernel, chosen by random numbers from a seed. */
 #include "_softring/faults.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+/* An operation of a slow disk takes so long, doubled less than SOFT_SLOW_DOUBLINGS times: at most
+ * 2 s. */
+#define SOFT_SLOW_MIN_NS 1000000
+#define SOFT_SLOW_DOUBLINGS 12
+
 /* SplitMix64: every seed, even 0, gives a different sequence. */
 static uint64_t soft_random(soft_simulation *simulation) {
     uint64_t mixed = simulation->state += UINT64_C(0x9E3779B97F4A7C15);
@@ -11,13 +21,17 @@ static uint64_t soft_random(soft_simulation *simulation) {
 }
 
 uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit) {
+    if (simulation->choose != NULL)
+        return simulation->choose(simulation->owner, limit);
     return soft_random(simulation) % limit;
 }
 
-bool soft_decide(soft_simulation *simulation, soft_faults kind) {
-    uint64_t chance = simulation->chance[kind];
+bool soft_happens(soft_simulation *simulation, uint64_t chance) {
+    return chance != 0 && SOFT_ALWAYS - soft_random_below(simulation, SOFT_ALWAYS) <= chance;
+}
 
-    if (chance == 0 || soft_random_below(simulation, SOFT_ALWAYS) >= chance)
+bool soft_decide(soft_simulation *simulation, soft_faults kind) {
+    if (!soft_happens(simulation, simulation->chance[kind]))
         return false;
     simulation->happened[kind]++;
     return true;
@@ -41,7 +55,7 @@ void soft_shuffle(const softring *s, struct epoll_event *events, int count) {
     if (count < 2 || !soft_fault(s, SOFT_FAULT_REORDERED))
         return;
     for (i = count - 1; i > 0; i--) {
-        j = (int)soft_random_below(s->simulation, (uint64_t)i + 1);
+        j = i - (int)soft_random_below(s->simulation, (uint64_t)i + 1);
         other = events[i];
         events[i] = events[j];
         events[j] = other;
@@ -52,4 +66,88 @@ int soft_failure(const softring *s) {
     if (soft_fault(s, SOFT_FAULT_RESET))
         return -ECONNRESET;
     return soft_fault(s, SOFT_FAULT_NO_MEMORY) ? -ENOMEM : 0;
+}
+
+static bool soft_makes_file(const struct io_uring_sqe *sqe) {
+    switch (sqe->opcode) {
+    case IORING_OP_OPENAT:
+        return sqe->open_flags & O_CREAT;
+    case IORING_OP_WRITE:
+    case IORING_OP_WRITEV:
+    case IORING_OP_MKDIRAT:
+    case IORING_OP_SYMLINKAT:
+    case IORING_OP_LINKAT:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool soft_uses_disk(const struct io_uring_sqe *sqe) {
+    switch (sqe->opcode) {
+    case IORING_OP_READ:
+    case IORING_OP_READV:
+    case IORING_OP_WRITE:
+    case IORING_OP_WRITEV:
+    case IORING_OP_FSYNC:
+        return true;
+    default:
+        return false;
+    }
+}
+
+int soft_disk_failure(const softring *s, const struct io_uring_sqe *sqe) {
+    if (soft_makes_file(sqe) && soft_fault(s, SOFT_FAULT_NO_SPACE))
+        return -ENOSPC;
+    return soft_uses_disk(sqe) && soft_fault(s, SOFT_FAULT_BAD_DISK) ? -EIO : 0;
+}
+
+int64_t soft_disk_delay(const softring *s) {
+    if (!soft_fault(s, SOFT_FAULT_SLOW_DISK))
+        return 0;
+    return (int64_t)SOFT_SLOW_MIN_NS << soft_random_below(s->simulation, SOFT_SLOW_DOUBLINGS);
+}
+
+/* ── the ends of connections ────────────────────────────────────────────────────────────────── */
+
+int soft_end_with(soft_simulation *simulation, uint64_t inode, int error) {
+    soft_ending *ending = malloc(sizeof(*ending));
+
+    if (ending == NULL)
+        return -ENOMEM;
+    *ending = (soft_ending){.next = simulation->endings, .inode = inode, .error = error};
+    simulation->endings = ending;
+    return 0;
+}
+
+static int soft_take_ending(soft_simulation *simulation, uint64_t inode) {
+    soft_ending **place, *ending;
+    int error;
+
+    for (place = &simulation->endings; (ending = *place) != NULL; place = &ending->next)
+        if (ending->inode == inode) {
+            error = ending->error;
+            *place = ending->next;
+            free(ending);
+            return error;
+        }
+    return ECONNRESET;
+}
+
+ssize_t soft_ended_by(const softring *s, int fd, ssize_t res) {
+    struct stat found;
+
+    if (res != -ECONNRESET || s->simulation == NULL || s->simulation->endings == NULL ||
+        fstat(fd, &found) != 0)
+        return res;
+    return -soft_take_ending(s->simulation, found.st_ino);
+}
+
+void soft_clear(soft_simulation *simulation) {
+    soft_ending *ending;
+
+    while ((ending = simulation->endings) != NULL) {
+        simulation->endings = ending->next;
+        free(ending);
+    }
 }

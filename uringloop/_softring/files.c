@@ -67,8 +67,43 @@ static void soft_finish_chain(softring *s, soft_request *chain) {
     }
 }
 
+/* Executes a chain here, in the simulation's order and not in that of threads; unless it waits for
+ * another program. A slow disk completes it later. */
+static bool soft_simulate_chain(softring *s, soft_request *chain) {
+    soft_request *request, **place;
+
+    for (request = chain; request != NULL; request = request->linked)
+        if (soft_waits_for_peer(request))
+            return false;
+    soft_perform_chain(chain, true);
+    chain->due_ns = s->simulation->clock_ns + soft_disk_delay(s);
+    if (chain->due_ns == s->simulation->clock_ns) {
+        soft_finish_chain(s, chain);
+        return true;
+    }
+    for (request = chain; request != NULL; request = request->linked)
+        request->state = SOFT_HELD;
+    for (place = &s->held; *place != NULL && (*place)->due_ns <= chain->due_ns;)
+        place = &(*place)->next;
+    chain->next = *place;
+    *place = chain;
+    return true;
+}
+
+/* Posts the completions of what a simulated slow disk has finished by now. */
+void soft_take_held(softring *s) {
+    soft_request *chain;
+
+    while ((chain = s->held) != NULL && chain->due_ns <= s->simulation->clock_ns) {
+        s->held = chain->next;
+        soft_finish_chain(s, chain);
+    }
+}
+
 /* Makes a thread execute a chain; without any, executes it here. */
 static void soft_queue(softring *s, soft_request *chain) {
+    if (s->simulation != NULL && soft_simulate_chain(s, chain))
+        return;
     if ((s->pool != NULL || soft_open_pool(s) == 0) && soft_give(s->pool, chain))
         return;
     soft_perform_chain(chain, true);
@@ -159,6 +194,13 @@ static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     return false;
 }
 
+/* Lets a simulated disk disturb a request that is about to start. */
+static void soft_disturb(softring *s, soft_request *request) {
+    soft_leave_out(s, request);
+    if (!soft_transfers(&request->sqe) || !soft_is_stream(request->sqe.fd))
+        request->failure = soft_disk_failure(s, &request->sqe);
+}
+
 /* Starts a request that is not linked. */
 static void soft_start(softring *s, soft_request *request) {
     const struct io_uring_sqe *sqe = &request->sqe;
@@ -215,7 +257,7 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *c
     else if (res < 0)
         soft_finish(s, request, res, 0);
     else if (s->simulation != NULL)
-        soft_leave_out(s, request);
+        soft_disturb(s, request);
     chain->failed |= linked && res < 0;
     chain->open = opens;
     if (res == 0 && linked)

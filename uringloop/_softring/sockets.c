@@ -4,6 +4,8 @@
 #include "_softring/sockets.h"
 
 #include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/uio.h>
 
@@ -82,7 +84,7 @@ static ssize_t soft_receive_once(softring *s, const soft_request *request,
         return res;
     res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
                (int)request->sqe.msg_flags | MSG_DONTWAIT);
-    return res < 0 ? -errno : res;
+    return soft_ended_by(s, request->sqe.fd, res < 0 ? -errno : res);
 }
 
 /* The outcome of an attempt. */
@@ -92,6 +94,28 @@ typedef enum soft_outcome {
     SOFT_WAIT,  /* there is no more */
     SOFT_ENDED, /* the request has completed */
 } soft_outcome;
+
+/* Notes what a TCP socket had sent when it received: TCP_INFO has the times of both in ticks of the
+ * kernel's clock, and most answers come within the same tick. */
+static void soft_note_bytes(softring *s, int fd) {
+    /* Of struct tcp_info in linux/tcp.h; older headers have less of it. */
+    enum { RECEIVED = 128, SENT = 200, SENT_AGAIN = 208, SIZE = 216 };
+    char info[SIZE];
+    socklen_t size = SIZE;
+    uint64_t again;
+    soft_bytes *bytes;
+
+    if (s->simulation == NULL || fd >= s->watches_size)
+        return;
+    bytes = &s->watches[fd].bytes;
+    memset(bytes, 0, sizeof(*bytes));
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &size) < 0 || size < SIZE)
+        return;
+    memcpy(&bytes->received, info + RECEIVED, sizeof(bytes->received));
+    memcpy(&bytes->sent, info + SENT, sizeof(bytes->sent));
+    memcpy(&again, info + SENT_AGAIN, sizeof(again));
+    bytes->sent -= again;
+}
 
 /* Receives into the next buffer. */
 static soft_outcome soft_receive(softring *s, soft_request *request) {
@@ -122,6 +146,7 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         soft_finish(s, request, (int)res, 0);
         return SOFT_ENDED;
     }
+    soft_note_bytes(s, request->sqe.fd);
     flags = soft_take_buffer(group);
     if (request->mode == SOFT_ONCE || soft_fault(s, SOFT_FAULT_ENDED)) {
         soft_finish(s, request, (int)res, flags);
@@ -221,7 +246,7 @@ static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
         else
             res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
     } while (res < 0 && errno == EINTR);
-    return res < 0 ? -errno : res;
+    return soft_ended_by(s, sqe->fd, res < 0 ? -errno : res);
 }
 
 /* Copies the vectors of what a blocked sendmsg still has to send: the caller may reuse its own. */

@@ -80,6 +80,13 @@ static void soft_abandon(softring *s, soft_request *request) {
         soft_stop_work(s, request);
 }
 
+/* Closes the descriptor that a request has opened whose completion is held back. */
+static void soft_close_opened(softring *s, soft_request *request) {
+    (void)s;
+    if (request->state == SOFT_HELD && request->sqe.opcode == IORING_OP_OPENAT && request->res >= 0)
+        close(request->res);
+}
+
 /* Frees a request, unless the threads have it: then the pool frees it. */
 static void soft_free_own(softring *s, soft_request *request) {
     if (request->state != SOFT_GIVEN)
@@ -91,6 +98,7 @@ void softring_close(softring *s) {
     soft_overflow *overflow;
 
     if (s->table != NULL) {
+        soft_walk(s, soft_close_opened);
         soft_walk(s, soft_abandon);
         soft_walk(s, soft_free_own);
     }
@@ -227,6 +235,7 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     for (;;) {
         /* Post what is kept first: the loop must not sleep while there is a completion. */
         soft_take_results(s);
+        soft_take_held(s);
         soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
         res = soft_look(s, enough ? 0 : left);
@@ -338,8 +347,8 @@ void softring_succeed(softring *s, const softring *old) {
     s->simulation = old->simulation;
 }
 
-bool softring_has_work(softring *s) {
-    return soft_has_work(s);
+softring_works softring_work(softring *s) {
+    return soft_work_now(s);
 }
 
 bool softring_is_idle(softring *s) {
@@ -348,7 +357,12 @@ bool softring_is_idle(softring *s) {
     struct pollfd look = {.fd = s->epoll_fd, .events = POLLIN};
 
     return *sq->khead == *sq->ktail && soft_ready(s) == 0 && s->overflow == NULL &&
-           !soft_has_task_work(s) && poll(&look, 1, 0) == 0;
+           !soft_has_task_work(s) && softring_held_until(s) > s->simulation->clock_ns &&
+           poll(&look, 1, 0) == 0;
+}
+
+int64_t softring_held_until(const softring *s) {
+    return s->held == NULL ? INT64_MAX : s->held->due_ns;
 }
 
 unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size) {
@@ -365,4 +379,8 @@ unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size) 
             count++;
         }
     return count;
+}
+
+soft_bytes softring_bytes(const softring *s, int fd) {
+    return fd < s->watches_size ? s->watches[fd].bytes : (soft_bytes){0};
 }

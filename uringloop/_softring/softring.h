@@ -76,15 +76,28 @@ void softring_simulate(softring *s, soft_simulation *simulation);
 /* Lets the simulation of *old*, if it has one, decide in the ring that replaces it. */
 void softring_succeed(softring *s, const softring *old);
 
-/* Returns whether the threads for files have work, or a result. Those that wait for another program,
- * at a terminal or a pipe, do not count. */
-bool softring_has_work(softring *s);
+/* What the threads for files do; the higher values outweigh the lower. */
+typedef enum softring_works {
+    SOFTRING_NO_WORK, /* nothing */
+    SOFTRING_WAITS,   /* one waits, perhaps, for another program, at a terminal or a FIFO */
+    SOFTRING_WORKS,   /* one works, or has a result */
+} softring_works;
+
+softring_works softring_work(softring *s);
 
 /* Returns whether an enter would find nothing: no submission, event, result or completion. */
 bool softring_is_idle(softring *s);
 
+/* Returns when a simulated slow disk completes its next operation, on the simulation's clock;
+ * INT64_MAX if it has none. */
+int64_t softring_held_until(const softring *s);
+
 /* Stores the descriptors that requests wait for, at most *size*, and what each waits for (the
  * events of poll(2)). Returns how many there are. */
 unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size);
+
+/* Returns what a TCP socket had received and sent when the ring last received from the descriptor
+ * *fd*; zeros if it never has. */
+soft_bytes softring_bytes(const softring *s, int fd);
 
 #endif

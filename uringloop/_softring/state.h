@@ -58,6 +58,7 @@ typedef enum soft_states {
     SOFT_NEW,     /* in no list */
     SOFT_WAITING, /* waits for a descriptor, in the list of its watch */
     SOFT_GIVEN,   /* given to the threads; the ring has not taken the result yet */
+    SOFT_HELD,    /* done; a simulated slow disk completes it later */
 } soft_states;
 
 /* How epoll reports the events that a request waits for; a descriptor gets the last of these that
@@ -97,6 +98,8 @@ struct soft_request {
     size_t vector_count;
     size_t sent;                   /* bytes that have been sent */
     unsigned left_out;             /* bytes that a simulated short transfer leaves out */
+    int failure;                   /* the result that a simulated disk gives it, or 0 */
+    int64_t due_ns;                /* of a HELD chain: when it completes, on the simulated clock */
     char *held;                    /* memory that a thread uses in place of the caller's; owned */
     void *answer;                  /* the caller's memory that the thread's result is copied to */
     soft_states state;
@@ -126,6 +129,7 @@ typedef struct soft_watch {
     uint32_t generation;    /* in its events; a later file of the same number has another one */
     bool known;             /* epoll may have an entry for it */
     bool has_lasting_error; /* an error or hang-up that stays and ends no request */
+    soft_bytes bytes;       /* of a simulated ring: of TCP, when the ring has last received */
 } soft_watch;
 
 /* A ring of provided buffers: the owner's memory, and the head, which the kernel would keep. */
@@ -184,6 +188,7 @@ struct softring {
     soft_group groups[SOFT_GROUPS_MAX];
     soft_pool *pool;
     soft_simulation *simulation; /* of a loop for tests, which owns it; or NULL */
+    soft_request *held;          /* chains that a simulated slow disk completes, the first first */
     unsigned quiet_looks; /* looks (softring.c) in a row that found no event */
     int64_t last_look_ns;
 };

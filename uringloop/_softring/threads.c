@@ -87,9 +87,10 @@ void soft_perform_chain(soft_request *request, bool here) {
     bool broken = false;
 
     for (; request != NULL; request = request->linked) {
-        request->res = broken ? -ECANCELED
-                       : here ? uring_perform_here(&request->sqe)
-                              : uring_perform(&request->sqe);
+        request->res = broken             ? -ECANCELED
+                       : request->failure ? request->failure
+                       : here             ? uring_perform_here(&request->sqe)
+                                          : uring_perform(&request->sqe);
         /* Only for linked requests: the vectors of a single one may have been freed by now. */
         broken = request->linked != NULL &&
                  (request->res < 0 || (size_t)request->res < soft_bytes_asked(request));
@@ -233,28 +234,32 @@ static soft_request *soft_wait_for_work(soft_pool *pool) {
     return request;
 }
 
-/* Returns whether a request that a thread executes waits, perhaps, for another program. */
-static bool soft_waits_for_peer(const soft_request *request) {
+bool soft_waits_for_peer(const soft_request *request) {
     const char *path = (const char *)(uintptr_t)request->sqe.addr;
     struct stat found;
 
-    if (request->work == SOFT_WORK_RUNNING && request->sqe.opcode == IORING_OP_OPENAT)
+    if (request->sqe.opcode == IORING_OP_OPENAT)
         return fstatat(request->sqe.fd, path, &found, 0) == 0 && S_ISFIFO(found.st_mode);
-    return request->work == SOFT_WORK_RUNNING && request->blocks_on_peer;
+    return request->blocks_on_peer;
 }
 
-/* Returns whether the threads have a request that does not wait for a peer, for a loop for tests. */
-bool soft_has_work(softring *s) {
+/* Returns what the threads do, for a loop for tests. */
+softring_works soft_work_now(softring *s) {
     const soft_request *request;
-    bool found = false;
+    softring_works found = SOFTRING_NO_WORK;
     unsigned bucket;
 
     if (s->pool == NULL)
-        return false;
+        return found;
     pthread_mutex_lock(&s->pool->lock);
     for (bucket = 0; bucket < s->table_size; bucket++)
         for (request = s->table[bucket]; request != NULL; request = request->hashed)
-            found |= request->state == SOFT_GIVEN && !soft_waits_for_peer(request);
+            if (request->state != SOFT_GIVEN)
+                continue;
+            else if (request->work != SOFT_WORK_RUNNING || !soft_waits_for_peer(request))
+                found = SOFTRING_WORKS;
+            else if (found == SOFTRING_NO_WORK)
+                found = SOFTRING_WAITS;
     pthread_mutex_unlock(&s->pool->lock);
     return found;
 }

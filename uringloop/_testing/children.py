@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from uringloop._testing import proc
 
 
 def is_zombie(pid: int) -> bool:
     """Return whether a child has ended, and waits to be reaped."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            # The name, in parentheses, may contain anything.
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+        # The name, in parentheses, may contain anything.
+        return proc.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
@@ -18,10 +17,9 @@ def is_zombie(pid: int) -> bool:
 def running() -> set[int]:
     """Return the process identifiers of the children that run; none where the kernel is silent."""
     found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
+    for thread in proc.names("/proc/self/task"):
         try:
-            with open(f"/proc/self/task/{thread}/children") as file:
-                found.update(map(int, file.read().split()))
+            found.update(map(int, proc.read(f"/proc/self/task/{thread}/children").split()))
         except OSError:
             # The thread has ended, or the kernel was built without this file.
             continue

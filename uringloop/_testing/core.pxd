@@ -10,29 +10,47 @@ cdef extern from "_softring/simulation.h":
     const uint64_t SOFT_ALWAYS
     enum:
         SOFT_FAULT_KINDS
+    ctypedef uint64_t soft_chooser(void *owner, uint64_t limit) noexcept
     struct soft_simulation:
         uint64_t state
+        soft_chooser *choose
+        void *owner
+        int64_t clock_ns
         uint64_t *chance
         uint64_t *happened
     uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit)
+    bint soft_happens(soft_simulation *simulation, uint64_t chance)
+    int soft_end_with(soft_simulation *simulation, uint64_t inode, int error)
+    void soft_clear(soft_simulation *simulation)
 
 
 cdef class TestingCore(LoopCore):
     cdef soft_simulation simulation  # lent to the ring; its random numbers are this loop's
+    cdef object choices         # a random.Random that chooses in place of the seed, or None
+    cdef object choice_failed   # the exception that it has raised, or None
     cdef double clock           # seconds; it stands still while a callback can run
-    cdef int64_t clock_ns       # the same, for the trace
+    cdef int64_t file_ticks_ns  # the clock of the time that files have in a turn
     cdef int trace_fd           # -1: no trace
     cdef uint64_t stall         # the chance of a stall in each turn, of SOFT_ALWAYS
     cdef uint64_t stalls        # that have happened
     cdef bint shuffles          # whether the seed chooses the order
     cdef object outside         # an Outside; None before simulate()
+    cdef bint clock_patched     # a test has replaced time(), and maybe put it back
+    cdef int looks_at_clock     # in this turn
+    cdef int busy_turns         # turns in a row at one instant, in which no operation completed
+    cdef double busy_at         # that instant
     cdef int turns_spun         # turns in a row in which only sleep(0) ran
     cdef int64_t spun_at_ns     # on the real clock, when they were looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
+    cdef bint waits_outside     # it sleeps until something comes from outside
     cdef uint64_t completions   # of the ring, when the loop has last been idle
 
+    cdef int check_choices(self) except -1
+    cdef bint has_own_clock(self) except -1
+    cdef int let_time_pass(self) except -1
     cdef int set_clock(self, double seconds) except -1
     cdef int move_to(self, double deadline) except -1
+    cdef int move_to_ns(self, int64_t deadline_ns) except -1
     cdef int trace_handle(self, str what, Handle handle) except -1
     cdef int begin_turn(self) except -1
     cdef bint only_yields(self) except -1

@@ -21,32 +21,48 @@ program give the same run.
 
 import asyncio
 import functools
-import os
+import random
 import threading
 import types
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY, fabs, nextafter
-from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
 
-from uringloop._kernel.atomics cimport count_total, load_int
+from uringloop._kernel.atomics cimport count_total, load_int, load_pointer
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
-from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
-from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._testing import thread_states
+from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
+from uringloop._turn.inbox cimport ASLEEP
+from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
+
+
+cdef extern from "unistd.h" nogil:
+    int usleep(unsigned int microseconds)
+    ssize_t write(int fd, const void *data, size_t size)
 
 
 cdef extern from "_softring/softring.h" nogil:
     struct softring:
         pass
+    struct soft_bytes:
+        uint64_t received
+        uint64_t sent
     void softring_simulate(softring *s, soft_simulation *simulation)
-    bint softring_has_work(softring *s)
+    int64_t softring_held_until(const softring *s)
+    enum softring_works:
+        SOFTRING_NO_WORK
+        SOFTRING_WAITS
+        SOFTRING_WORKS
+    softring_works softring_work(softring *s)
     bint softring_is_idle(softring *s)
     unsigned int softring_waits(softring *s, int *fds, unsigned int *events, unsigned int size)
+    soft_bytes softring_bytes(const softring *s, int fd)
 
 
 # In the order of `soft_faults` (_softring/simulation.h).
@@ -63,6 +79,9 @@ FAULTS = (
     "reset",
     "no_memory",
     "no_files",
+    "no_space",
+    "bad_disk",
+    "slow_disk",
 )
 
 # A stall lasts that long, doubled less than STALL_DOUBLINGS times: at most 17 s.
@@ -76,12 +95,35 @@ cdef enum:
 SAME_NS = 100
 cdef int64_t SAME = SAME_NS
 
+# Whoever asks for the time advances it by so much: 100,000 questions are the same time.
+TICK_S = 1e-12
+cdef double TICK = TICK_S
+
 # Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
 cdef double NEVER = 9.2e9
+
+# A look at the clock by the calls of files, which have a share of each turn, advances it by this:
+# 17 looks in a turn, however long they take.
+FILE_LOOK_NS = 2_000
+cdef int64_t FILE_LOOK = FILE_LOOK_NS
 
 # After so many turns in a row in which nothing ran but `sleep(0)`, the clock goes on all the same.
 SPIN_TURNS = 10_000
 cdef int SPIN = SPIN_TURNS
+
+# For so long the loop gives a thread time that it has called, and looks so often.
+cdef enum:
+    THREAD_NS = 20 * 1000 * 1000
+    THREAD_LOOK_US = 20
+
+# A program that waits for the clock without sleeping sees it go on by BUSY_S, some microseconds of
+# a processor's work: at each turn after so many at the same instant, and at each look at it after
+# so many in one turn.
+BUSY_S = 1e-5
+cdef double BUSY = BUSY_S
+cdef enum:
+    BUSY_TURNS = 100 * 1000
+    LOOKS = 10 * 1000
 
 # Where the seed may put a handle, in relation to those that were scheduled before it.
 cdef enum Place:
@@ -102,7 +144,10 @@ cdef tuple METHODS = (types.BuiltinMethodType, types.MethodType)
 
 cdef class TestingCore(LoopCore):
 
-    def _simulate(self, uint64_t seed, double start, bint shuffles, outside, int trace_fd):
+    def __dealloc__(self):
+        soft_clear(&self.simulation)
+
+    def _simulate(self, double start, bint shuffles, outside, int trace_fd):
         """Begin. Called once, before the loop runs.
 
         *trace_fd*, if not -1, gets a line for each event.
@@ -112,9 +157,9 @@ cdef class TestingCore(LoopCore):
         self.shuffles = shuffles
         self.trace_fd = trace_fd
         trace(self, trace_fd)
-        self.ring.trace.clock_ns = &self.clock_ns
-        self.simulation.state = seed
+        self.ring.trace.clock_ns = &self.simulation.clock_ns
         softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
+        self.files_on_ring = True
         # One sleep, in which the clock can be advanced.
         self.epoll_sleep.place = ALWAYS_IN_RING
 
@@ -125,36 +170,91 @@ cdef class TestingCore(LoopCore):
             self.simulation.chance[kind] = chance_of(chance)
         self.stall = chance_of(stall)
 
-    def _reseed(self, uint64_t seed):
-        """Begin the random numbers again."""
-        self.simulation.state = seed
+    def reseed(self, seed):
+        """Begin again with the random numbers of *seed*, or let it choose: a random.Random."""
+        if isinstance(seed, random.Random):
+            self.choices = seed
+            self.simulation.owner = <void*>self
+            self.simulation.choose = choose
+        else:
+            self.simulation.state = seed
+            self.simulation.choose = NULL
+            self.choices = None
+
+    cdef int check_choices(self) except -1:
+        """Raise what the random.Random has raised: hypothesis may want no more of this run."""
+        if self.choice_failed is not None:
+            failed, self.choice_failed = self.choice_failed, None
+            raise failed
+        return 0
+
+    def random(self):
+        """Return a random number from 0 to below 1, from the seed's sequence."""
+        return soft_random_below(&self.simulation, FRACTIONS) / <double>FRACTIONS
 
     def time(self):
-        """Return the loop's clock in seconds. It stands still while a callback can run."""
+        """Return the loop's clock in seconds.
+
+        It stands still while a callback runs, but for TICK_S: a real clock never shows the same
+        time twice, and a program may divide by the time that something has taken, or want to know
+        whether something was before.
+        """
+        self.looks_at_clock += 1
+        if self.looks_at_clock > LOOKS:
+            self.set_clock(self.clock + BUSY)
+        else:
+            self.clock = max(self.clock + TICK, nextafter(self.clock, INFINITY))
+            self.simulation.clock_ns = nanoseconds(self.clock)
         return self.clock
+
+    def _replace_clock(self, patched):
+        """Note that a test has replaced `time` or `call_at`."""
+        self.clock_patched |= patched
+        LoopCore._replace_clock(self, patched)
+
+    cdef bint has_own_clock(self) except -1:
+        """Return whether a test has replaced time(), and has not put it back."""
+        return self.clock_patched and "time" in self.__dict__
 
     cdef int set_clock(self, double seconds) except -1:
         self.outside.check_limit(seconds)
         self.clock = seconds
-        self.clock_ns = nanoseconds(seconds)
+        self.simulation.clock_ns = nanoseconds(seconds)
         return 0
 
     cdef int move_to(self, double deadline) except -1:
         # Behind the deadline, by the least: rounding must not make a wait look too short.
         return self.set_clock(max(self.clock, nextafter(deadline, INFINITY)))
 
+    cdef int move_to_ns(self, int64_t deadline_ns) except -1:
+        cdef double deadline = deadline_ns * 1e-9
+        while nanoseconds(deadline) < deadline_ns:
+            deadline = nextafter(deadline, INFINITY)
+        return self.set_clock(max(self.clock, deadline))
+
+    cdef int64_t file_clock_ns(self) noexcept:
+        self.file_ticks_ns += FILE_LOOK
+        return self.file_ticks_ns
+
     cdef int trace_handle(self, str what, Handle handle) except -1:
         """Write a line that names a callback which is about to run."""
         cdef int64_t second = 1_000_000_000
+        cdef int64_t now
+        cdef bytes line
         if not load_int(&handle.is_cancelled):
-            when = f"{self.clock_ns // second}.{self.clock_ns % second:09d}"
-            os.write(self.trace_fd, f"{when} {what} {name_of(handle)}\n".encode())
+            now = self.simulation.clock_ns
+            when = f"{now // second}.{now % second:09d}"
+            line = f"{when} {what} {name_of(handle)}\n".encode()
+            # With the GIL: between here and the turn no thread may add a callback to it.
+            write(self.trace_fd, PyBytes_AS_STRING(line), PyBytes_GET_SIZE(line))
         return 0
 
     # ── the order ────────────────────────────────────────────────────────────────────────────
 
     cdef int run_turns(self) except -1:
-        thread_states.simulated.add(threading.get_native_id())
+        thread = threading.get_native_id()
+        before = thread_states.running_loops.get(thread)
+        thread_states.running_loops[thread] = self
         try:
             while True:
                 self.begin_turn()
@@ -162,18 +262,23 @@ cdef class TestingCore(LoopCore):
                 if load_int(&self.stopping):
                     return 0
         finally:
-            thread_states.simulated.discard(threading.get_native_id())
+            if before is None:
+                del thread_states.running_loops[thread]
+            else:
+                thread_states.running_loops[thread] = before
 
     cdef int begin_turn(self) except -1:
         cdef Py_ssize_t index
+        self.check_choices()
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
         if self.ready.count or self.ring.completions != self.completions:
             self.idle_since_ns = 0
-        if self.stall and soft_random_below(&self.simulation, SOFT_ALWAYS) < self.stall:
+        if soft_happens(&self.simulation, self.stall):
             self.stalls += 1
             self.set_clock(self.clock + STALL_MIN_S * (
                 <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
+        self.let_time_pass()
         if self.only_yields():
             self.turns_spun += 1
             if self.turns_spun == 1:
@@ -187,6 +292,18 @@ cdef class TestingCore(LoopCore):
         if self.trace_fd >= 0:
             for index in range(self.ready.count):
                 self.trace_handle("run", <Handle>self.ready.place(index)[0])
+        return 0
+
+    cdef int let_time_pass(self) except -1:
+        """Let the clock go on after many turns at the same instant: they wait for it."""
+        self.looks_at_clock = 0
+        if (self.clock - self.busy_at > SAME * 1e-9
+                or self.ring.completions != self.completions):
+            self.busy_turns = 0
+        self.busy_turns += 1
+        if self.busy_turns > BUSY_TURNS:
+            self.set_clock(self.clock + BUSY)
+        self.busy_at = self.clock
         return 0
 
     cdef bint only_yields(self) except -1:
@@ -237,7 +354,7 @@ cdef class TestingCore(LoopCore):
             handle = <Handle>self.ready.place(index)[0]
             place = place_of(handle, seen)
             if place == ANYWHERE and len(order) > begin:
-                order.insert(begin + self.below(len(order) - begin + 1), handle)
+                order.insert(len(order) - self.below(len(order) - begin + 1), handle)
             else:
                 order.append(handle)
             if place == FIXED:
@@ -252,8 +369,10 @@ cdef class TestingCore(LoopCore):
         return <Py_ssize_t>soft_random_below(&self.simulation, limit)
 
     cdef int64_t now_ns(self) except? -1:
+        if self.has_own_clock():
+            return nanoseconds(self.time())
         # Timers that are due within SAME_NS are due now.
-        return min(self.clock_ns, INT64_MAX - SAME) + SAME
+        return min(self.simulation.clock_ns, INT64_MAX - SAME) + SAME
 
     cdef int expire_timers(self) except -1:
         cdef double latest = -INFINITY
@@ -270,7 +389,7 @@ cdef class TestingCore(LoopCore):
     cdef int run_due(self) except -1:
         """Run due timers; the seed leaves some of them to the next turn, at the same time."""
         cdef PyObject *timer
-        while not self.shuffles or self.below(2):
+        while not (self.shuffles and self.below(2)):
             timer = self.timers.next_due()
             if timer == NULL:
                 break
@@ -294,7 +413,7 @@ cdef class TestingCore(LoopCore):
                                      (<TimerHandle>due[end]).deadline)):
                 end += 1
             for index in range(end - 1, begin, -1):
-                chosen = begin + self.below(index - begin + 1)
+                chosen = index - self.below(index - begin + 1)
                 other = due[index]
                 due[index] = due[chosen]
                 due[chosen] = other
@@ -311,12 +430,17 @@ cdef class TestingCore(LoopCore):
         if self.timers.due_end:
             self.inbox.wake_up()
             return self.ring.submit()
+        if self.has_own_clock():
+            return LoopCore.sleep(self, timeout_ns)
         try:
             self.ring.submit()
             if self.has_nothing():
                 seconds, flows = self.outside.look(self.idle_s(), self.activity())
                 # A thread may have done its work, and ended, before it was looked at.
                 idle = self.has_nothing()
+                self.waits_outside = seconds > 0
+                if idle and seconds <= 0 and timeout_ns == URING_FOREVER:
+                    seconds = self.outside.wait_for_others()
         finally:
             if seconds <= 0:
                 self.inbox.wake_up()
@@ -355,11 +479,14 @@ cdef class TestingCore(LoopCore):
     cdef int advance(self) except -1:
         """Advance the clock to the next deadline. Raises DeadlockError if there is none."""
         cdef int64_t deadline = self.timers.next_deadline_ns()
+        cdef int64_t disk = softring_held_until(<softring*>self.ring.u.soft)
         cdef double when = INFINITY
         if deadline != NO_DEADLINE:
             # Not the rounded nanoseconds: no timer may find that it is early.
             when = (<TimerHandle>self.timers.entries[0].timer).deadline
-        if when >= NEVER:
+        if disk != INT64_MAX and (deadline == NO_DEADLINE or disk < deadline):
+            self.move_to_ns(disk)
+        elif when >= NEVER:
             self.outside.nothing_left()
         else:
             self.move_to(when)
@@ -368,9 +495,13 @@ cdef class TestingCore(LoopCore):
 
     # ── for the Python modules ───────────────────────────────────────────────────────────────
 
-    def _random(self):
-        """Return a random number from 0 to below 1."""
-        return soft_random_below(&self.simulation, FRACTIONS) / <double>FRACTIONS
+    def _sleeps(self):
+        """Return whether the loop sleeps, and nobody has woken it. For any thread."""
+        return load_pointer(&self.inbox.newest) == ASLEEP
+
+    def _will_wake_up(self):
+        """Return whether a loop that sleeps will go on without this process's other threads."""
+        return self.timers.count > 0 or self.waits_outside
 
     def _waits(self):
         """Return the descriptors that the ring waits for, each with the events of poll(2)."""
@@ -381,15 +512,56 @@ cdef class TestingCore(LoopCore):
         cdef unsigned int index
         return [(fds[index], events[index]) for index in range(min(count, <unsigned int>WAITS_MAX))]
 
-    def _has_file_work(self):
-        """Return whether an operation of a file is under way."""
-        return bool(softring_has_work(<softring*>self.ring.u.soft))
+    def _newest_call(self):
+        """Return a number that differs after another thread has called the loop."""
+        return load_pointer(&self.inbox.newest)
+
+    def _let_thread_work(self, uintptr_t before):
+        """Wait until another thread has called the loop, in real time and not for long.
+
+        *before*: what `_newest_call()` has returned before the thread got its work. What a thread
+        does at once then comes at the same point of each run.
+        """
+        cdef int64_t until = uring_clock_ns() + THREAD_NS
+        while load_pointer(&self.inbox.newest) == before and uring_clock_ns() < until:
+            with nogil:
+                usleep(THREAD_LOOK_US)
+
+    def _files_work(self):
+        """Return whether a thread works for a file."""
+        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WORKS
+
+    def _files_wait(self):
+        """Return whether a thread waits for another program, at a terminal or a FIFO."""
+        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WAITS
+
+    def _end_with(self, uint64_t inode, int error):
+        """Let a socket fail with *error* where it would with ECONNRESET, once."""
+        if soft_end_with(&self.simulation, inode, error) < 0:
+            raise MemoryError
+
+    def _bytes_at_receive(self, int fd):
+        """Return what a TCP socket had received and sent when the loop last received from it."""
+        cdef soft_bytes found = softring_bytes(<softring*>self.ring.u.soft, fd)
+        return found.received, found.sent
 
     def _faults_happened(self):
         """Return how often each of FAULTS has happened."""
         cdef int kind
         happened = {name: self.simulation.happened[kind] for kind, name in enumerate(FAULTS)}
         return happened | {"stall": self.stalls}
+
+
+cdef uint64_t choose(void *owner, uint64_t limit) noexcept:
+    """The soft_chooser of a loop with `choices`; after they have failed, it chooses 0."""
+    cdef TestingCore loop = <TestingCore>owner
+    if loop.choice_failed is not None:
+        return 0
+    try:
+        return loop.choices.randrange(limit)
+    except BaseException as exc:
+        loop.choice_failed = exc
+        return 0
 
 
 cdef bint is_same_time(double first, double second) noexcept:

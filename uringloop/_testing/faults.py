@@ -32,19 +32,38 @@ class Faults:
     overtaken: float = 0.0
 
     # On connections between the program and its own servers, a piece of data is under way for up to
-    # half a second longer, or is taken apart, into single bytes if it is short.
+    # half a second longer, or is taken apart, into single bytes if it is short. A datagram between
+    # the program's own endpoints is under way longer, too.
     delay: float = 0.0
     split: float = 0.0
-    # A connection to one of the program's own servers is refused.
+    # A connection to one of the program's own servers is refused, or takes 1, 3 or 7 s longer, as
+    # if packets were lost.
     refused: float = 0.0
-    # A name is not resolved: EAI_AGAIN.
+    slow_connect: float = 0.0
+    # A connection dies with a piece of data, and nobody is told: nothing arrives any more. A send
+    # fails with ETIMEDOUT after a quarter of an hour, or when TCP_USER_TIMEOUT or keep-alive says.
+    half_open: float = 0.0
+    # A datagram to one of the program's own endpoints is lost, or arrives twice; or its sender gets
+    # ENOBUFS.
+    lost: float = 0.0
+    doubled: float = 0.0
+    no_buffers: float = 0.0
+    # A name is not resolved: EAI_AGAIN; or it takes up to 5 s.
     no_name: float = 0.0
+    slow_name: float = 0.0
     # A send or receive fails with ECONNRESET.
     reset: float = 0.0
     # A send or receive fails with ENOMEM.
     no_memory: float = 0.0
     # accept(2) fails with EMFILE.
     no_files: float = 0.0
+    # On a disk: what writes fails with ENOSPC; a read, a write or an fsync fails with EIO; an
+    # operation takes up to 2 s.
+    no_space: float = 0.0
+    bad_disk: float = 0.0
+    slow_disk: float = 0.0
+    # A call of run_in_executor() is cancelled: its executor is shut down.
+    cancelled_call: float = 0.0
 
     def __post_init__(self) -> None:
         for name, chance in dataclasses.asdict(self).items():

@@ -6,10 +6,11 @@ import contextvars
 import dataclasses
 import math
 import socket
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from uringloop._testing.weak_list import WeakList
 
 # Hosts have addresses of the loopback network, which every machine has.
 FIRST_ADDRESS = 127 << 24 | 77 << 16 | 1
@@ -20,9 +21,19 @@ _current: contextvars.ContextVar[str] = contextvars.ContextVar("uringloop.testin
 
 
 class Waiting(Protocol):
-    """Something that waits for a route: a connection in the network."""
+    """Something that waits for a route: a connection, or a client that wants one."""
 
     def route_changed(self) -> None: ...
+
+
+class Connection(Waiting, Protocol):
+    """A connection between two hosts."""
+
+    hosts: tuple[str, str]
+
+    def die(self) -> None: ...
+
+    def reset(self) -> None: ...
 
 
 @dataclasses.dataclass
@@ -63,9 +74,8 @@ class Network:
         self._default = Route(latency, jitter, bandwidth)
         self._routes: dict[frozenset[str], Route] = {}
         self._addresses: dict[str, str] = {}
-        # In the order in which they were added, not in that of a set.
-        self._waiting: weakref.WeakValueDictionary[int, Waiting] = weakref.WeakValueDictionary()
-        self._added = 0
+        self._waiting: WeakList[Waiting] = WeakList()
+        self._connections: WeakList[Connection] = WeakList()
 
     # ── hosts ────────────────────────────────────────────────────────────────────────────────
 
@@ -134,12 +144,30 @@ class Network:
         """End a partition: what was sent meanwhile arrives."""
         self.set_route(one, other, open=True)
 
+    def kill(self, one: str, other: str) -> None:
+        """Let the connections between two hosts die, without a word to either end.
+
+        So does a router that forgets them, or a machine without power. A send fails with ETIMEDOUT
+        after a quarter of an hour. Later connections are not concerned.
+        """
+        for connection in self._between(one, other):
+            connection.die()
+
+    def reset(self, one: str, other: str) -> None:
+        """Reset the connections between two hosts: both ends get ECONNRESET."""
+        for connection in self._between(one, other):
+            connection.reset()
+
+    def _between(self, one: str, other: str) -> list[Connection]:
+        wanted = {one, other}
+        return [known for known in self._connections if set(known.hosts) == wanted]
+
     def add_waiting(self, waiting: Waiting) -> None:
-        self._added += 1
-        self._waiting[self._added] = waiting
+        self._waiting.add(waiting)
+
+    def add_connection(self, connection: Connection) -> None:
+        self._connections.add(connection)
 
     def _wake(self) -> None:
-        for number in sorted(self._waiting):
-            waiting = self._waiting.get(number)
-            if waiting is not None:
-                waiting.route_changed()
+        for waiting in (*self._connections, *self._waiting):
+            waiting.route_changed()

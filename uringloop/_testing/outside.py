@@ -7,9 +7,9 @@ The clock of a loop for tests may jump only when nothing can come. What can is o
   still: how long it takes is not the program's business.
 - Something that works: a child process, a thread that is not blocked for ever, another program that
   has been asked. The loop waits in real time, and its clock advances with it: timeouts work.
-- Something that may or may not speak: a connection to another program that was not asked, a thread
-  that serves others. After each activity the loop waits for QUIET_S, and then takes it that nothing
-  comes.
+- Something that may or may not speak: a connection to another program that was not asked, a
+  terminal, a thread that serves others. After each activity, of the loop or of that thread, the
+  loop waits for QUIET_S, and then takes it that nothing comes.
 
 What was there before the loop, a thread that has not moved since or a child, is not the program's.
 """
@@ -21,7 +21,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from uringloop._testing import children, errors
+from uringloop._testing import children, errors, thread_states
 from uringloop._testing.peers import Peers, Traffic
 from uringloop._testing.thread_states import WATCHDOG_S, Threads, ThreadState
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Seconds of real time for which the loop waits for what may or may not speak.
 QUIET_S = 0.02
+# A thread that serves others, and that the loop has asked, has begun to run by then.
+ASKED_S = 0.001
 # A program that was asked by other means than TCP, where nothing tells whether it has answered, has
 # answered by then.
 ANSWER_S = 1.0
@@ -40,20 +42,25 @@ LOOK_MIN_S = 0.0002
 LOOK_MAX_S = 0.02
 
 
+def now() -> float:
+    """Return the real time. Not time.monotonic(): tests may freeze it, as freezegun does."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 class Outside:
     """Watches what may come to one loop from outside. Only the loop's thread uses it."""
 
     def __init__(self, loop: Loop, time_limit: float) -> None:
         self.loop = loop
         self.time_limit = time_limit
-        self.peers = Peers()
+        self.peers = Peers(loop)
         self.threads = Threads()
         self.older_children = children.running()
         # Calls of run_in_executor() that have not ended.
         self.calls = 0
         # The newest activity of the loop, and when it was seen, in real time.
         self.activity = -1
-        self.active_at = time.monotonic()
+        self.active_at = now()
 
     def look(self, idle_s: float, activity: int) -> tuple[float, bool]:
         """Return how long to wait, in seconds of real time, and whether the clock goes on.
@@ -63,21 +70,28 @@ class Outside:
         """
         if activity != self.activity:
             self.activity = activity
-            self.active_at = time.monotonic()
-        quiet_s = time.monotonic() - self.active_at
+            self.active_at = now()
+        time_s = now()
+        quiet_s = time_s - self.active_at
         pause = min(max(LOOK_MIN_S, idle_s), LOOK_MAX_S)
-        if self.loop._has_file_work():
+        if self.loop._files_work():
             return pause, False
-        traffic = self.peers.traffic(self.loop._waits(), asked_lately=quiet_s < ANSWER_S)
+        silent = self.loop.datagrams.silent()
+        waits = [wait for wait in self.loop._waits() if wait[0] not in silent]
+        traffic = self.peers.traffic(waits, asked_lately=quiet_s < ANSWER_S)
         if traffic is Traffic.UNDER_WAY and quiet_s < STUCK_S:
             return pause, False
-        threads = self.threads.look()
-        if traffic is Traffic.ASKED or self.works(threads):
+        if traffic is Traffic.ASKED:
             return pause, True
-        may_speak = traffic is Traffic.OPEN or threads is not ThreadState.BLOCKED
-        if may_speak and quiet_s < QUIET_S:
-            return min(QUIET_S - quiet_s, QUIET_S), False
-        return 0, False
+        threads = self.threads.look(time_s)
+        if self.works(threads):
+            return pause, True
+        may_speak = traffic is Traffic.OPEN or self.loop._files_wait()
+        rest_s = QUIET_S - quiet_s if may_speak else 0.0
+        if threads is ThreadState.SERVES:
+            served_s = time_s - self.threads.served_at
+            rest_s = max(rest_s, QUIET_S - served_s, ASKED_S - quiet_s)
+        return max(rest_s, 0.0), False
 
     def works(self, threads: ThreadState) -> bool:
         """Return whether a thread, a child or a timer of the process does something by itself."""
@@ -93,6 +107,11 @@ class Outside:
             # Those of a pool wait for calls.
             found -= {child.pid for child in multiprocessing.active_children()}
         return bool(found)
+
+    def wait_for_others(self) -> float:
+        """Return for how long to wait for loops of other threads, which may wake this one."""
+        others = thread_states.others().values()
+        return LOOK_MAX_S if any(loop._will_wake_up() for loop in others) else 0.0
 
     def nothing_left(self) -> None:
         """No timer is left, and nothing can come."""

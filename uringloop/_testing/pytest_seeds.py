@@ -21,6 +21,8 @@ from uringloop._testing import seeds
 # The names of the plugin and of its marker.
 NAME = "uringloop-seeds"
 MARKER = "uringloop_seeds"
+# The fixture with the seed of a run.
+FIXTURE = "uringloop_seed"
 # Of a report: how many seeds, seconds of virtual and of real time.
 PROPERTY = "uringloop-seeds"
 
@@ -50,14 +52,21 @@ def add_options(parser: pytest.Parser) -> None:
         choices=("random", "fifo"),
         help="whether the seed chooses the order in which tasks run (random, the default)",
     )
+    group.addoption(
+        "--uringloop-trace",
+        metavar="FILE",
+        help="append to FILE what the loops for tests do",
+    )
 
 
-def is_asynchronous(item: pytest.Item) -> bool:
-    """Return whether *item* is a test function that is a coroutine."""
+def takes_seeds(item: pytest.Item) -> bool:
+    """Return whether *item* is a test function that is a coroutine, or asks for its seed."""
+    if FIXTURE in getattr(item, "fixturenames", ()):
+        return True
     function = getattr(item, "function", None)
-    case = getattr(item, "cls", None)
-    if isinstance(case, type) and issubclass(case, unittest.TestCase):
-        # It makes its loop by itself.
+    case = getattr(item, "cls", None) or object
+    isolated = issubclass(case, unittest.IsolatedAsyncioTestCase)
+    if issubclass(case, unittest.TestCase) and not isolated:
         return False
     inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     return inspect.iscoroutinefunction(inner)
@@ -95,6 +104,7 @@ class SeedRuns:
         self.count: int | None = config.getoption("--uringloop-seeds")
         self.only: int | None = config.getoption("--uringloop-seed")
         self.order: str | None = config.getoption("--uringloop-order")
+        self.trace: str | None = config.getoption("--uringloop-trace")
         if self.count is not None and self.count < 1:
             raise pytest.UsageError("--uringloop-seeds must be at least 1")
         self.totals: list[float] = [0, 0.0, 0.0]
@@ -110,10 +120,12 @@ class SeedRuns:
             (count,) = marker.args
         if self.count is not None:
             count = self.count
-        if not is_asynchronous(item) or (count is None and self.only is None):
+        if not takes_seeds(item) or (count is None and self.only is None):
             return None
         if self.order is not None:
             options["order"] = self.order
+        if self.trace is not None:
+            options["trace"] = self.trace
         return ([self.only] if self.only is not None else range(count or 1)), options
 
     @pytest.hookimpl(tryfirst=True)

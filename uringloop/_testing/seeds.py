@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from uringloop._testing.loop import Loop
+from uringloop._testing.weak_list import WeakList
 
 
 @dataclasses.dataclass
@@ -29,12 +29,17 @@ class Run:
 
 
 _current: Run | None = None
-_loops: list[weakref.ref[Loop]] = []
+_loops: WeakList[Loop] = WeakList()
 
 
 def is_active() -> bool:
     """Return whether a test runs with a seed."""
     return _current is not None
+
+
+def current_seed() -> int:
+    """Return the seed of the test that runs; 0 if it has none."""
+    return 0 if _current is None else _current.seed
 
 
 def new_loop() -> Loop:
@@ -43,20 +48,18 @@ def new_loop() -> Loop:
     # A test that makes several loops: each has a sequence of its own.
     loop = Loop(_current.seed + (len(_current.loops) << 32), **_current.options)
     _current.loops.append(loop)
-    _loops.append(weakref.ref(loop))
+    _loops.add(loop)
     return loop
 
 
 @contextmanager
 def run(seed: int, options: dict[str, Any]) -> Iterator[Run]:
     """Give *seed* to the loops that are made meanwhile, and to the module random."""
-    global _current, _loops
+    global _current
     before, state = _current, random.getstate()
     # Loops of a wider scope than the test's: each test begins with its own numbers.
-    _loops = [known for known in _loops if (loop := known()) is not None and not loop.is_closed()]
-    for known in _loops:
-        if (loop := known()) is not None:
-            loop.reseed(seed)
+    for loop in _loops:
+        loop.reseed(seed)
     _current = made = Run(seed, options)
     random.seed(seed)
     began = time.monotonic()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import posix
 import socket
-import weakref
 from typing import Any
 
 from uringloop._net.listener import Listener
 from uringloop._net.servers import Server
+from uringloop._testing.weak_list import WeakList
 
 # Hosts that stand for every address of the machine.
 EVERY_ADDRESS: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
@@ -18,38 +19,50 @@ class Servers:
     """The servers of one loop. They listen on real sockets, too, for other programs."""
 
     def __init__(self) -> None:
-        # In the order in which they were made, not in that of a set.
-        self.known: list[weakref.ref[Server]] = []
+        self._known: WeakList[Server] = WeakList()
 
     def add(self, server: Server) -> None:
-        self.known = [known for known in self.known if known() is not None]
-        self.known.append(weakref.ref(server))
+        self._known.add(server)
 
-    def find(self, family: int, address: Any) -> Listener | None:
-        """Return the listener that a connection to *address* goes to; None if it is no server's."""
-        found: Listener | None = None
+    def find(self, family: int, address: Any) -> tuple[Listener, int] | None:
+        """Return who listens at *address*, and the family of its socket; None if nobody does."""
+        found: tuple[Listener, int] | None = None
         # The newest first: it has taken the place of others at a path.
-        for known in reversed(self.known):
-            server = known()
-            if server is None or not server.is_serving():
+        for server in reversed(list(self._known)):
+            if not server.is_serving():
                 continue
             for sock, listener in zip(server._sockets or (), server._listeners, strict=True):
                 name = sock.getsockname()
-                if sock.family != family or not is_reached(name, address, family):
+                if not is_reached(sock, name, address, family):
                     continue
                 if name == address[: len(name)]:
-                    return listener
-                found = found or listener
+                    return listener, sock.family
+                found = found or (listener, sock.family)
         return found
 
 
 def exists(path: str | bytes) -> bool:
     """Return whether a UNIX socket's file is still there; abstract names have none."""
-    return path[:1] in ("\0", b"\0") or os.path.exists(path)
+    if path[:1] in ("\0", b"\0"):
+        return True
+    try:
+        # Not os.path.exists(): see proc.py.
+        posix.stat(path)
+    except OSError:
+        return False
+    return True
 
 
-def is_reached(name: Any, address: Any, family: int) -> bool:
-    """Return whether a connection to *address* reaches the listening socket called *name*."""
+def takes_both(sock: Any) -> bool:
+    """Return whether a socket that listens on IPv6 takes connections of IPv4, too."""
+    return not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
+def is_reached(sock: Any, name: Any, address: Any, family: int) -> bool:
+    """Return whether a connection to *address* reaches *sock*, which listens, called *name*."""
     if family not in EVERY_ADDRESS:
-        return os.fsencode(name) == os.fsencode(address) and exists(name)
+        return sock.family == family and os.fsencode(name) == os.fsencode(address) and exists(name)
+    if sock.family != family:
+        is_every = sock.family == socket.AF_INET6 and name[0] == EVERY_ADDRESS[socket.AF_INET6]
+        return is_every and name[1] == address[1] and takes_both(sock)
     return name[1] == address[1] and name[0] in (address[0], EVERY_ADDRESS[family])

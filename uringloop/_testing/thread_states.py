@@ -9,11 +9,18 @@ watchdog, such as faulthandler's: it counts as blocked.
 from __future__ import annotations
 
 import enum
+import math
 import os
 import platform
 import struct
 import threading
 import time
+from typing import TYPE_CHECKING
+
+from uringloop._testing import proc
+
+if TYPE_CHECKING:
+    from uringloop._testing.core import TestingCore
 
 
 class ThreadState(enum.IntEnum):
@@ -57,6 +64,9 @@ TIMESPEC = struct.Struct("qq")
 # A wait that may last longer than so many seconds is a watchdog's.
 WATCHDOG_S = 5.0
 
+# The `syscall` of a thread that is in none.
+RUNNING = "running\n"
+
 # The threads of software rings for files: the ring itself knows whether they have work.
 FILES = "uringloop-files\n"
 
@@ -82,8 +92,7 @@ def left_of(words: list[str]) -> float:
 
 
 def read(name: str, file: str) -> str:
-    with open(f"/proc/self/task/{name}/{file}") as opened:
-        return opened.read()
+    return proc.read(f"/proc/self/task/{name}/{file}")
 
 
 def state_of(line: str) -> ThreadState:
@@ -102,27 +111,52 @@ def state_of(line: str) -> ThreadState:
     return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
 
 
-# The threads that run loops for tests, whose sleeps are not theirs.
-simulated: set[int] = set()
+# The loops for tests that run, by their threads.
+running_loops: dict[int, TestingCore] = {}
+
+
+def others() -> dict[int, TestingCore]:
+    """Return those of other threads."""
+    found = running_loops.copy()
+    found.pop(threading.get_native_id(), None)
+    return found
+
+
+# While a thread has just been started it runs, whatever it does then. So often, and at such
+# intervals, a new loop looks whether the threads that were there before have come to rest.
+SETTLE_LOOKS = 100
+SETTLE_S = 0.0005
 
 
 def lines() -> dict[str, str]:
-    """Return the `syscall` of each other thread by its number."""
+    """Return the `syscall` of each other thread by its number.
+
+    The sleeps of loops for tests are not their threads': those are not among them.
+    """
     found = {}
     own = threading.get_native_id()
-    for name in os.listdir("/proc/self/task"):
-        if int(name) == own or int(name) in simulated:
+    for name in proc.names("/proc/self/task"):
+        loop = running_loops.get(int(name))
+        if int(name) == own or (loop is not None and loop._sleeps()):
             continue
         try:
             if read(name, "comm") != FILES:
                 found[name] = read(name, "syscall")
         except ProcessLookupError:
             # It has just ended, after whatever it did.
-            found[name] = "running"
+            found[name] = RUNNING
         except OSError:
             # This machine does not tell, or the thread has ended.
-            found[name] = "running"
+            found[name] = RUNNING
     return found
+
+
+def switches_of(name: str) -> str:
+    """Return a text that differs after a thread has run; always the same if it has ended."""
+    try:
+        return read(name, "status").partition("\nvoluntary_ctxt_switches:")[2]
+    except OSError:
+        return ""
 
 
 class Threads:
@@ -130,12 +164,27 @@ class Threads:
 
     def __init__(self) -> None:
         self.older = lines()
+        for _ in range(SETTLE_LOOKS):
+            if RUNNING not in self.older.values():
+                break
+            time.sleep(SETTLE_S)
+            self.older = lines()
+        # Those that serve, with their switches, and when one was last seen to have run.
+        self.serving: dict[str, str] = {}
+        self.served_at = -math.inf
 
-    def look(self) -> ThreadState:
+    def look(self, now: float) -> ThreadState:
         """Return what the threads do."""
         highest = ThreadState.BLOCKED
+        serving = {}
         for name, line in lines().items():
-            if line == "running\n" or self.older.get(name) != line:
+            if line == RUNNING or self.older.get(name) != line:
                 self.older.pop(name, None)
-                highest = max(highest, state_of(line))
+                state = state_of(line)
+                highest = max(highest, state)
+                if state is ThreadState.SERVES:
+                    serving[name] = switches_of(name)
+                    if self.serving.get(name) != serving[name]:
+                        self.served_at = now
+        self.serving = serving
         return highest

@@ -8,9 +8,13 @@ objects have the names that TCP would have given them, and take its options.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posix
 import socket
+import struct
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 Address = Any
@@ -21,6 +25,12 @@ _names: weakref.WeakKeyDictionary[socket.socket, tuple[Address, Address]]
 _names = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[socket.socket, dict[tuple[int, int], Any]]
 _options = weakref.WeakKeyDictionary()
+
+# What leaves a byte in a VirtualSocket that nobody reads.
+_fillers: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
+_fillers = weakref.WeakKeyDictionary()
+# SO_LINGER, on, of 0 seconds.
+NO_LINGER = struct.pack("ii", 1, 0)
 
 # Options that a program may have set before it connects.
 KEPT = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY))
@@ -40,6 +50,15 @@ class VirtualSocket(socket.socket):
     def getpeername(self) -> Address:
         self._check_open()
         return _names[self][1]
+
+    def close(self) -> None:
+        """Close; with SO_LINGER of no time the peer gets ECONNRESET, as by TCP."""
+        fill = _fillers.pop(self, None)
+        if fill is not None and self.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                if super().getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == NO_LINGER:
+                    fill()
+        super().close()
 
     def dup(self) -> VirtualSocket:
         made = VirtualSocket(self.family, self.type, self.proto, os.dup(self.fileno()))
@@ -86,20 +105,45 @@ def replace_descriptor(sock: socket.socket, other: socket.socket) -> None:
             sock.setsockopt(level, option, value)
 
 
+def mapped(address: Address) -> Address:
+    """Return an address of IPv4 as a socket of IPv6 sees it."""
+    return (f"::ffff:{address[0]}", address[1], 0, 0)
+
+
 def name_ends(
-    sock: socket.socket, accepted: socket.socket, name: Address, peername: Address
-) -> socket.socket:
-    """Name the ends of a connection, the client's *sock* and *accepted*; return the latter."""
-    made = VirtualSocket(sock.family, sock.type, sock.proto, accepted.detach())
+    sock: socket.socket,
+    accepted: socket.socket,
+    family: int,
+    name: Address,
+    peername: Address,
+) -> VirtualSocket:
+    """Name the ends of a connection, the client's *sock* and *accepted*; return the latter.
+
+    *family* is that of the socket that has accepted: IPv6 may take connections of IPv4.
+    """
+    made = VirtualSocket(family, sock.type, sock.proto, accepted.detach())
     made.setblocking(False)
     sock.__class__ = VirtualSocket
     _names[sock] = (name, peername)
-    _names[made] = (peername, name)
+    if family == sock.family:
+        _names[made] = (peername, name)
+    else:
+        _names[made] = (mapped(peername), mapped(name))
     return made
 
 
-def connect_pair(sock: socket.socket, name: Address, peername: Address) -> socket.socket:
-    """Connect the program's *sock* to a new socket, the server's, which is returned."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    replace_descriptor(sock, ours)
-    return name_ends(sock, theirs, name, peername)
+def leave_unread(fd: int) -> None:
+    """Send a byte by a UNIX socket: if its peer closes without reading it, *fd* gets ECONNRESET."""
+    with contextlib.suppress(OSError):
+        # Not os.write(): see proc.py.
+        posix.write(fd, b"\0")
+
+
+def on_reset(sock: VirtualSocket, fill: Callable[[], None]) -> None:
+    """Let *fill* leave a byte in *sock* if the program closes it by a reset."""
+    _fillers[sock] = fill
+
+
+def option_of(sock: socket.socket, level: int, option: int) -> int:
+    """Return an option of a VirtualSocket; 0 if it was not set."""
+    return sock.getsockopt(level, option) if sock.fileno() >= 0 else 0

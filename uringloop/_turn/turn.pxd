@@ -83,6 +83,7 @@ cdef class LoopCore:
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
     cdef EpollSleep epoll_sleep     # of the watchers
     cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
+    cdef bint files_on_ring     # nothing is taken from the page cache: what it has differs
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     # Flags that other threads read, or set.
@@ -110,6 +111,7 @@ cdef class LoopCore:
     # RunningLoop has the weak references, not this class: CPython clears them by atomics.
 
     cdef int64_t now_ns(self) except? -1
+    cdef int64_t file_clock_ns(self) noexcept
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1

@@ -1,0 +1,361 @@
+"""Connections of a loop for tests that are reset, refused late, or die without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from uringloop import testing
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T], **options: Any) -> tuple[T, float]:
+    """Return the result, and how far the clock has advanced."""
+    loop = testing.Loop(**options)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main), loop.elapsed()
+
+
+def between_hosts() -> testing.Network:
+    network = testing.Network(latency=0.01)
+    network.set_route("web", "db", latency=0.01)
+    return network
+
+
+class Server:
+    """An echo server on the host "db", which notes how its connections end."""
+
+    def __init__(self) -> None:
+        self.endings: list[object] = []
+
+    async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(100):
+                writer.write(data)
+                await writer.drain()
+            self.endings.append("end")
+        except OSError as exc:
+            self.endings.append(type(exc))
+        finally:
+            writer.close()
+
+
+async def connect(
+    network: testing.Network, server: Server
+) -> tuple[asyncio.Server, asyncio.StreamReader, asyncio.StreamWriter]:
+    serving = await asyncio.start_server(server.echo, "db", 5432, reuse_port=True)
+    with network.on("web"):
+        reader, writer = await asyncio.open_connection("db", 5432)
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"hello"
+    return serving, reader, writer
+
+
+async def ending_of(reader: asyncio.StreamReader) -> object:
+    try:
+        return await reader.read(100)
+    except OSError as exc:
+        return type(exc)
+
+
+def test_a_reset_reaches_both_ends() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        server = Server()
+        serving, reader, writer = await connect(network, server)
+        network.reset("web", "db")
+        assert await ending_of(reader) is ConnectionResetError
+        await asyncio.sleep(1)
+        assert server.endings == [ConnectionResetError]
+        writer.close()
+        serving.close()
+
+    run(main(), network=network)
+
+
+def test_a_reset_reaches_calls_on_sockets() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        serving = await asyncio.start_server(Server().echo, "db", 5432, reuse_port=True)
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            with network.on("web"):
+                await loop.sock_connect(sock, (network.address("db"), 5432))
+            await asyncio.sleep(1)
+            network.reset("web", "db")
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(sock, 10)
+        serving.close()
+
+    run(main(), network=network)
+
+
+def test_data_before_a_reset_arrives() -> None:
+    network = between_hosts()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"answer")
+        await asyncio.sleep(1)
+        # The question has not been read: closing resets the connection.
+        writer.close()
+
+    async def main() -> None:
+        serving = await asyncio.start_server(answer, "db", 5432, limit=10, reuse_port=True)
+        with network.on("web"):
+            reader, writer = await asyncio.open_connection("db", 5432)
+        writer.write(bytes(1_000_000))
+        assert await reader.readexactly(6) == b"answer"
+        assert await ending_of(reader) is ConnectionResetError
+        writer.close()
+        serving.close()
+
+    run(main(), network=network)
+
+
+def test_a_sender_learns_of_a_dead_connection_after_a_quarter_of_an_hour() -> None:
+    network = between_hosts()
+
+    async def main() -> list[object]:
+        server = Server()
+        serving, reader, writer = await connect(network, server)
+        network.kill("web", "db")
+        writer.write(b"lost")
+        assert await ending_of(reader) is TimeoutError
+        writer.close()
+        serving.close()
+        return server.endings
+
+    endings, took = run(main(), network=network)
+    assert took == pytest.approx(924.6, abs=1)
+    # Nobody has told the server.
+    assert endings == []
+
+
+def test_who_only_waits_on_a_dead_connection_waits_for_ever() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, reader, writer = await connect(network, Server())
+        network.kill("web", "db")
+        try:
+            await reader.read(1)
+        finally:
+            writer.close()
+            serving.close()
+
+    with pytest.raises(testing.DeadlockError, match="main"):
+        run(main(), network=network)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}, 60),
+        ({}, 7200 + 9 * 75),
+    ],
+)
+def test_keep_alive_finds_a_dead_connection(options: dict[int, int], seconds: float) -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, reader, writer = await connect(network, Server())
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        network.kill("web", "db")
+        assert await ending_of(reader) is TimeoutError
+        writer.close()
+        serving.close()
+
+    _, took = run(main(), network=network)
+    assert took == pytest.approx(seconds, abs=1)
+
+
+def test_a_user_timeout_finds_a_dead_connection() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, reader, writer = await connect(network, Server())
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+        network.kill("web", "db")
+        writer.write(b"lost")
+        assert await ending_of(reader) is TimeoutError
+        writer.close()
+        serving.close()
+
+    _, took = run(main(), network=network)
+    assert took == pytest.approx(5, abs=0.1)
+
+
+def test_a_dead_connection_takes_no_more_than_its_window() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, _, writer = await connect(network, Server())
+        network.kill("web", "db")
+        with pytest.raises(TimeoutError):  # noqa: PT012 # Which drain() raises is not the matter.
+            while True:
+                writer.write(bytes(100_000))
+                await writer.drain()
+        serving.close()
+
+    _, took = run(main(), network=network)
+    assert took == pytest.approx(924.6, abs=1)
+
+
+def test_a_new_connection_takes_the_place_of_a_dead_one() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, _, writer = await connect(network, Server())
+        network.kill("web", "db")
+        with network.on("web"):
+            reader, second = await asyncio.open_connection("db", 5432)
+        second.write(b"again")
+        assert await reader.readexactly(5) == b"again"
+        writer.close()
+        second.close()
+        serving.close()
+
+    run(main(), network=network)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fault_half_open_kills_connections(seed: int) -> None:
+    async def main() -> object:
+        serving = await asyncio.start_server(Server().echo, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
+        try:
+            async with asyncio.timeout(10_000):
+                while True:
+                    writer.write(b"ping")
+                    await reader.readexactly(4)
+        except OSError as exc:
+            return type(exc)
+        finally:
+            writer.close()
+            serving.close()
+
+    ending, _ = run(main(), seed=seed, faults=testing.Faults(half_open=0.05))
+    # The question is lost, or the answer: then only the server learns of it.
+    assert ending is TimeoutError
+
+
+@pytest.mark.parametrize("network", [None, testing.Network()], ids=["direct", "network"])
+def test_a_connection_in_the_backlog_of_a_closed_server_is_reset(
+    network: testing.Network | None,
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        serving = await asyncio.start_server(Server().echo, "127.0.0.1", 0)
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, serving.sockets[0].getsockname())
+            serving.close()
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(sock, 10)
+
+    run(main(), network=network, order="fifo")
+
+
+@pytest.mark.parametrize("network", [None, testing.Network()], ids=["direct", "network"])
+def test_closing_with_unread_data_resets(network: testing.Network | None) -> None:
+    async def main() -> None:
+        server = Server()
+        serving = await asyncio.start_server(server.echo, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"question")
+        await asyncio.sleep(1)
+        writer.close()
+        await asyncio.sleep(1)
+        assert server.endings == [ConnectionResetError]
+        serving.close()
+
+    run(main(), network=network)
+
+
+def test_a_slow_connect_takes_as_long_as_lost_packets_take() -> None:
+    async def main() -> float:
+        serving = await asyncio.start_server(Server().echo, "127.0.0.1", 0)
+        began = asyncio.get_running_loop().time()
+        _, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
+        took = asyncio.get_running_loop().time() - began
+        writer.close()
+        serving.close()
+        return round(took, 3)
+
+    faults = testing.Faults(slow_connect=0.9)
+    assert {run(main(), seed=seed, faults=faults)[0] for seed in range(50)} == {0, 1, 3, 7}
+
+
+def test_a_name_takes_its_time() -> None:
+    async def main() -> float:
+        began = asyncio.get_running_loop().time()
+        await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        return asyncio.get_running_loop().time() - began
+
+    assert 0 < run(main(), faults=testing.Faults(slow_name=1.0))[0] < 5
+
+
+def test_a_call_is_cancelled_with_its_executor() -> None:
+    ran: list[int] = []
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.get_running_loop().run_in_executor(None, ran.append, 1)
+
+    run(main(), faults=testing.Faults(cancelled_call=1.0))
+    assert ran == []
+
+
+def listen_on_both() -> socket.socket:
+    sock = socket.socket(socket.AF_INET6)
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.bind(("::", 0))
+    return sock
+
+
+def listen_by_an_abstract_name() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind("\0uringloop-testing")
+    return sock
+
+
+@pytest.mark.parametrize("listen", [listen_on_both, listen_by_an_abstract_name])
+def test_every_listening_socket_of_the_loop_is_found(listen: Callable[[], socket.socket]) -> None:
+    network = testing.Network(latency=1)
+
+    async def main() -> tuple[Any, Any]:
+        sock = listen()
+        named: list[Any] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            named.append(writer.get_extra_info("peername"))
+            writer.close()
+
+        if sock.family == socket.AF_UNIX:
+            serving: Any = await asyncio.start_unix_server(answer, sock=sock)
+            reader, writer = await asyncio.open_unix_connection("\0uringloop-testing")
+        else:
+            serving = await asyncio.start_server(answer, sock=sock)
+            reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
+        assert await reader.read() == b""
+        own = writer.get_extra_info("sockname")
+        writer.close()
+        serving.close()
+        return own, named[0]
+
+    (own, seen), took = run(main(), network=network)
+    assert took >= 3
+    assert seen == own or seen == (f"::ffff:{own[0]}", own[1], 0, 0)

@@ -1,0 +1,147 @@
+"""Datagrams between the endpoints of one loop for tests: they pass the network, not the kernel.
+
+UDP over loopback hands a datagram over at once, but not always; and it loses none. A datagram to
+another endpoint of the same loop is delivered by the loop, after the delays of the route and the
+faults. One to anybody else, or that the kernel would refuse, goes through the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from uringloop._net.datagram import DatagramTransport
+from uringloop._testing.peers import borrowed
+from uringloop._testing.servers import EVERY_ADDRESS
+from uringloop._testing.weak_list import WeakList
+
+if TYPE_CHECKING:
+    from uringloop._testing.loop import Loop
+
+# The largest datagram of UDP over IPv4: the kernel refuses a larger one.
+DATAGRAM_MAX = 65507
+# How many ports are tried for an endpoint that sends and has none yet.
+BIND_TRIES = 100
+
+
+class Endpoint(DatagramTransport):
+    """A datagram endpoint, whose datagrams to endpoints of its loop pass the network."""
+
+    datagrams: Datagrams
+    family: int
+    # The address of the host that was the current one when the endpoint was made, or None.
+    host: str | None
+    # It has sent something through the kernel: somebody outside may answer.
+    has_asked = False
+
+    def sendto(self, data: bytes | bytearray | memoryview, addr: Any = None) -> None:
+        try:
+            if self.datagrams.carry(self, data, addr):
+                return
+        except OSError as exc:
+            protocol: Any = self.get_protocol()
+            protocol.error_received(exc)
+            return
+        self.has_asked = True
+        super().sendto(data, addr)
+
+    def fd(self) -> int:
+        """Return the descriptor; -1 after the end."""
+        sock: Any = self.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
+    def name(self) -> Any:
+        """Return the socket's name now: it may have got a port since it was made."""
+        with borrowed(self.fd()) as sock:
+            return sock.getsockname()
+
+    def takes(self, address: Any, source: Any) -> bool:
+        """Return whether a datagram to *address*, from *source*, is for this endpoint."""
+        if self.is_closing() or self.fd() < 0:
+            return False
+        name = self.name()
+        if name[1] != address[1] or name[0] not in (address[0], EVERY_ADDRESS[self.family]):
+            return False
+        peer: Any = self.get_extra_info("peername")
+        return peer is None or peer[:2] == source[:2]
+
+
+class Datagrams:
+    """The datagram endpoints of one loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.endpoints: WeakList[Endpoint] = WeakList()
+
+    def add(self, endpoint: Endpoint, family: int) -> None:
+        endpoint.datagrams = self
+        endpoint.family = family
+        endpoint.host = self.loop.network.current_address()
+        if family in EVERY_ADDRESS:
+            self.endpoints.add(endpoint)
+
+    def silent(self) -> set[int]:
+        """Return the descriptors of endpoints that nobody outside answers: they have not asked."""
+        return {known.fd() for known in self.endpoints if not known.has_asked}
+
+    def carry(self, sender: Endpoint, data: bytes | bytearray | memoryview, addr: Any) -> bool:
+        """Carry a datagram to an endpoint of the loop; return False if it is for the kernel.
+
+        Raises the OSError of ENOBUFS.
+        """
+        if sender.family not in EVERY_ADDRESS or sender.is_closing() or sender.fd() < 0:
+            return False
+        if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) > DATAGRAM_MAX:
+            return False
+        peer = sender.get_extra_info("peername")
+        address = addr or peer
+        # A connected socket sends to its peer only; the kernel says so.
+        if not isinstance(address, tuple) or len(address) < 2 or peer not in (None, address):
+            return False
+        source = self.source(sender, address[0])
+        if source is None:
+            return False
+        found = [known for known in self.endpoints if known.family == sender.family]
+        found = [known for known in found if known.takes(address, source)]
+        if len(found) != 1 or sender.get_write_buffer_size():
+            return False
+        self.send(found[0], bytes(data), source, address)
+        return True
+
+    def source(self, sender: Endpoint, target: str) -> Any:
+        """Return the address from which *sender* reaches *target*; None if it has none."""
+        name = sender.name()
+        if not name[1]:
+            name = self.bind(sender, name)
+        if name is None or name[0] not in EVERY_ADDRESS.values():
+            return name
+        host = sender.host or self.loop.connections.source_host(sender.family, target)
+        return (host, *name[1:])
+
+    def bind(self, sender: Endpoint, name: Any) -> Any:
+        """Give *sender* a port, as the kernel does when it sends; return its name."""
+        with borrowed(sender.fd()) as sock:
+            for _ in range(BIND_TRIES):
+                port = self.loop.connections.next_port()
+                with contextlib.suppress(OSError):
+                    sock.bind((name[0], port, *name[2:]))
+                    return sock.getsockname()
+        return None
+
+    def send(self, target: Endpoint, data: bytes, source: Any, address: Any) -> None:
+        loop = self.loop
+        if loop.happens("no_buffers"):
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        route = loop.network.route(loop.network.host_of(source), loop.network.host_of(address))
+        if loop.happens("lost") or not route.open:
+            return
+        for _ in range(2 if loop.happens("doubled") else 1):
+            delay = route.latency + route.jitter * loop.random() + loop.network_delay()
+            delay += len(data) / route.bandwidth
+            if delay:
+                loop.call_later(delay, target._receive, data, source)
+            else:
+                # In the order of the calls: a loopback does not reorder.
+                loop.call_soon(target._receive, data, source)

@@ -1,0 +1,30 @@
+"""Reads what the kernel tells in /proc.
+
+By functions of the module posix: tests may replace those of `os`, and methods of files, by such
+that refuse to block a running loop, as blockbuster does. What the loop itself reads is no call of
+the program's.
+"""
+
+from __future__ import annotations
+
+import os
+import posix
+
+READ_SIZE = 1 << 16
+
+
+def names(folder: str) -> list[str]:
+    """Return the names in *folder*. Raises OSError."""
+    return posix.listdir(folder)
+
+
+def read(path: str) -> str:
+    """Return what is in the file at *path*. Raises OSError."""
+    fd = posix.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    parts = []
+    try:
+        while part := posix.read(fd, READ_SIZE):
+            parts.append(part)
+    finally:
+        posix.close(fd)
+    return b"".join(parts).decode(errors="replace")
