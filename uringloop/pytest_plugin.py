@@ -24,6 +24,7 @@ from unittest import mock
 import pytest
 
 import uringloop
+import uringloop.testing  # It names its classes.
 from uringloop import policy
 from uringloop._testing import pytest_seeds, seeds
 from uringloop.policy import EventLoopPolicy, describe_ring
@@ -105,6 +106,7 @@ def uringloop_seed() -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Let an IsolatedAsyncioTestCase make its loop here."""
+    __tracebackhide__ = True
     case = getattr(item, "cls", None)
     if isinstance(case, type) and issubclass(case, unittest.IsolatedAsyncioTestCase):
         with _loops_of(case):

@@ -29,7 +29,7 @@ PRIVATE = re.compile(r"_[a-z]\w*$|_[A-Z]\w*[a-z]\w*$")
 # namedtuple's method is documented; the others are names of pytest, nest_asyncio and uvicorn.
 OTHERS = {"_replace", "_fixtureinfo", "_nest_patched", "_install_sigquit_handler"}
 # pytest's, for plugins that run an item again, as pytest-rerunfailures does.
-OTHERS |= {"_report_sections", "_initrequest"}
+OTHERS |= {"_report_sections", "_initrequest", "_instance", "_obj"}
 # A documented function of the standard library.
 OTHERS |= {"_exit"}
 

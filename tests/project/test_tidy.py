@@ -219,6 +219,7 @@ def test_the_library_does_not_print() -> None:
         "top.py",
         "as_uvloop.py",
         "_monitor/command_line.py",
+        "_testing/traces.py",
         "__main__.py",
     )
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]

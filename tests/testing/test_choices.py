@@ -96,3 +96,41 @@ def test_what_a_choice_raises_leaves_the_run(times: int) -> None:
     with pytest.raises(KeyboardInterrupt, match="no more choices"):
         run(loop)
     assert loop.is_closed()
+
+
+class Counting(random.Random):
+    """Chooses 0, and counts the choices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int] = []
+
+    def randrange(self, *limits: int) -> int:  # type: ignore[override]
+        self.limits.append(limits[0])
+        return 0
+
+
+def test_faults_of_the_ring_are_choices_too() -> None:
+    """The ring asks for them with the GIL released, while it waits."""
+
+    async def main() -> bytes:
+        reads, writes = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writes.write(bytes(100_000))
+        writes.write_eof()
+        data = await reads.read()
+        await asyncio.to_thread(sum, (1, 2))
+        writes.close()
+        return data
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    chooser = Counting()
+    faults = testing.Faults(late=0.5, short=0.5, interrupted=0.5, busy=0.5, reordered=0.5)
+    with asyncio.Runner(loop_factory=lambda: testing.Loop(chooser, faults=faults)) as runner:
+        server = runner.run(asyncio.start_server(echo, "127.0.0.1", 0))
+        assert runner.run(main()) == bytes(100_000)
+        server.close()
+    # Each fault of the ring asks for a number below this.
+    assert chooser.limits.count(1 << 32) > 20

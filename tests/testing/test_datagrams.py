@@ -225,3 +225,43 @@ def test_other_sockets_of_the_process_are_reached_through_the_kernel() -> None:
             client.close()
 
     run(main())
+
+
+def test_a_connected_endpoint_is_on_the_current_host() -> None:
+    network = testing.Network()
+    network.set_route("web", "db", bandwidth=1000)
+
+    async def main() -> None:
+        server, received = await endpoint(local_addr=("db", 5001))
+        with network.on("web"):
+            client, _ = await endpoint(remote_addr=("db", 5001))
+        assert name_of(client)[0] == network.address("web")
+        began = asyncio.get_running_loop().time()
+        for _ in range(3):
+            client.sendto(bytes(1000))
+        await asyncio.sleep(10)
+        assert [round(when - began, 6) for when in received.times] == [1, 2, 3]
+        network.partition("web", "db")
+        client.sendto(b"lost")
+        await asyncio.sleep(10)
+        assert len(received.received) == 3
+        client.close()
+        server.close()
+
+    run(main(), network=network)
+
+
+def test_a_datagram_to_nobody_takes_no_time() -> None:
+    async def main() -> float:
+        sender, _ = await endpoint(local_addr=LOCAL)
+        closed, _ = await endpoint(local_addr=LOCAL)
+        address = name_of(closed)
+        closed.close()
+        await asyncio.sleep(1)
+        sender.sendto(b"x", address)
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(100)
+        sender.close()
+        return asyncio.get_running_loop().time() - began
+
+    assert run(main())[0] == pytest.approx(100, abs=1e-6)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import socket
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -359,3 +362,136 @@ def test_every_listening_socket_of_the_loop_is_found(listen: Callable[[], socket
     (own, seen), took = run(main(), network=network)
     assert took >= 3
     assert seen == own or seen == (f"::ffff:{own[0]}", own[1], 0, 0)
+
+
+def test_a_reset_after_the_end_of_a_question_is_no_end_of_the_answer() -> None:
+    network = between_hosts()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.write(b"half of")
+        await asyncio.sleep(100)
+        writer.close()
+
+    async def main() -> None:
+        serving = await asyncio.start_server(answer, "db", 5432, reuse_port=True)
+        with network.on("web"):
+            reader, writer = await asyncio.open_connection("db", 5432)
+        writer.write_eof()
+        assert await reader.readexactly(7) == b"half of"
+        network.reset("web", "db")
+        assert await ending_of(reader) is ConnectionResetError
+        writer.close()
+        serving.close()
+        await asyncio.sleep(200)
+
+    run(main(), network=network)
+
+
+def test_a_writer_that_waits_for_room_learns_of_a_dead_connection() -> None:
+    network = between_hosts()
+
+    async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(10_000)
+        writer.close()
+
+    async def main() -> None:
+        serving = await asyncio.start_server(read_nothing, "db", 5432, reuse_port=True)
+        with network.on("web"):
+            _, writer = await asyncio.open_connection("db", 5432)
+        writer.write(bytes(3_000_000))
+        draining = asyncio.create_task(writer.drain())
+        await asyncio.sleep(5)
+        network.kill("web", "db")
+        with pytest.raises(TimeoutError):
+            await draining
+        serving.close()
+        await asyncio.sleep(20_000)
+
+    _, took = run(main(), network=network)
+    assert took == pytest.approx(20_930, abs=5)
+
+
+def test_keep_alive_of_a_server_is_that_of_its_connections() -> None:
+    network = between_hosts()
+
+    async def main() -> list[object]:
+        endings: list[object] = []
+
+        async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            endings.append(await ending_of(reader))
+            writer.close()
+
+        with socket.create_server((network.address("db"), 0)) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+            serving = await asyncio.start_server(wait, sock=listening)
+            with network.on("web"):
+                _, writer = await asyncio.open_connection(*listening.getsockname())
+            await asyncio.sleep(1)
+            network.kill("web", "db")
+            await asyncio.sleep(31)
+            writer.close()
+            serving.close()
+        return endings
+
+    assert run(main(), network=network)[0] == [TimeoutError]
+
+
+def test_keep_alive_rests_while_data_is_not_acknowledged() -> None:
+    network = between_hosts()
+
+    async def main() -> None:
+        serving, reader, writer = await connect(network, Server())
+        network.kill("web", "db")
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
+        writer.write(b"lost")
+        assert await ending_of(reader) is TimeoutError
+        writer.close()
+        serving.close()
+
+    assert run(main(), network=network)[1] == pytest.approx(924.6, abs=1)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "224.0.0.251", "255.255.255.255"])
+def test_a_server_at_every_address_of_the_machine_is_at_no_other(host: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        serving = await asyncio.start_server(Server().echo, "0.0.0.0", 0)
+        address = (host, serving.sockets[0].getsockname()[1])
+        assert loop.connections.servers.find(socket.AF_INET, address) is None  # type: ignore[attr-defined]
+        own = ("127.0.0.5", address[1])
+        assert loop.connections.servers.find(socket.AF_INET, own) is not None  # type: ignore[attr-defined]
+        serving.close()
+
+    run(main())
+
+
+def test_a_closed_loop_is_freed_by_its_last_reference() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        network = testing.Network(latency=0.1)
+        with asyncio.Runner(loop_factory=lambda: testing.Loop(network=network)) as runner:
+            runner.run(asyncio.sleep(1))
+            watch = weakref.ref(runner.get_loop())
+        del runner
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+def test_a_default_time_out_of_sockets_changes_no_descriptor() -> None:
+    ours, theirs = socket.socketpair()
+    socket.setdefaulttimeout(5)
+    try:
+        with ours, theirs:
+            run(asyncio.sleep(10))
+            assert ours.getblocking()
+            assert os.get_blocking(ours.fileno())
+    finally:
+        socket.setdefaulttimeout(None)

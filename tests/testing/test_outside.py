@@ -343,6 +343,18 @@ def test_a_loop_is_called_by_a_callback_of_a_loop_of_another_thread() -> None:
         run(main())
 
 
+def test_a_loop_waits_for_a_thread_that_works_before_it_calls() -> None:
+    """While it computes it waits for the GIL now and then, at the same place as at the start."""
+
+    def call_often() -> None:
+        for _ in range(100):
+            sum(range(50_000))
+            assert asyncio.run_coroutine_threadsafe(note_thread(), loop).result(PATIENCE_S)
+
+    with in_a_thread() as loop:
+        call_often()
+
+
 def test_a_loop_waits_for_a_timer_of_a_loop_of_another_thread() -> None:
     async def main() -> None:
         for _ in range(20):

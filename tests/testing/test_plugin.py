@@ -49,7 +49,7 @@ MARKED = """if True:
     @pytest.mark.uringloop_seeds(7)
     async def test_marked():
         loops.add(asyncio.get_running_loop())
-        assert type(asyncio.get_running_loop()).__module__ == "uringloop._testing.loop"
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop.testing"
 
     async def test_not_marked():
         assert len(loops) == 7
@@ -233,3 +233,42 @@ def test_a_test_may_ask_for_its_seed(tmp_path: Path, option: str, seeds: str) ->
     out = run_pytest(tmp_path, FIXTURE, option)
     assert "2 passed" in out
     assert f"seeds {seeds}" in out
+
+
+CLASSES = """if True:
+    import asyncio, pytest
+
+    class TestState:
+        async def test_begins_anew(self):
+            assert not hasattr(self, "used")
+            self.used = True
+
+    @pytest.mark.xfail(strict=True)
+    async def test_fails_under_one_seed(uringloop_seed):
+        assert uringloop_seed != 5
+
+    async def test_sleeps():
+        await asyncio.sleep(60)
+"""
+
+
+def test_each_seed_has_an_instance_and_a_strict_xfail_may_fail_later(tmp_path: Path) -> None:
+    out = run_pytest(tmp_path, CLASSES, "--uringloop-seeds=10")
+    assert "2 passed, 1 xfailed" in out
+
+
+def test_virtual_time_stays_virtual_under_xdist(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    suite = CLASSES + "\n".join(
+        f"    async def test_{number}(): await asyncio.sleep(600)" for number in range(40)
+    )
+    out = run_pytest(tmp_path, suite, "--uringloop-seeds=20", "-n1")
+    assert "42 passed, 1 xfailed" in out
+
+
+@pytest.mark.parametrize("arguments", ["0", "-5", "10, 20", "'10'"])
+def test_a_marker_without_meaning_is_refused(tmp_path: Path, arguments: str) -> None:
+    suite = f"import pytest\n@pytest.mark.uringloop_seeds({arguments})\nasync def test_it(): pass\n"
+    out = run_pytest(tmp_path, suite)
+    assert "test_it: uringloop_seeds takes one number of seeds, at least 1" in out
+    assert "INTERNALERROR" not in out

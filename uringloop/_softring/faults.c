@@ -68,10 +68,13 @@ int soft_failure(const softring *s) {
     return soft_fault(s, SOFT_FAULT_NO_MEMORY) ? -ENOMEM : 0;
 }
 
+/* Returns whether an operation needs space on the disk. */
 static bool soft_makes_file(const struct io_uring_sqe *sqe) {
+    const char *path = (const char *)(uintptr_t)sqe->addr;
+
     switch (sqe->opcode) {
     case IORING_OP_OPENAT:
-        return sqe->open_flags & O_CREAT;
+        return sqe->open_flags & O_CREAT && faccessat(sqe->fd, path, F_OK, 0) != 0;
     case IORING_OP_WRITE:
     case IORING_OP_WRITEV:
     case IORING_OP_MKDIRAT:
@@ -120,27 +123,32 @@ int soft_end_with(soft_simulation *simulation, uint64_t inode, int error) {
     return 0;
 }
 
-static int soft_take_ending(soft_simulation *simulation, uint64_t inode) {
+/* Returns the error that ends a socket; otherwise *res*. A receive that gets it is the last one to
+ * get it; a send leaves it to the receive, whose error a connection reports. */
+static ssize_t soft_take_ending(soft_simulation *simulation, uint64_t inode, ssize_t res,
+                                bool receives) {
     soft_ending **place, *ending;
     int error;
 
     for (place = &simulation->endings; (ending = *place) != NULL; place = &ending->next)
         if (ending->inode == inode) {
             error = ending->error;
-            *place = ending->next;
-            free(ending);
-            return error;
+            if (receives) {
+                *place = ending->next;
+                free(ending);
+            }
+            return -error;
         }
-    return ECONNRESET;
+    return res;
 }
 
-ssize_t soft_ended_by(const softring *s, int fd, ssize_t res) {
+ssize_t soft_ended_by(const softring *s, int fd, ssize_t res, bool receives) {
     struct stat found;
 
-    if (res != -ECONNRESET || s->simulation == NULL || s->simulation->endings == NULL ||
-        fstat(fd, &found) != 0)
+    if ((res != -ECONNRESET && res != -EPIPE && res != 0) || s->simulation == NULL ||
+        s->simulation->endings == NULL || fstat(fd, &found) != 0)
         return res;
-    return -soft_take_ending(s->simulation, found.st_ino);
+    return soft_take_ending(s->simulation, found.st_ino, res, receives);
 }
 
 void soft_clear(soft_simulation *simulation) {

@@ -30,10 +30,17 @@ typedef enum soft_faults {
     SOFT_FAULT_KINDS
 } soft_faults;
 
+/* What the threads for files do; the higher values outweigh the lower. */
+typedef enum softring_works {
+    SOFTRING_NO_WORK, /* nothing */
+    SOFTRING_WAITS,   /* one waits, perhaps, for another program, at a terminal or a FIFO */
+    SOFTRING_WORKS,   /* one works, or has a result */
+} softring_works;
+
 #define SOFT_ALWAYS (UINT64_C(1) << 32)
 
-/* How a connection ends, in place of ECONNRESET: a pair of UNIX sockets, which stands for a
- * connection of TCP, has no other error. */
+/* How a connection ends, in place of ECONNRESET, EPIPE or EOF: a pair of UNIX sockets, which stands
+ * for a connection of TCP, has no other error. */
 typedef struct soft_ending {
     struct soft_ending *next;
     uint64_t inode; /* of the socket */
@@ -54,6 +61,7 @@ typedef struct soft_simulation {
     soft_chooser *choose;              /* returns them, if not NULL */
     void *owner;                       /* of the simulation, for `choose` */
     int64_t clock_ns;
+    bool waiting; /* the loop waits in real time: how often it enters is not the seed's business */
     soft_ending *endings;              /* owned; see soft_end_with() */
     uint64_t chance[SOFT_FAULT_KINDS]; /* of a fault at each opportunity: SOFT_ALWAYS is 1 */
     uint64_t happened[SOFT_FAULT_KINDS];
@@ -66,8 +74,8 @@ uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit);
 /* Returns whether what has the probability *chance*, of SOFT_ALWAYS, happens now. */
 bool soft_happens(soft_simulation *simulation, uint64_t chance);
 
-/* Lets the socket with this inode fail with *error* where it would with ECONNRESET, once. Returns
- * -ENOMEM or 0. */
+/* Lets the socket with this inode fail with *error* where its connection ends, once. Returns -ENOMEM
+ * or 0. */
 int soft_end_with(soft_simulation *simulation, uint64_t inode, int error);
 
 /* Frees what the simulation owns. */

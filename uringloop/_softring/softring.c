@@ -263,6 +263,10 @@ static void soft_end_cancelled(softring *s, soft_request *request) {
         soft_end(s, request);
 }
 
+static bool soft_is_waiting(const softring *s) {
+    return s->simulation != NULL && s->simulation->waiting;
+}
+
 int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns) {
     int submitted, res = 0;
 
@@ -270,7 +274,7 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
         return -EBADFD;
     if (!pthread_equal(s->owner, pthread_self()))
         return -EEXIST;
-    if (soft_fault(s, SOFT_FAULT_BUSY))
+    if (!soft_is_waiting(s) && soft_fault(s, SOFT_FAULT_BUSY))
         return soft_fault(s, SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
     if (s->simulation != NULL)
         soft_walk(s, soft_end_cancelled);
@@ -279,7 +283,7 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
         s->lost = false;
         return -EBADR;
     }
-    if (get_events && wanted && soft_fault(s, SOFT_FAULT_INTERRUPTED))
+    if (get_events && wanted && !soft_is_waiting(s) && soft_fault(s, SOFT_FAULT_INTERRUPTED))
         res = -EINTR;
     else if (get_events)
         res = soft_get_events(s, wanted, timeout_ns);

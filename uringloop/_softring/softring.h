@@ -76,13 +76,7 @@ void softring_simulate(softring *s, soft_simulation *simulation);
 /* Lets the simulation of *old*, if it has one, decide in the ring that replaces it. */
 void softring_succeed(softring *s, const softring *old);
 
-/* What the threads for files do; the higher values outweigh the lower. */
-typedef enum softring_works {
-    SOFTRING_NO_WORK, /* nothing */
-    SOFTRING_WAITS,   /* one waits, perhaps, for another program, at a terminal or a FIFO */
-    SOFTRING_WORKS,   /* one works, or has a result */
-} softring_works;
-
+/* Returns what the threads for files do. */
 softring_works softring_work(softring *s);
 
 /* Returns whether an enter would find nothing: no submission, event, result or completion. */

@@ -2,7 +2,6 @@
 #ifndef URINGLOOP_SOFTRING_THREADS_H
 #define URINGLOOP_SOFTRING_THREADS_H
 
-#include "_softring/softring.h"
 #include "_softring/state.h"
 
 int soft_open_pool(softring *s);

@@ -87,13 +87,13 @@ class Connections:
             found = self.servers.find(sock.family, address)
         if found is None:
             return False
-        listener, family = found
+        listener, listening = found
         if loop.happens("refused"):
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {address}")
         if self.has_network or hosts[0] != hosts[1] or self.has_faults():
-            accepted, refuse = self.connect_wire(sock, family, name, address, hosts)
+            accepted, refuse = self.connect_wire(sock, listening, name, address, hosts)
         else:
-            accepted, refuse = connect_pair(sock, family, name, address)
+            accepted, refuse = connect_pair(sock, listening, name, address)
         # As a timer: the seed chooses when the server accepts.
         loop.call_later(0, self.accept, listener, accepted, refuse)
         return True
@@ -128,7 +128,7 @@ class Connections:
     def connect_wire(
         self,
         sock: socket.socket,
-        family: int,
+        listening: Any,
         name: Any,
         address: Any,
         hosts: tuple[str, str],
@@ -138,7 +138,7 @@ class Connections:
         near, client_relay = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         replace_descriptor(sock, near)
         near, server_relay = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        accepted = name_ends(sock, near, family, name, address)
+        accepted = name_ends(sock, near, listening, name, address)
         assert isinstance(sock, VirtualSocket)
         wire.attach(0, client_relay, sock)
         wire.attach(1, server_relay, accepted)
@@ -195,12 +195,12 @@ class Connections:
 
 
 def connect_pair(
-    sock: socket.socket, family: int, name: Any, peername: Any
+    sock: socket.socket, listening: Any, name: Any, peername: Any
 ) -> tuple[VirtualSocket, Refusal]:
     """Connect the program's *sock* to a new socket, the server's, which is returned."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     replace_descriptor(sock, ours)
-    accepted = name_ends(sock, theirs, family, name, peername)
+    accepted = name_ends(sock, theirs, listening, name, peername)
     assert isinstance(sock, VirtualSocket)
     on_reset(sock, Filler(accepted))
     on_reset(accepted, Filler(sock))

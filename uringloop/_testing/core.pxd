@@ -10,12 +10,13 @@ cdef extern from "_softring/simulation.h":
     const uint64_t SOFT_ALWAYS
     enum:
         SOFT_FAULT_KINDS
-    ctypedef uint64_t soft_chooser(void *owner, uint64_t limit) noexcept
+    ctypedef uint64_t soft_chooser(void *owner, uint64_t limit) noexcept nogil
     struct soft_simulation:
         uint64_t state
         soft_chooser *choose
         void *owner
         int64_t clock_ns
+        bint waiting
         uint64_t *chance
         uint64_t *happened
     uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit)
@@ -27,9 +28,9 @@ cdef extern from "_softring/simulation.h":
 cdef class TestingCore(LoopCore):
     cdef soft_simulation simulation  # lent to the ring; its random numbers are this loop's
     cdef object choices         # a random.Random that chooses in place of the seed, or None
-    cdef object choice_failed   # the exception that it has raised, or None
+    cdef object choice_failed   # the exception that it has raised, if nobody has seen it; or None
+    cdef bint choices_ended     # it has raised one: the choices are 0 from then on
     cdef double clock           # seconds; it stands still while a callback can run
-    cdef int64_t file_ticks_ns  # the clock of the time that files have in a turn
     cdef int trace_fd           # -1: no trace
     cdef uint64_t stall         # the chance of a stall in each turn, of SOFT_ALWAYS
     cdef uint64_t stalls        # that have happened

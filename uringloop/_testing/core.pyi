@@ -12,7 +12,6 @@ FAULTS: tuple[str, ...]
 STALL_MIN_S: float
 STALL_DOUBLINGS: int
 SPIN_TURNS: int
-FILE_LOOK_NS: int
 BUSY_S: float
 SAME_NS: int
 TICK_S: float

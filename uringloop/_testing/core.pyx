@@ -102,11 +102,6 @@ cdef double TICK = TICK_S
 # Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
 cdef double NEVER = 9.2e9
 
-# A look at the clock by the calls of files, which have a share of each turn, advances it by this:
-# 17 looks in a turn, however long they take.
-FILE_LOOK_NS = 2_000
-cdef int64_t FILE_LOOK = FILE_LOOK_NS
-
 # After so many turns in a row in which nothing ran but `sleep(0)`, the clock goes on all the same.
 SPIN_TURNS = 10_000
 cdef int SPIN = SPIN_TURNS
@@ -172,12 +167,14 @@ cdef class TestingCore(LoopCore):
 
     def reseed(self, seed):
         """Begin again with the random numbers of *seed*, or let it choose: a random.Random."""
+        self.choice_failed = None
+        self.choices_ended = False
         if isinstance(seed, random.Random):
             self.choices = seed
             self.simulation.owner = <void*>self
             self.simulation.choose = choose
         else:
-            self.simulation.state = seed
+            self.simulation.state = seed & (2**64 - 1)
             self.simulation.choose = NULL
             self.choices = None
 
@@ -231,10 +228,6 @@ cdef class TestingCore(LoopCore):
         while nanoseconds(deadline) < deadline_ns:
             deadline = nextafter(deadline, INFINITY)
         return self.set_clock(max(self.clock, deadline))
-
-    cdef int64_t file_clock_ns(self) noexcept:
-        self.file_ticks_ns += FILE_LOOK
-        return self.file_ticks_ns
 
     cdef int trace_handle(self, str what, Handle handle) except -1:
         """Write a line that names a callback which is about to run."""
@@ -470,7 +463,11 @@ cdef class TestingCore(LoopCore):
         cdef int64_t limit = <int64_t>(seconds * 1e9) + 1
         if flows and timeout_ns != URING_FOREVER:
             limit = min(limit, timeout_ns)
-        LoopCore.sleep(self, limit)
+        self.simulation.waiting = True
+        try:
+            LoopCore.sleep(self, limit)
+        finally:
+            self.simulation.waiting = False
         if flows:
             # Something outside takes real time: so does the program's waiting for it.
             self.set_clock(self.clock + (uring_clock_ns() - began) * 1e-9)
@@ -552,15 +549,16 @@ cdef class TestingCore(LoopCore):
         return happened | {"stall": self.stalls}
 
 
-cdef uint64_t choose(void *owner, uint64_t limit) noexcept:
-    """The soft_chooser of a loop with `choices`; after they have failed, it chooses 0."""
+cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
+    """The soft_chooser of a loop with `choices`; once they have failed, it chooses 0."""
     cdef TestingCore loop = <TestingCore>owner
-    if loop.choice_failed is not None:
+    if loop.choices_ended:
         return 0
     try:
         return loop.choices.randrange(limit)
     except BaseException as exc:
         loop.choice_failed = exc
+        loop.choices_ended = True
         return 0
 
 

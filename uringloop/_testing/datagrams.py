@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 from uringloop._net.datagram import DatagramTransport
+from uringloop._testing import proc
+from uringloop._testing.network import LOCALHOST
 from uringloop._testing.peers import borrowed
-from uringloop._testing.servers import EVERY_ADDRESS
+from uringloop._testing.servers import EVERY_ADDRESS, is_at, is_local
 from uringloop._testing.weak_list import WeakList
 
 if TYPE_CHECKING:
@@ -33,10 +37,13 @@ class Endpoint(DatagramTransport):
     family: int
     # The address of the host that was the current one when the endpoint was made, or None.
     host: str | None
+    # The only address that it sends to, or None.
+    remote: Any
     # It has sent something through the kernel: somebody outside may answer.
     has_asked = False
 
     def sendto(self, data: bytes | bytearray | memoryview, addr: Any = None) -> None:
+        addr = self.datagrams.resolved(addr)
         try:
             if self.datagrams.carry(self, data, addr):
                 return
@@ -44,7 +51,7 @@ class Endpoint(DatagramTransport):
             protocol: Any = self.get_protocol()
             protocol.error_received(exc)
             return
-        self.has_asked = True
+        self.has_asked = self.has_asked or self.datagrams.may_answer(self, addr)
         super().sendto(data, addr)
 
     def fd(self) -> int:
@@ -62,7 +69,7 @@ class Endpoint(DatagramTransport):
         if self.is_closing() or self.fd() < 0:
             return False
         name = self.name()
-        if name[1] != address[1] or name[0] not in (address[0], EVERY_ADDRESS[self.family]):
+        if name[1] != address[1] or not is_at(self.family, name[0], address[0]):
             return False
         peer: Any = self.get_extra_info("peername")
         return peer is None or peer[:2] == source[:2]
@@ -74,10 +81,13 @@ class Datagrams:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.endpoints: WeakList[Endpoint] = WeakList()
+        # When the last byte of a host has left for another one.
+        self.free_at: dict[tuple[str, str], float] = {}
 
-    def add(self, endpoint: Endpoint, family: int) -> None:
+    def add(self, endpoint: Endpoint, family: int, remote: Any) -> None:
         endpoint.datagrams = self
         endpoint.family = family
+        endpoint.remote = remote
         endpoint.host = self.loop.network.current_address()
         if family in EVERY_ADDRESS:
             self.endpoints.add(endpoint)
@@ -86,19 +96,35 @@ class Datagrams:
         """Return the descriptors of endpoints that nobody outside answers: they have not asked."""
         return {known.fd() for known in self.endpoints if not known.has_asked}
 
+    def resolved(self, address: Any) -> Any:
+        """Return *address* with that of a host of the network in the place of its name."""
+        if isinstance(address, tuple) and address and self.loop is not None:
+            network = self.loop.network
+            if network.knows(address[0]) or address[0] == LOCALHOST:
+                return (network.address(address[0]), *address[1:])
+        return address
+
+    def may_answer(self, sender: Endpoint, addr: Any) -> bool:
+        """Return whether somebody may answer what *sender* sends through the kernel."""
+        address = addr or sender.remote
+        if sender.family not in EVERY_ADDRESS or not isinstance(address, tuple):
+            return True
+        return not is_local(sender.family, address[0]) or has_receiver(sender.family, address[1])
+
     def carry(self, sender: Endpoint, data: bytes | bytearray | memoryview, addr: Any) -> bool:
         """Carry a datagram to an endpoint of the loop; return False if it is for the kernel.
 
         Raises the OSError of ENOBUFS.
         """
-        if sender.family not in EVERY_ADDRESS or sender.is_closing() or sender.fd() < 0:
+        if self.loop is None or sender.family not in EVERY_ADDRESS:
             return False
-        if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) > DATAGRAM_MAX:
+        if sender.is_closing() or sender.fd() < 0 or not is_plain(data):
             return False
-        peer = sender.get_extra_info("peername")
-        address = addr or peer
-        # A connected socket sends to its peer only; the kernel says so.
-        if not isinstance(address, tuple) or len(address) < 2 or peer not in (None, address):
+        address = addr or sender.remote
+        # An endpoint with a remote address sends to that only; sendto() says so.
+        if not isinstance(address, tuple) or len(address) < 2 or not address[1]:
+            return False
+        if sender.remote not in (None, address):
             return False
         source = self.source(sender, address[0])
         if source is None:
@@ -134,14 +160,40 @@ class Datagrams:
         loop = self.loop
         if loop.happens("no_buffers"):
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-        route = loop.network.route(loop.network.host_of(source), loop.network.host_of(address))
+        hosts = loop.network.host_of(source), loop.network.host_of(address)
+        route = loop.network.route(*hosts)
         if loop.happens("lost") or not route.open:
             return
         for _ in range(2 if loop.happens("doubled") else 1):
             delay = route.latency + route.jitter * loop.random() + loop.network_delay()
-            delay += len(data) / route.bandwidth
+            if route.bandwidth != math.inf:
+                delay += self.occupy(hosts, len(data) / route.bandwidth)
             if delay:
                 loop.call_later(delay, target._receive, data, source)
             else:
                 # In the order of the calls: a loopback does not reorder.
                 loop.call_soon(target._receive, data, source)
+
+    def occupy(self, hosts: tuple[str, str], seconds: float) -> float:
+        """Use the way between two hosts for so long; return how long from now it is used."""
+        now = self.loop.time()
+        self.free_at[hosts] = max(self.free_at.get(hosts, now), now) + seconds
+        return self.free_at[hosts] - now
+
+
+def is_plain(data: object) -> bool:
+    """Return whether sendto() takes *data*, and the kernel a datagram of its size."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        return False
+    view = memoryview(data)
+    return view.contiguous and view.nbytes <= DATAGRAM_MAX
+
+
+def has_receiver(family: int, port: int) -> bool:
+    """Return whether a socket of this machine has that port of UDP."""
+    for name in ("udp", "udp6") if family == socket.AF_INET else ("udp6",):
+        with contextlib.suppress(OSError):
+            lines = proc.read(f"/proc/net/{name}").splitlines()[1:]
+            if any(line.split()[1].endswith(f":{port:04X}") for line in lines):
+                return True
+    return False

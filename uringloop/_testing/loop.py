@@ -6,10 +6,12 @@ import asyncio
 import collections
 import dataclasses
 import errno
+import ipaddress
 import math
 import os
 import random
 import socket
+import types
 import warnings
 from asyncio import sslproto
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,6 +29,7 @@ from uringloop._testing.datagrams import Datagrams, Endpoint
 from uringloop._testing.faults import Faults
 from uringloop._testing.network import LOCALHOST, Network
 from uringloop._testing.virtual_sockets import VirtualSocket
+from uringloop._testing.weak_list import WeakList
 from uringloop._turn import fd_watch, tracing
 
 # The longest delay of a fault, and the most bytes that one takes apart into single ones.
@@ -40,6 +43,17 @@ HERE = tuple(
 )
 
 
+def is_name(host: object) -> bool:
+    """Return whether *host* has to be looked up: it is no address, and not "every address"."""
+    if not host:
+        return False
+    try:
+        ipaddress.ip_address(host.decode() if isinstance(host, bytes) else str(host))
+    except ValueError:
+        return True
+    return False
+
+
 class Task(asyncio.Task[Any]):
     """A task with its number as its hash: sets of tasks have the same order in each run."""
 
@@ -50,6 +64,27 @@ class Task(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+
+# How far the clocks of closed loops have advanced, in seconds, and the loops that are open.
+_closed_s = 0.0
+_open: WeakList[Loop] = WeakList()
+
+
+def count_closed(loop: Loop) -> None:
+    global _closed_s
+    if not loop.counted:
+        loop.counted = True
+        _closed_s += loop.elapsed()
+
+
+def total_elapsed() -> float:
+    """Return for how many seconds the clocks of all loops have advanced together."""
+    return _closed_s + sum(loop.elapsed() for loop in _open if not loop.counted)
+
+
+# For repr(): the class is asyncio's, but for its hash.
+Task.__module__ = "asyncio"
 
 
 class Loop(TestingCore, uringloop.loop.Loop):
@@ -95,10 +130,14 @@ class Loop(TestingCore, uringloop.loop.Loop):
     ) -> None:
         if order not in ("random", "fifo"):
             raise ValueError(f"order must be 'random' or 'fifo', not {order!r}")
-        super().__init__(backend="soft", warn_fallback=False, nestable=False, stall_ms=0)
-        limit = math.inf if time_limit is None else time_limit
+        if not isinstance(seed, (int, random.Random)):
+            raise TypeError(f"seed must be an int or a random.Random, not {seed!r}")
+        if not isinstance(faults, (Faults, types.NoneType)):
+            raise TypeError(f"faults must be a testing.Faults, not {faults!r}")
         # As an absolute path: "1" is the name of a file here.
         trace_fd = -1 if trace is None else tracing.output(os.path.abspath(trace))
+        super().__init__(backend="soft", warn_fallback=False, nestable=False, stall_ms=0)
+        limit = math.inf if time_limit is None else time_limit
         self._outside = outside.Outside(self, limit)
         self._simulate(self.START_S, order == "random", self._outside, trace_fd)
         self.faults = Faults() if faults is None else faults
@@ -108,6 +147,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._kernel_sockets = kernel_sockets
         self._happened: collections.Counter[str] = collections.Counter()
         self._newest_task = 0
+        self.counted = False
+        _open.add(self)
         self.reseed(seed)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -168,9 +209,9 @@ class Loop(TestingCore, uringloop.loop.Loop):
         return server
 
     async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> Any:
-        if self.happens("slow_name"):
+        if is_name(host) and self.happens("slow_name"):
             await asyncio.sleep(self.random() * SLOW_NAME_MAX_S)
-        if self.happens("no_name"):
+        if is_name(host) and self.happens("no_name"):
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         if self.network.knows(host):
             host = self.network.address(host)
@@ -198,6 +239,20 @@ class Loop(TestingCore, uringloop.loop.Loop):
                 return
         await super().sock_connect(sock, address)
 
+    async def create_datagram_endpoint(
+        self, protocol_factory: Any, local_addr: Any = None, remote_addr: Any = None, **options: Any
+    ) -> Any:
+        host = self.network.current_address()
+        wanted = remote_addr or ("", 0)
+        is_internet = options.get("family", 0) in (0, socket.AF_INET) and ":" not in str(wanted[0])
+        is_chosen = bool(local_addr or options.get("sock"))
+        if host and is_internet and not is_chosen and (remote_addr or options.get("family")):
+            # Else connect(2) would call the socket by the address of localhost.
+            local_addr = (host, 0)
+        return await super().create_datagram_endpoint(
+            protocol_factory, local_addr, remote_addr, **options
+        )
+
     def _make_datagram(
         self, sock: socket.socket, protocol: Any, address: Any, waiter: asyncio.Future[None]
     ) -> Any:
@@ -205,7 +260,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
             return super()._make_datagram(sock, protocol, address, waiter)
         family = sock.family
         endpoint = make_datagram(self, sock, protocol, address, waiter, Endpoint)
-        self.datagrams.add(endpoint, family)
+        self.datagrams.add(endpoint, family, address)
         return endpoint
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────
@@ -246,8 +301,10 @@ class Loop(TestingCore, uringloop.loop.Loop):
             # The transports within the network are not the program's.
             warnings.simplefilter("ignore", ResourceWarning)
             self.connections.forget()
+        count_closed(self)
         # They refer to the loop, which is freed by its last reference.
-        self._outside.loop = self.connections.loop = self.datagrams.loop = None  # type: ignore[assignment]
+        self._outside.forget()
+        self.connections.loop = self.datagrams.loop = None  # type: ignore[assignment]
 
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""

@@ -56,6 +56,8 @@ class Outside:
         self.peers = Peers(loop)
         self.threads = Threads()
         self.older_children = children.running()
+        self.had_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        self.start_s = loop.START_S
         # Calls of run_in_executor() that have not ended.
         self.calls = 0
         # The newest activity of the loop, and when it was seen, in real time.
@@ -99,8 +101,9 @@ class Outside:
             return True
         if self.calls and threads is not ThreadState.BLOCKED:
             return True
-        # A signal that is due later is a watchdog's, as pytest-timeout's.
-        if 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
+        # A signal that is due later is a watchdog's, and so is one from before the loop, as
+        # pytest-timeout's.
+        if not self.had_alarm and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
             return True
         found = children.running() - self.older_children
         if found and not self.calls:
@@ -113,6 +116,10 @@ class Outside:
         others = thread_states.others().values()
         return LOOK_MAX_S if any(loop._will_wake_up() for loop in others) else 0.0
 
+    def forget(self) -> None:
+        """Drop the references to the loop, which is closed."""
+        self.loop = self.peers.loop = None  # type: ignore[assignment]
+
     def nothing_left(self) -> None:
         """No timer is left, and nothing can come."""
         raise errors.DeadlockError(
@@ -122,7 +129,7 @@ class Outside:
 
     def check_limit(self, when: float) -> None:
         """The clock is about to be *when*. Raises TimeLimitError."""
-        if when - self.loop.START_S > self.time_limit:
+        if when - self.start_s > self.time_limit:
             raise errors.TimeLimitError(
                 f"the clock would pass its limit of {self.time_limit:g} s\n"
                 + errors.describe_tasks(self.loop)

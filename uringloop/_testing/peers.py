@@ -101,7 +101,15 @@ def stream_of(sock: socket.socket) -> Stream | None:
 @contextlib.contextmanager
 def borrowed(fd: int) -> Iterator[socket.socket]:
     """Give a socket object for a descriptor that belongs to somebody else."""
-    sock = socket.socket(fileno=fd)
+    default = socket.getdefaulttimeout()
+    if default is not None:
+        # It would make the descriptor non-blocking.
+        socket.setdefaulttimeout(None)
+    try:
+        sock = socket.socket(fileno=fd)
+    finally:
+        if default is not None:
+            socket.setdefaulttimeout(default)
     try:
         yield sock
     finally:
@@ -110,11 +118,11 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
 
 def names_of(fd: int) -> tuple[object, object] | None:
     """Return the names of a connected socket and of its peer."""
-    with borrowed(fd) as sock:
-        try:
+    try:
+        with borrowed(fd) as sock:
             return sock.getsockname(), sock.getpeername()
-        except OSError:
-            return None
+    except OSError:
+        return None
 
 
 def backlog_at(fd: int) -> tuple[str, int] | None:
@@ -133,6 +141,12 @@ def unread_bytes(sock: socket.socket) -> int:
     """Return how many bytes the socket has received that nobody has taken."""
     (count,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
     return int(count)
+
+
+def peer_of(sock: socket.socket) -> int:
+    """Return the process that has the other end of a UNIX socket; 0 if the kernel does not tell."""
+    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
@@ -175,7 +189,7 @@ def members_of(fd: int) -> list[tuple[int, int]]:
 def kind_of(fd: int) -> str:
     """Return what the kernel calls the file of a descriptor; "" if there is none."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return proc.target(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
 
@@ -214,6 +228,19 @@ def has_other_end(fd: int) -> bool:
             ):
                 return True
     return False
+
+
+def is_own(fd: int) -> bool:
+    """Return whether both ends of a pipe, or of a pair of UNIX sockets, are in this process."""
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return has_other_end(fd)
+        if not is_socket(fd):
+            return False
+        with borrowed(fd) as sock:
+            return sock.family == socket.AF_UNIX and peer_of(sock) in (0, os.getpid())
+    except OSError:
+        return False
 
 
 def is_armed(fd: int) -> bool:
@@ -259,8 +286,7 @@ class Peers:
         """The kernel hands bytes over before send(2) returns: nothing is ever under way."""
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return Traffic.NONE
-        pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return Traffic.NONE if pid in (0, os.getpid()) else Traffic.LATELY
+        return Traffic.NONE if peer_of(sock) in (0, os.getpid()) else Traffic.LATELY
 
     def traffic_of_datagrams(self, sock: socket.socket) -> Traffic:
         try:

@@ -10,12 +10,18 @@ from __future__ import annotations
 import os
 import posix
 
+# Bytes of one read(2).
 READ_SIZE = 1 << 16
 
 
 def names(folder: str) -> list[str]:
     """Return the names in *folder*. Raises OSError."""
     return posix.listdir(folder)
+
+
+def target(path: str) -> str:
+    """Return what the symbolic link at *path* names. Raises OSError."""
+    return posix.readlink(path)
 
 
 def read(path: str) -> str:

@@ -7,10 +7,12 @@ reported once. Fixtures of a wider scope are set up once, for all seeds.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import shlex
 import unittest
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +27,9 @@ MARKER = "uringloop_seeds"
 FIXTURE = "uringloop_seed"
 # Of a report: how many seeds, seconds of virtual and of real time.
 PROPERTY = "uringloop-seeds"
+
+# How pytest begins the report of a strict xfail that has passed.
+XPASS_STRICT = "[XPASS(strict)]"
 
 # What `pytest --markers` says.
 DESCRIPTION = (
@@ -59,6 +64,16 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
+def check(marker: pytest.Mark, item: pytest.Item) -> None:
+    """Raise UsageError for arguments of the marker that mean nothing."""
+    count = marker.args[0] if marker.args else marker.kwargs.get("count")
+    is_count = count is None or (isinstance(count, int) and count > 0)
+    if not is_count or len(marker.args) > 1 or (marker.args and "count" in marker.kwargs):
+        raise pytest.UsageError(
+            f"{item.nodeid}: {MARKER} takes one number of seeds, at least 1, and options of Loop"
+        )
+
+
 def takes_seeds(item: pytest.Item) -> bool:
     """Return whether *item* is a test function that is a coroutine, or asks for its seed."""
     if FIXTURE in getattr(item, "fixturenames", ()):
@@ -87,13 +102,43 @@ def run_once(
     reports = [call_and_report(item, "setup", log=False)]
     if reports[0].passed and not item.config.getoption("setuponly", False):
         reports.append(call_and_report(item, "call", log=False))
-    passed = all(report.passed for report in reports)
+    passed = all(map(has_passed, reports))
     # pytest keeps what the next item needs: here, one with the same parents.
     following = copy.copy(item) if passed and not is_last else nextitem
     reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
     function._request = False
     function.funcargs = None
+    if item.cls is not None and not issubclass(item.cls, unittest.TestCase):  # type: ignore[attr-defined]
+        # Each run has an instance of its own, as each test has.
+        for name in ("_instance", "_obj"):
+            item.__dict__.pop(name, None)
     return reports
+
+
+def has_passed(report: pytest.TestReport) -> bool:
+    """Return whether the next seed is to run: a strict xfail may still fail then."""
+    return report.passed or str(report.longrepr).startswith(XPASS_STRICT)
+
+
+@contextmanager
+def reseeding(item: pytest.Item, run: seeds.Run) -> Iterator[None]:
+    """Let each example of hypothesis begin with the same numbers, on a loop that they share."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    if handle is None or not inspect.iscoroutinefunction(handle.inner_test):
+        yield
+        return
+    inner = handle.inner_test
+
+    @functools.wraps(inner)
+    async def begin_again(*arguments: Any, **options: Any) -> Any:
+        seeds.begin_again(run.seed, run.options.get("faults"))
+        return await inner(*arguments, **options)
+
+    handle.inner_test = begin_again
+    try:
+        yield
+    finally:
+        handle.inner_test = inner
 
 
 class SeedRuns:
@@ -110,6 +155,9 @@ class SeedRuns:
         self.totals: list[float] = [0, 0.0, 0.0]
         self.tests = 0
         self.commands: list[str] = []
+        # The test that runs, and whether a part of it has failed.
+        self.running = ""
+        self.part_failed = False
 
     def plan(self, item: pytest.Item) -> tuple[Sequence[int], dict[str, Any]] | None:
         """Return the seeds of a test and the options of its loops; None to run it as usual."""
@@ -127,6 +175,11 @@ class SeedRuns:
         if self.trace is not None:
             options["trace"] = self.trace
         return ([self.only] if self.only is not None else range(count or 1)), options
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for marker in item.iter_markers(MARKER):
+                check(marker, item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
@@ -155,10 +208,15 @@ class SeedRuns:
         properties = list(item.user_properties)
         for number in numbers:
             item.user_properties[:] = properties
-            with seeds.run(number, options) as run:
+            self.running = item.nodeid
+            self.part_failed = False
+            with seeds.run(number, options) as run, reseeding(item, run):
                 reports = run_once(item, nextitem, is_last=number == last)
             totals = [totals[0] + 1, totals[1] + run.virtual_s, totals[2] + run.real_s]
-            if not all(report.passed for report in reports):
+            self.running = ""
+            if self.part_failed:
+                self.commands.append(self.again(item, number))
+            if self.part_failed or not all(map(has_passed, reports)):
                 self.annotate(item, reports, number)
                 break
         reports[0].user_properties.append((PROPERTY, totals))
@@ -166,17 +224,24 @@ class SeedRuns:
 
     def annotate(self, item: pytest.Item, reports: list[pytest.TestReport], seed: int) -> None:
         """Say in the reports of a failure how to run its seed again."""
-        again = f"pytest {shlex.quote(item.nodeid)} -p uringloop.pytest_plugin"
-        again += f" --uringloop-seed={seed}"
-        if self.order is not None:
-            again += f" --uringloop-order={self.order}"
         for report in reports:
             if report.failed:
-                report.sections.append(("uringloop", f"seed {seed} failed; again: {again}"))
+                report.sections.append(("uringloop", self.again(item, seed)))
+
+    def again(self, item: pytest.Item, seed: int) -> str:
+        config: Any = self.config
+        where = shlex.quote(config.cwd_relative_nodeid(item.nodeid))
+        again = f"pytest {where} -p uringloop.pytest_plugin --uringloop-seed={seed}"
+        if self.order is not None:
+            again += f" --uringloop-order={self.order}"
+        return f"seed {seed} failed; again: {again}"
 
     # ── the summary, in the process that reports ─────────────────────────────────────────────
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.nodeid == self.running:
+            # A subtest reports by itself, while the test runs.
+            self.part_failed = True
         for name, value in report.user_properties:
             if name == PROPERTY and report.when == "setup":
                 self.tests += 1

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uringloop._testing.loop import Loop
+from uringloop._testing.faults import Faults
+from uringloop._testing.loop import Loop, total_elapsed
 from uringloop._testing.weak_list import WeakList
 
 
@@ -19,13 +20,9 @@ class Run:
 
     seed: int
     options: dict[str, Any]  # of the loops
-    loops: list[Loop] = dataclasses.field(default_factory=list)
+    loops: int = 0  # that it has made
     real_s: float = 0.0
-
-    @property
-    def virtual_s(self) -> float:
-        """How far the clocks of its loops have advanced."""
-        return sum(loop.elapsed() for loop in self.loops)
+    virtual_s: float = 0.0  # how far the clocks of all loops have advanced
 
 
 _current: Run | None = None
@@ -46,10 +43,17 @@ def new_loop() -> Loop:
     """Return a new loop for the test that runs with a seed."""
     assert _current is not None
     # A test that makes several loops: each has a sequence of its own.
-    loop = Loop(_current.seed + (len(_current.loops) << 32), **_current.options)
-    _current.loops.append(loop)
+    loop = Loop(_current.seed + (_current.loops << 32), **_current.options)
+    _current.loops += 1
     _loops.add(loop)
     return loop
+
+
+def begin_again(seed: int, faults: Faults | None) -> None:
+    """Give the loops of wider scopes a seed, and the faults of the test that is about to run."""
+    for loop in _loops:
+        loop.reseed(seed)
+        loop.faults = faults or Faults()
 
 
 @contextmanager
@@ -58,8 +62,8 @@ def run(seed: int, options: dict[str, Any]) -> Iterator[Run]:
     global _current
     before, state = _current, random.getstate()
     # Loops of a wider scope than the test's: each test begins with its own numbers.
-    for loop in _loops:
-        loop.reseed(seed)
+    began_at = total_elapsed()
+    begin_again(seed, options.get("faults"))
     _current = made = Run(seed, options)
     random.seed(seed)
     began = time.monotonic()
@@ -67,5 +71,6 @@ def run(seed: int, options: dict[str, Any]) -> Iterator[Run]:
         yield made
     finally:
         made.real_s = time.monotonic() - began
+        made.virtual_s = total_elapsed() - began_at
         _current = before
         random.setstate(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import posix
 import socket
@@ -15,6 +16,9 @@ from uringloop._testing.weak_list import WeakList
 EVERY_ADDRESS: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
+BROADCAST = "255.255.255.255"
+
+
 class Servers:
     """The servers of one loop. They listen on real sockets, too, for other programs."""
 
@@ -24,9 +28,9 @@ class Servers:
     def add(self, server: Server) -> None:
         self._known.add(server)
 
-    def find(self, family: int, address: Any) -> tuple[Listener, int] | None:
-        """Return who listens at *address*, and the family of its socket; None if nobody does."""
-        found: tuple[Listener, int] | None = None
+    def find(self, family: int, address: Any) -> tuple[Listener, Any] | None:
+        """Return who listens at *address*, and the socket; None if nobody does."""
+        found: tuple[Listener, Any] | None = None
         # The newest first: it has taken the place of others at a path.
         for server in reversed(list(self._known)):
             if not server.is_serving():
@@ -36,8 +40,8 @@ class Servers:
                 if not is_reached(sock, name, address, family):
                     continue
                 if name == address[: len(name)]:
-                    return listener, sock.family
-                found = found or (listener, sock.family)
+                    return listener, sock
+                found = found or (listener, sock)
         return found
 
 
@@ -64,5 +68,27 @@ def is_reached(sock: Any, name: Any, address: Any, family: int) -> bool:
         return sock.family == family and os.fsencode(name) == os.fsencode(address) and exists(name)
     if sock.family != family:
         is_every = sock.family == socket.AF_INET6 and name[0] == EVERY_ADDRESS[socket.AF_INET6]
-        return is_every and name[1] == address[1] and takes_both(sock)
-    return name[1] == address[1] and name[0] in (address[0], EVERY_ADDRESS[family])
+        return (
+            is_every and name[1] == address[1] and takes_both(sock) and is_local(family, address[0])
+        )
+    return name[1] == address[1] and is_at(family, name[0], address[0])
+
+
+def is_at(family: int, bound: str, host: str) -> bool:
+    """Return whether a socket that is bound to *bound* is reached at *host*."""
+    return bound == host or (bound == EVERY_ADDRESS[family] and is_local(family, host))
+
+
+def is_local(family: int, host: str) -> bool:
+    """Return whether *host* is an address of this machine: a socket can be bound to it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_loopback:
+        return True
+    if address.is_multicast or host == BROADCAST:
+        return False
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind((host, 0))
+        except OSError:
+            return False
+    return True

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from uringloop._testing import proc
+from uringloop._testing import peers, proc
 
 if TYPE_CHECKING:
     from uringloop._testing.core import TestingCore
@@ -39,7 +39,12 @@ CALLS = {
     "aarch64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
     "riscv64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
 }
-# For each of them the argument that is the limit, or the flags of io_uring_enter; 0: it has none.
+# The same of those that read from a descriptor: read, readv, recvfrom, recvmsg.
+READING = {"x86_64": (0, 19, 45, 47), "aarch64": (63, 65, 207, 212), "riscv64": (63, 65, 207, 212)}
+READS = frozenset(map(str, READING.get(platform.machine(), ())))
+# The arguments that every call here has.
+ARGUMENTS = 3
+# For each of CALLS the argument that is the limit, or the flags of io_uring_enter; 0: it has none.
 LIMITS = (4, 3, 3, 5, 5, 4, 4, 4, 0, 0, 4, 3)
 # A limit that is none: a null pointer, or -1 of an int.
 NO_LIMIT = ("0x0", "0xffffffff", "0xffffffffffffffff")
@@ -60,6 +65,9 @@ FUTEX_WAIT_BITSET = 9
 FUTEX_COMMANDS = 0x7F
 FUTEX_CLOCK_REALTIME = 256
 TIMESPEC = struct.Struct("qq")
+
+# CPython waits for its lock for 5 ms, and then asks for it.
+GIL_S = 0.01
 
 # A wait that may last longer than so many seconds is a watchdog's.
 WATCHDOG_S = 5.0
@@ -95,10 +103,29 @@ def read(name: str, file: str) -> str:
     return proc.read(f"/proc/self/task/{name}/{file}")
 
 
+def wants_gil(line: str) -> bool:
+    """Return whether a thread waits for the GIL: in futex(2), for some milliseconds at most."""
+    words = line.split()
+    if words[0] != FUTEX or words[LIMIT_OF[FUTEX]] in NO_LIMIT:
+        return False
+    return left_of(words) <= GIL_S
+
+
+def call_of(line: str) -> tuple[str, ...]:
+    """Return what identifies the call that a thread is in: its number, arguments, stack and place.
+
+    The registers of arguments that a call does not have keep what was in them.
+    """
+    words = line.split()
+    return (*words[: 1 + ARGUMENTS], *words[-2:])
+
+
 def state_of(line: str) -> ThreadState:
     """Return the state of a thread whose `syscall` has this *line*."""
     words = line.split()
     limit = LIMIT_OF.get(words[0]) if len(words) > 1 else None
+    if limit is None and words[0] in READS and peers.is_own(int(words[1], 16)):
+        return ThreadState.BLOCKED
     if limit is None:
         # It runs, or its call ends by itself: a sleep, a read of what it has asked for.
         return ThreadState.WORKS
@@ -141,7 +168,8 @@ def lines() -> dict[str, str]:
             continue
         try:
             if read(name, "comm") != FILES:
-                found[name] = read(name, "syscall")
+                line = read(name, "syscall")
+                found[name] = RUNNING if wants_gil(line) else line
         except ProcessLookupError:
             # It has just ended, after whatever it did.
             found[name] = RUNNING
@@ -178,8 +206,7 @@ class Threads:
         highest = ThreadState.BLOCKED
         serving = {}
         for name, line in lines().items():
-            if line == RUNNING or self.older.get(name) != line:
-                self.older.pop(name, None)
+            if line == RUNNING or call_of(self.older.get(name, "")) != call_of(line):
                 state = state_of(line)
                 highest = max(highest, state)
                 if state is ThreadState.SERVES:

@@ -21,9 +21,18 @@ def without_numbers(lines: Sequence[str]) -> list[str]:
     numbers: dict[str, str] = {}
 
     def numbered(found: re.Match[str]) -> str:
-        return numbers.setdefault(found[0], f"fd={len(numbers)}")
+        number = found[0].removeprefix("fd=")
+        return numbers.setdefault(number, f"fd={len(numbers)}")
 
-    return [re.sub(r"\bfd=\d+", numbered, line) for line in lines]
+    # A descriptor is also what an open has returned.
+    return [
+        re.sub(r"\bfd=\d+|(?<= = )\d+$", numbered, line) if is_of_descriptor(line) else line
+        for line in lines
+    ]
+
+
+def is_of_descriptor(line: str) -> bool:
+    return "fd=" in line or re.search(r"\bopenat#\d+ = \d+$", line) is not None
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
@@ -42,7 +51,7 @@ def shown(lines: Sequence[str], start: int) -> list[str]:
 
 def describe(one: Path, other: Path) -> tuple[str, bool]:
     """Return a text about the difference of two files, and whether they are equal."""
-    first, second = (path.read_text().splitlines() for path in (one, other))
+    first, second = (path.read_text(errors="replace").splitlines() for path in (one, other))
     index = first_difference(first, second)
     if index is None:
         return f"equal: {len(first):,} lines", True

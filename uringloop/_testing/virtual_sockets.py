@@ -15,8 +15,9 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Address = Any
 
 # The names of a VirtualSocket, its own and its peer's, and its options. Not attributes: a socket
@@ -32,8 +33,25 @@ _fillers = weakref.WeakKeyDictionary()
 # SO_LINGER, on, of 0 seconds.
 NO_LINGER = struct.pack("ii", 1, 0)
 
-# Options that a program may have set before it connects.
-KEPT = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_NODELAY))
+# How a connection has ended, where a UNIX socket would say something else.
+_endings: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
+# What is called after a program has set an option.
+_on_option: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
+_on_option = weakref.WeakKeyDictionary()
+
+# Options that a program may set before it connects, and that an accepted socket has from the one
+# that listens.
+KEPT = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+    (socket.SOL_SOCKET, socket.SO_LINGER),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+)
+# Of those that are structures, the bytes.
+SIZES = {socket.SO_LINGER: 8}
 # Levels of options that a UNIX socket does not have.
 INTERNET = (socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6)
 
@@ -64,6 +82,7 @@ class VirtualSocket(socket.socket):
         made = VirtualSocket(self.family, self.type, self.proto, os.dup(self.fileno()))
         made.settimeout(self.gettimeout())
         _names[made] = _names[self]
+        _options[made] = dict(_options.get(self, {}))
         return made
 
     def _check_open(self) -> None:
@@ -71,18 +90,57 @@ class VirtualSocket(socket.socket):
         super().getsockname()
 
     def setsockopt(self, level: int, option: int, *value: Any) -> None:
-        if level in INTERNET:
+        if level in INTERNET and self.family != socket.AF_UNIX:
             self._check_open()
-            _options.setdefault(self, {})[level, option] = value[0]
+            with self._probe() as probe:
+                # Raises what TCP raises for an option that it does not take.
+                probe.setsockopt(level, option, *value)
+            _options.setdefault(self, {})[level, option] = value
         else:
             super().setsockopt(level, option, *value)
+        if (changed := _on_option.get(self)) is not None:
+            changed()
 
     def getsockopt(self, level: int, option: int, *size: int) -> Any:
-        if level not in INTERNET:
+        if level not in INTERNET or self.family == socket.AF_UNIX:
             return super().getsockopt(level, option, *size)
         self._check_open()
-        value = _options.get(self, {}).get((level, option), 0)
-        return bytes(size[0]) if size else int(value)
+        with self._probe() as probe:
+            return probe.getsockopt(level, option, *size)
+
+    def _probe(self) -> socket.socket:
+        """Return a new socket of TCP with the options of this one."""
+        probe = socket.socket(self.family, self.type)
+        for (level, option), value in _options.get(self, {}).items():
+            probe.setsockopt(level, option, *value)
+        return probe
+
+    # ── receiving and sending by the program itself, or by sock_recv() and its like ──────────
+
+    def recv(self, *arguments: Any) -> bytes:
+        return self._ended(super().recv, *arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        return self._ended(super().recv_into, *arguments)
+
+    def send(self, *arguments: Any) -> int:
+        return self._ended(super().send, *arguments)
+
+    def _ended(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call; raise the error that ends the connection in place of EOF and of others."""
+        try:
+            result = call(*arguments)
+        except ConnectionError:
+            self._raise_ending()
+            raise
+        if not result:
+            self._raise_ending()
+        return result
+
+    def _raise_ending(self) -> None:
+        error = _endings.pop(self, 0)
+        if error:
+            raise OSError(error, os.strerror(error))
 
 
 def replace_descriptor(sock: socket.socket, other: socket.socket) -> None:
@@ -90,17 +148,31 @@ def replace_descriptor(sock: socket.socket, other: socket.socket) -> None:
 
     The program may have stored the number.
     """
-    before = {
-        (level, option): sock.getsockopt(level, option)
-        for level, option in KEPT
-        if level not in INTERNET or sock.family != socket.AF_UNIX
-    }
+    before = options_of(sock)
     with other:
         os.dup2(other.fileno(), sock.fileno(), inheritable=False)
     sock.setblocking(sock.gettimeout() != 0)
-    for (level, option), value in before.items():
+    give_options(sock, before)
+
+
+Options = dict[tuple[int, int], Any]
+
+
+def options_of(sock: Any) -> Options:
+    """Return those of KEPT that a socket has."""
+    return {
+        (level, option): sock.getsockopt(level, option, *([SIZES[option]] if is_struct else []))
+        for level, option in KEPT
+        if level not in INTERNET or sock.family != socket.AF_UNIX
+        for is_struct in (level == socket.SOL_SOCKET and option in SIZES,)
+    }
+
+
+def give_options(sock: socket.socket, options: Options) -> None:
+    """Give the options to a UNIX socket that stands for one of TCP."""
+    for (level, option), value in options.items():
         if level in INTERNET:
-            _options.setdefault(sock, {})[level, option] = value
+            _options.setdefault(sock, {})[level, option] = (value,)
         else:
             sock.setsockopt(level, option, value)
 
@@ -113,14 +185,15 @@ def mapped(address: Address) -> Address:
 def name_ends(
     sock: socket.socket,
     accepted: socket.socket,
-    family: int,
+    listening: Any,
     name: Address,
     peername: Address,
 ) -> VirtualSocket:
     """Name the ends of a connection, the client's *sock* and *accepted*; return the latter.
 
-    *family* is that of the socket that has accepted: IPv6 may take connections of IPv4.
+    *listening* is the socket that accepts; one of IPv6 may take connections of IPv4.
     """
+    family = listening.family
     made = VirtualSocket(family, sock.type, sock.proto, accepted.detach())
     made.setblocking(False)
     sock.__class__ = VirtualSocket
@@ -129,6 +202,7 @@ def name_ends(
         _names[made] = (peername, name)
     else:
         _names[made] = (mapped(peername), mapped(name))
+    give_options(made, options_of(listening))
     return made
 
 
@@ -137,6 +211,16 @@ def leave_unread(fd: int) -> None:
     with contextlib.suppress(OSError):
         # Not os.write(): see proc.py.
         posix.write(fd, b"\0")
+
+
+def end_with(sock: VirtualSocket, error: int) -> None:
+    """Let the next call that sees the end of the connection raise *error*."""
+    _endings[sock] = error
+
+
+def on_option(sock: VirtualSocket, changed: Callable[[], None]) -> None:
+    """Call *changed* after the program has set an option of *sock*."""
+    _on_option[sock] = changed
 
 
 def on_reset(sock: VirtualSocket, fill: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import errno
+import functools
 import os
 import socket
 import weakref
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from uringloop._net.stream import make_stream
 from uringloop._testing.network import Route
-from uringloop._testing.virtual_sockets import VirtualSocket, leave_unread, on_reset, option_of
+from uringloop._testing.virtual_sockets import (
+    VirtualSocket,
+    end_with,
+    leave_unread,
+    on_option,
+    on_reset,
+    option_of,
+)
 
 if TYPE_CHECKING:
     from uringloop._testing.loop import Loop
@@ -102,6 +110,7 @@ class Relay(asyncio.Protocol):
         program = self.program()
         if self.error and program is not None and program.fileno() >= 0:
             leave_unread(program.fileno())
+            end_with(program, self.error)
             self.wire.loop._end_with(os.fstat(program.fileno()).st_ino, self.error)
 
     def pause_writing(self) -> None:
@@ -201,6 +210,8 @@ class Wire:
         self.dead = False
         # Sides that will be told, because they have sent.
         self.unanswered: set[int] = set()
+        # The timers of keep-alive.
+        self.probes: dict[int, asyncio.TimerHandle] = {}
         loop.network.add_connection(self)
 
     def attach(self, side: int, sock: socket.socket, program: VirtualSocket) -> None:
@@ -209,6 +220,7 @@ class Wire:
         self.ends[side].program = weakref.ref(program)
         make_stream(self.loop, sock, self.ends[side])
         on_reset(program, self.ends[side].leave_unread)
+        on_option(program, functools.partial(self.keep_alive, side))
 
     def route(self) -> Route:
         return self.loop.network.route(*self.hosts)
@@ -262,10 +274,15 @@ class Wire:
             return
         self.dead = True
         for side, direction in enumerate(self.directions):
-            if direction.queue:
+            if direction.queue or direction.blocked or self.is_arriving(side):
                 self.wait_for_answer(side)
             direction.clear()
             self.keep_alive(side)
+
+    def is_arriving(self, side: int) -> bool:
+        """Return whether the other side's program has not taken all that *side* has sent."""
+        target = self.ends[1 - side]
+        return not target.lost and target.transport.get_write_buffer_size() > 0
 
     def wait_for_answer(self, side: int) -> None:
         """Let an end that has sent into a dead wire fail in the end, as TCP does."""
@@ -276,8 +293,14 @@ class Wire:
         self.loop.call_later(milliseconds / 1000 or GIVES_UP_S, self.time_out, side)
 
     def keep_alive(self, side: int) -> None:
-        """Let an end with keep-alive fail in the end, although it does not send."""
-        if not self.option(side, socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        """Let an end with keep-alive fail in the end, although it does not send.
+
+        Called when the wire dies, and when the program sets such an option later.
+        """
+        timer = self.probes.pop(side, None)
+        if timer is not None:
+            timer.cancel()
+        if not self.dead or not self.option(side, socket.SOL_SOCKET, socket.SO_KEEPALIVE):
             return
         idle, interval, count = (
             self.option(side, socket.IPPROTO_TCP, option) or usual
@@ -287,7 +310,12 @@ class Wire:
                 (socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
             )
         )
-        self.loop.call_later(idle + interval * count, self.time_out, side)
+        self.probes[side] = self.loop.call_later(idle + interval * count, self.give_up, side)
+
+    def give_up(self, side: int) -> None:
+        """Keep-alive has had no answer. It rests while data is not acknowledged, as on Linux."""
+        if side not in self.unanswered:
+            self.time_out(side)
 
     def option(self, side: int, level: int, option: int) -> int:
         program = self.ends[side].program()

@@ -111,7 +111,6 @@ cdef class LoopCore:
     # RunningLoop has the weak references, not this class: CPython clears them by atomics.
 
     cdef int64_t now_ns(self) except? -1
-    cdef int64_t file_clock_ns(self) noexcept
     cdef int check_closed(self) except -1
     cdef int check_thread(self) except -1
     cdef int check_call(self, object callback, str method) except -1

@@ -210,10 +210,6 @@ cdef class LoopCore:
     cdef int64_t now_ns(self) except? -1:
         return nanoseconds(self.time()) if self.clock_replaced else uring_clock_ns()
 
-    cdef int64_t file_clock_ns(self) noexcept:
-        """Return the time by which files have a share of each turn, on the software ring."""
-        return uring_clock_ns()
-
     def get_debug(self):
         return self.in_debug_mode()
 
