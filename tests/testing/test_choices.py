@@ -65,6 +65,8 @@ def run(loop: testing.Loop) -> list[int]:
     return log
 
 
+# Of hypothesis itself, on CPython 3.14.
+@pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 def test_hypothesis_finds_the_smallest_order_that_fails() -> None:
     @SETTINGS
     @given(st.randoms(use_true_random=False))
