@@ -25,7 +25,7 @@ from asyncio import CancelledError, Future, get_running_loop
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, list_size, take_bytes)
@@ -308,11 +308,7 @@ cdef bint is_turn_spent(LoopCore loop) except -1:
     if now < loop.file_deadline_ns:
         return False
     if loop.file_deadline_ns == 0:
-        if loop.files_on_ring:
-            # A run must not depend on the real time.
-            loop.file_deadline_ns = INT64_MAX
-        else:
-            loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
+        loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
         return False
     if loop.in_debug_mode() or not turn_would_be_idle(loop):
         return True

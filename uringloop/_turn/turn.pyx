@@ -24,7 +24,7 @@ from asyncio.log import logger
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GenericSetAttr
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, list_size,
@@ -290,7 +290,7 @@ cdef class LoopCore:
         cdef bint held_back = self.ring.mark()
         # A signal handler that has run at the end of the turn before may have forked.
         self.ring.check_process()
-        self.file_deadline_ns = 0
+        self.file_deadline_ns = INT64_MAX if self.files_on_ring else 0
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
