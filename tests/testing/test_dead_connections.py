@@ -8,6 +8,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -483,6 +484,24 @@ def test_a_closed_loop_is_freed_by_its_last_reference() -> None:
         assert watch() is None
     finally:
         gc.enable()
+
+
+def test_a_connection_of_unix_sockets_dies_as_others_do(tmp_path: Path) -> None:
+    network = testing.Network(latency=0.01)
+
+    async def main() -> None:
+        path = str(tmp_path / "socket")
+        serving = await asyncio.start_unix_server(Server().echo, path)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        network.kill("localhost", "localhost")
+        writer.write(b"lost")
+        assert await ending_of(reader) is TimeoutError
+        writer.close()
+        serving.close()
+
+    assert run(main(), network=network)[1] == pytest.approx(924.6, abs=1)
 
 
 def test_a_default_time_out_of_sockets_changes_no_descriptor() -> None:

@@ -229,5 +229,7 @@ def on_reset(sock: VirtualSocket, fill: Callable[[], None]) -> None:
 
 
 def option_of(sock: socket.socket, level: int, option: int) -> int:
-    """Return an option of a VirtualSocket; 0 if it was not set."""
-    return sock.getsockopt(level, option) if sock.fileno() >= 0 else 0
+    """Return an option of TCP's; 0 for a closed socket, and for a UNIX socket, which has none."""
+    if sock.fileno() < 0 or sock.family == socket.AF_UNIX:
+        return 0
+    return sock.getsockopt(level, option)

@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 WINDOW = 256 * 1024
 # How long Linux sends data again that nobody acknowledges: tcp_retries2.
 GIVES_UP_S = 924.6
-# Linux's keep-alive, where a socket has no option of its own: tcp_keepalive_time and so on.
-KEEPALIVE_S = 7200
-KEEPALIVE_INTERVAL_S = 75
-KEEPALIVE_COUNT = 9
 
 
 class Mark(enum.Enum):
@@ -303,12 +299,8 @@ class Wire:
         if not self.dead or not self.option(side, socket.SOL_SOCKET, socket.SO_KEEPALIVE):
             return
         idle, interval, count = (
-            self.option(side, socket.IPPROTO_TCP, option) or usual
-            for option, usual in (
-                (socket.TCP_KEEPIDLE, KEEPALIVE_S),
-                (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
-                (socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
-            )
+            self.option(side, socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         self.probes[side] = self.loop.call_later(idle + interval * count, self.give_up, side)
 
