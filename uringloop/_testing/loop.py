@@ -71,16 +71,9 @@ _closed_s = 0.0
 _open: WeakList[Loop] = WeakList()
 
 
-def count_closed(loop: Loop) -> None:
-    global _closed_s
-    if not loop.counted:
-        loop.counted = True
-        _closed_s += loop.elapsed()
-
-
 def total_elapsed() -> float:
     """Return for how many seconds the clocks of all loops have advanced together."""
-    return _closed_s + sum(loop.elapsed() for loop in _open if not loop.counted)
+    return _closed_s + sum(loop.elapsed() for loop in _open if not loop.is_closed())
 
 
 # For repr(): the class is asyncio's, but for its hash.
@@ -147,7 +140,6 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._kernel_sockets = kernel_sockets
         self._happened: collections.Counter[str] = collections.Counter()
         self._newest_task = 0
-        self.counted = False
         _open.add(self)
         self.reseed(seed)
 
@@ -296,12 +288,15 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._set_chances([faults.chance(kind) for kind in FAULTS], faults.stall)
 
     def close(self) -> None:
+        global _closed_s
+        was_open = not self.is_closed()
         super().close()
         with warnings.catch_warnings():
             # The transports within the network are not the program's.
             warnings.simplefilter("ignore", ResourceWarning)
             self.connections.forget()
-        count_closed(self)
+        if was_open:
+            _closed_s += self.elapsed()
         # They refer to the loop, which is freed by its last reference.
         self._outside.forget()
         self.connections.loop = self.datagrams.loop = None  # type: ignore[assignment]
