@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uringloop._testing import proc
+from uringloop._testing.servers import EVERY_ADDRESS
 
 if TYPE_CHECKING:
     from uringloop._testing.loop import Loop
@@ -45,10 +46,6 @@ LISTEN = 10
 
 # A server that speaks first has done so by then, in milliseconds after the connection was made.
 GREETING_MS = 1000
-
-# The hosts of sockets that listen at every address.
-EVERY_HOST = ("0.0.0.0", "::")
-
 
 EPOLL = "anon_inode:[eventpoll]"
 ALL_EVENTS = select.POLLIN | select.POLLOUT | select.POLLPRI | select.POLLRDHUP
@@ -354,7 +351,7 @@ class Peers:
     def has_backlog(self, name: Any) -> bool:
         """Return whether a socket of this process listens at *name*, with connections to accept."""
         self.look_around()
-        return any((host, name[1]) in self.backlogs for host in (name[0], *EVERY_HOST))
+        return any((host, name[1]) in self.backlogs for host in (name[0], *EVERY_ADDRESS.values()))
 
     def look_around(self) -> None:
         """Note the names of this process's sockets, once for each `traffic`."""
