@@ -429,11 +429,11 @@ cdef class TestingCore(LoopCore):
             self.ring.submit()
             if self.has_nothing():
                 seconds, flows = self.outside.look(self.idle_s(), self.activity())
-                # A thread may have done its work, and ended, before it was looked at.
-                idle = self.has_nothing()
                 self.waits_outside = seconds > 0
-                if idle and seconds <= 0 and timeout_ns == URING_FOREVER:
+                if seconds <= 0 and timeout_ns == URING_FOREVER:
                     seconds = self.outside.wait_for_others()
+                # Last: a thread, or another loop, may have done its work before it was looked at.
+                idle = self.has_nothing()
         finally:
             if seconds <= 0:
                 self.inbox.wake_up()

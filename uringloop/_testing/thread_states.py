@@ -206,7 +206,9 @@ class Threads:
         highest = ThreadState.BLOCKED
         serving = {}
         for name, line in lines().items():
-            if line == RUNNING or call_of(self.older.get(name, "")) != call_of(line):
+            # A loop that was there before is called by this one.
+            older = "" if int(name) in running_loops else self.older.get(name, "")
+            if line == RUNNING or call_of(older) != call_of(line):
                 state = state_of(line)
                 highest = max(highest, state)
                 if state is ThreadState.SERVES:
