@@ -355,11 +355,46 @@ def test_a_loop_waits_for_a_thread_that_works_before_it_calls() -> None:
         call_often()
 
 
+async def sleep_elsewhere(other: asyncio.AbstractEventLoop, seconds: float) -> None:
+    future = asyncio.run_coroutine_threadsafe(asyncio.sleep(seconds), other)
+    await asyncio.wrap_future(future)
+
+
 def test_a_loop_waits_for_a_timer_of_a_loop_of_another_thread() -> None:
     async def main() -> None:
         for _ in range(20):
-            future = asyncio.run_coroutine_threadsafe(asyncio.sleep(1), other)
-            await asyncio.wrap_future(future)
+            await sleep_elsewhere(other, 1)
+
+    with in_a_thread() as other, asyncio.Runner(loop_factory=testing.Loop) as runner:
+        runner.run(main())
+
+
+def test_loops_that_call_each_other_share_the_time() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began, other_began = loop.time(), other.time()
+        for _ in range(20):
+            await asyncio.wait_for(sleep_elsewhere(other, 1), 1.5)
+            await asyncio.sleep(0.5)
+        assert loop.time() - began == pytest.approx(30, abs=1)
+        assert other.time() - other_began == pytest.approx(30, abs=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sleep_elsewhere(other, 60), 50)
+
+    with in_a_thread() as other, asyncio.Runner(loop_factory=testing.Loop) as runner:
+        runner.run(main())
+
+
+def test_a_program_that_spins_shares_the_time_with_the_loop_that_it_has_called() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        timeout = loop.call_later(60, pytest.fail, "the clock has jumped")
+        sleeping = asyncio.ensure_future(sleep_elsewhere(other, 30))
+        while not sleeping.done():  # noqa: ASYNC110  # it spins
+            await asyncio.sleep(0)
+        assert loop.time() - began == pytest.approx(30, abs=1)
+        timeout.cancel()
 
     with in_a_thread() as other, asyncio.Runner(loop_factory=testing.Loop) as runner:
         runner.run(main())

@@ -43,15 +43,17 @@ cdef class TestingCore(LoopCore):
     cdef int turns_spun         # turns in a row in which only sleep(0) ran
     cdef int64_t spun_at_ns     # on the real clock, when they were looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
-    cdef bint waits_outside     # it sleeps until something comes from outside
     cdef uint64_t completions   # of the ring, when the loop has last been idle
+    # What the loop tells those of other threads; under the lock of other_loops.
+    cdef readonly object _partners  # a WeakSet of the loops with which it shares the time
+    cdef public double _rest_s      # it has nothing to do for so long, if it sleeps; 0: not known
+    cdef public double _owed_s      # for so long its partners' clocks have gone on
 
     cdef int check_choices(self) except -1
     cdef bint has_own_clock(self) except -1
     cdef int let_time_pass(self) except -1
     cdef int set_clock(self, double seconds) except -1
     cdef int move_to(self, double deadline) except -1
-    cdef int move_to_ns(self, int64_t deadline_ns) except -1
     cdef int trace_handle(self, str what, Handle handle) except -1
     cdef int begin_turn(self) except -1
     cdef bint only_yields(self) except -1
@@ -63,4 +65,7 @@ cdef class TestingCore(LoopCore):
     cdef double idle_s(self) noexcept
     cdef uint64_t activity(self) noexcept
     cdef int sleep_outside(self, int64_t timeout_ns, double seconds, bint flows) except -1
+    cdef double next_deadline(self) except? -1
     cdef int advance(self) except -1
+    cdef int advance_to(self, double when) except -1
+    cdef int take_owed(self) except -1

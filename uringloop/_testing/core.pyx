@@ -24,6 +24,7 @@ import functools
 import random
 import threading
 import types
+import weakref
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -34,9 +35,9 @@ from uringloop._kernel.atomics cimport count_total, load_int, load_pointer
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
-from uringloop._testing import thread_states
+from uringloop._testing import other_loops
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
-from uringloop._turn.inbox cimport ASLEEP
+from uringloop._turn.inbox cimport ASLEEP, EMPTY
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
@@ -148,6 +149,7 @@ cdef class TestingCore(LoopCore):
         *trace_fd*, if not -1, gets a line for each event.
         """
         self.outside = outside
+        self._partners = weakref.WeakSet()
         self.set_clock(start)
         self.shuffles = shuffles
         self.trace_fd = trace_fd
@@ -223,12 +225,6 @@ cdef class TestingCore(LoopCore):
         # Behind the deadline, by the least: rounding must not make a wait look too short.
         return self.set_clock(max(self.clock, nextafter(deadline, INFINITY)))
 
-    cdef int move_to_ns(self, int64_t deadline_ns) except -1:
-        cdef double deadline = deadline_ns * 1e-9
-        while nanoseconds(deadline) < deadline_ns:
-            deadline = nextafter(deadline, INFINITY)
-        return self.set_clock(max(self.clock, deadline))
-
     cdef int trace_handle(self, str what, Handle handle) except -1:
         """Write a line that names a callback which is about to run."""
         cdef int64_t second = 1_000_000_000
@@ -246,8 +242,7 @@ cdef class TestingCore(LoopCore):
 
     cdef int run_turns(self) except -1:
         thread = threading.get_native_id()
-        before = thread_states.running_loops.get(thread)
-        thread_states.running_loops[thread] = self
+        before = other_loops.began(thread, self)
         try:
             while True:
                 self.begin_turn()
@@ -255,16 +250,14 @@ cdef class TestingCore(LoopCore):
                 if load_int(&self.stopping):
                     return 0
         finally:
-            if before is None:
-                del thread_states.running_loops[thread]
-            else:
-                thread_states.running_loops[thread] = before
+            other_loops.ended(thread, before)
 
     cdef int begin_turn(self) except -1:
         cdef Py_ssize_t index
         self.check_choices()
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
+        self.take_owed()
         if self.ready.count or self.ring.completions != self.completions:
             self.idle_since_ns = 0
         if soft_happens(&self.simulation, self.stall):
@@ -280,6 +273,7 @@ cdef class TestingCore(LoopCore):
                 self.leave_spin()
         else:
             self.turns_spun = 0
+            self._rest_s = 0
         if self.shuffles and self.ready.count > 1:
             self.shuffle_ready()
         if self.trace_fd >= 0:
@@ -312,27 +306,25 @@ cdef class TestingCore(LoopCore):
     cdef int leave_spin(self) except -1:
         """Let the clock go on: the program waits for what a timer, or something outside, does."""
         cdef int64_t now = uring_clock_ns()
+        cdef double spun_s = (now - self.spun_at_ns) * 1e-9
         cdef double seconds
         cdef bint flows
         cdef double when = INFINITY
         cdef double deadline
         cdef Py_ssize_t index
-        seconds, flows = self.outside.look((now - self.spun_at_ns) * 1e-9, self.activity())
-        if seconds > 0:
-            if flows:
-                self.set_clock(self.clock + (now - self.spun_at_ns) * 1e-9)
-                self.spun_at_ns = now
-            return 0
-        if self.inbox.has_new():
-            # A thread has done its work, and ended, before it was looked at.
-            return 0
         for index in range(self.timers.count):
             deadline = (<TimerHandle>self.timers.entries[index].timer).deadline
-            if self.clock + SAME * 1e-9 < deadline < when:
+            if self.clock + SAME * 1e-9 < deadline < min(when, NEVER):
                 when = deadline
-        if when < NEVER:
-            self.move_to(when)
-        self.turns_spun = 0
+        seconds, flows = self.outside.look(spun_s, when - self.clock, self.activity())
+        if seconds > 0:
+            if flows:
+                self.set_clock(self.clock + spun_s)
+                self.spun_at_ns = now
+            return 0
+        # Else a thread has done its work, and ended, before it was looked at.
+        if not self.inbox.has_new() and when < INFINITY:
+            self.advance_to(when)
         return 0
 
     cdef int shuffle_ready(self) except -1:
@@ -428,10 +420,8 @@ cdef class TestingCore(LoopCore):
         try:
             self.ring.submit()
             if self.has_nothing():
-                seconds, flows = self.outside.look(self.idle_s(), self.activity())
-                self.waits_outside = seconds > 0
-                if seconds <= 0 and timeout_ns == URING_FOREVER:
-                    seconds = self.outside.wait_for_others()
+                seconds, flows = self.outside.look(
+                    self.idle_s(), self.next_deadline() - self.clock, self.activity())
                 # Last: a thread, or another loop, may have done its work before it was looked at.
                 idle = self.has_nothing()
         finally:
@@ -473,32 +463,60 @@ cdef class TestingCore(LoopCore):
             self.set_clock(self.clock + (uring_clock_ns() - began) * 1e-9)
         return 0
 
-    cdef int advance(self) except -1:
-        """Advance the clock to the next deadline. Raises DeadlockError if there is none."""
+    cdef double next_deadline(self) except? -1:
+        """Return when the next timer, or slow disk, is due; INFINITY: never."""
         cdef int64_t deadline = self.timers.next_deadline_ns()
         cdef int64_t disk = softring_held_until(<softring*>self.ring.u.soft)
         cdef double when = INFINITY
-        if deadline != NO_DEADLINE:
+        if disk != INT64_MAX and (deadline == NO_DEADLINE or disk < deadline):
+            when = disk * 1e-9
+            while nanoseconds(when) < disk:
+                when = nextafter(when, INFINITY)
+        elif deadline != NO_DEADLINE:
             # Not the rounded nanoseconds: no timer may find that it is early.
             when = (<TimerHandle>self.timers.entries[0].timer).deadline
-        if disk != INT64_MAX and (deadline == NO_DEADLINE or disk < deadline):
-            self.move_to_ns(disk)
-        elif when >= NEVER:
+        return when if when < NEVER else INFINITY
+
+    cdef int advance(self) except -1:
+        """Advance the clock to the next deadline. Raises DeadlockError if there is none."""
+        cdef double when = self.next_deadline()
+        if when == INFINITY:
             self.outside.nothing_left()
-        else:
-            self.move_to(when)
+        return self.advance_to(when)
+
+    cdef int advance_to(self, double when) except -1:
+        """Advance the clock, and those of the partners."""
+        cdef double before
+        self.take_owed()
+        before = self.clock
+        self.move_to(when)
+        if self._partners:
+            other_loops.share(self, self.clock - before)
+        self._rest_s = 0
         self.turns_spun = 0
         return 0
 
+    cdef int take_owed(self) except -1:
+        """Let the clock go on as those of its partners have."""
+        if self._owed_s > 0:
+            self.set_clock(self.clock + <double>other_loops.take_owed(self))
+        return 0
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """Like the ordinary loop's; a loop that the calling thread runs becomes a partner."""
+        other_loops.called(self)
+        return LoopCore.call_soon_threadsafe(self, callback, *args, context=context)
+
     # ── for the Python modules ───────────────────────────────────────────────────────────────
 
-    def _sleeps(self):
-        """Return whether the loop sleeps, and nobody has woken it. For any thread."""
-        return load_pointer(&self.inbox.newest) == ASLEEP
+    def _is_idle(self):
+        """Return whether the loop sleeps, or spins, and nobody has woken it. For any thread."""
+        cdef uintptr_t newest = load_pointer(&self.inbox.newest)
+        return newest == ASLEEP or (newest == EMPTY and self.turns_spun > SPIN)
 
-    def _will_wake_up(self):
-        """Return whether a loop that sleeps will go on without this process's other threads."""
-        return self.timers.count > 0 or self.waits_outside
+    def _rests(self):
+        """Return for how many seconds of its time the loop has nothing to do; 0: not known."""
+        return self._rest_s - self._owed_s if self._is_idle() else 0.0
 
     def _waits(self):
         """Return the descriptors that the ring waits for, each with the events of poll(2)."""

@@ -21,7 +21,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from uringloop._testing import children, errors, thread_states
+from uringloop._testing import children, errors, other_loops
 from uringloop._testing.peers import Peers, Traffic
 from uringloop._testing.thread_states import WATCHDOG_S, Threads, ThreadState
 
@@ -47,6 +47,11 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
+def pause_after(idle_s: float) -> float:
+    """Return when to look again after nothing has happened for *idle_s*, in seconds."""
+    return min(max(LOOK_MIN_S, idle_s), LOOK_MAX_S)
+
+
 class Outside:
     """Watches what may come to one loop from outside. Only the loop's thread uses it."""
 
@@ -64,18 +69,29 @@ class Outside:
         self.activity = -1
         self.active_at = now()
 
-    def look(self, idle_s: float, activity: int) -> tuple[float, bool]:
+    def look(self, idle_s: float, rest_s: float, activity: int) -> tuple[float, bool]:
         """Return how long to wait, in seconds of real time, and whether the clock goes on.
 
-        *idle_s* is for how long nothing has happened; *activity* differs after anything was sent,
-        submitted or received. (0, False): nothing can come.
+        *idle_s* is for how long nothing has happened, in real time; *rest_s* how far away the next
+        deadline is, in the loop's; *activity* differs after anything was sent, submitted or
+        received. (0, False): nothing can come.
         """
+        wait_s, flows = self.look_around(idle_s, activity)
+        if wait_s > 0:
+            self.loop._rest_s = 0.0
+        elif self.threads.left_out or len(other_loops.running) > 1:
+            waits, flows = other_loops.settle(self.loop, rest_s, self.threads.left_out)
+            wait_s = pause_after(idle_s) if waits else 0.0
+        return wait_s, flows
+
+    def look_around(self, idle_s: float, activity: int) -> tuple[float, bool]:
+        """Do what look() does, but for the loops of other threads."""
         if activity != self.activity:
             self.activity = activity
             self.active_at = now()
         time_s = now()
         quiet_s = time_s - self.active_at
-        pause = min(max(LOOK_MIN_S, idle_s), LOOK_MAX_S)
+        pause = pause_after(idle_s)
         if self.loop._files_work():
             return pause, False
         silent = self.loop.datagrams.silent()
@@ -110,11 +126,6 @@ class Outside:
             # Those of a pool wait for calls.
             found -= {child.pid for child in multiprocessing.active_children()}
         return bool(found)
-
-    def wait_for_others(self) -> float:
-        """Return for how long to wait for loops of other threads, which may wake this one."""
-        others = thread_states.others().values()
-        return LOOK_MAX_S if any(loop._will_wake_up() for loop in others) else 0.0
 
     def forget(self) -> None:
         """Drop the references to the loop, which is closed."""

@@ -15,9 +15,9 @@ import platform
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from uringloop._testing import peers, proc
+from uringloop._testing import other_loops, peers, proc
 
 if TYPE_CHECKING:
     from uringloop._testing.core import TestingCore
@@ -103,12 +103,34 @@ def read(name: str, file: str) -> str:
     return proc.read(f"/proc/self/task/{name}/{file}")
 
 
-def wants_gil(line: str) -> bool:
-    """Return whether a thread waits for the GIL: in futex(2), for some milliseconds at most."""
+def switches_of(name: str) -> str:
+    """Return a text that differs after a thread has run; always the same if it has ended."""
+    try:
+        return read(name, "status").partition("\nvoluntary_ctxt_switches:")[2]
+    except OSError:
+        return ""
+
+
+class Call(NamedTuple):
+    """What a thread was in when it was looked at."""
+
+    line: str  # its `syscall`
+    left_s: float = math.inf  # for how long it waits at most, in futex(2)
+
+
+def look_at(name: str) -> Call:
+    """Return what a thread is in. Raises OSError."""
+    line = read(name, "syscall")
     words = line.split()
     if words[0] != FUTEX or words[LIMIT_OF[FUTEX]] in NO_LIMIT:
-        return False
-    return left_of(words) <= GIL_S
+        return Call(line)
+    # The limit is on the thread's stack. It is that of this call only if the thread has not run
+    # meanwhile: it was blocked at the end, and has not been switched off since the beginning.
+    switches = switches_of(name)
+    before = read(name, "syscall")
+    left_s = left_of(words)
+    stayed = line == before == read(name, "syscall") and switches == switches_of(name)
+    return Call(line, left_s) if stayed and left_s > GIL_S else Call(RUNNING)
 
 
 def call_of(line: str) -> tuple[str, ...]:
@@ -120,9 +142,9 @@ def call_of(line: str) -> tuple[str, ...]:
     return (*words[: 1 + ARGUMENTS], *words[-2:])
 
 
-def state_of(line: str) -> ThreadState:
-    """Return the state of a thread whose `syscall` has this *line*."""
-    words = line.split()
+def state_of(call: Call) -> ThreadState:
+    """Return the state of a thread that is in *call*."""
+    words = call.line.split()
     limit = LIMIT_OF.get(words[0]) if len(words) > 1 else None
     if limit is None and words[0] in READS and peers.is_own(int(words[1], 16)):
         return ThreadState.BLOCKED
@@ -133,20 +155,9 @@ def state_of(line: str) -> ThreadState:
         timed = int(words[limit], 16) & IORING_ENTER_EXT_ARG
         return ThreadState.WORKS if timed else ThreadState.SERVES
     if limit and words[limit] not in NO_LIMIT:
-        is_watchdog = words[0] == FUTEX and left_of(words) > WATCHDOG_S
+        is_watchdog = words[0] == FUTEX and call.left_s > WATCHDOG_S
         return ThreadState.BLOCKED if is_watchdog else ThreadState.WORKS
     return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
-
-
-# The loops for tests that run, by their threads.
-running_loops: dict[int, TestingCore] = {}
-
-
-def others() -> dict[int, TestingCore]:
-    """Return those of other threads."""
-    found = running_loops.copy()
-    found.pop(threading.get_native_id(), None)
-    return found
 
 
 # While a thread has just been started it runs, whatever it does then. So often, and at such
@@ -155,61 +166,56 @@ SETTLE_LOOKS = 100
 SETTLE_S = 0.0005
 
 
-def lines() -> dict[str, str]:
-    """Return the `syscall` of each other thread by its number.
+def calls(left_out: dict[int, TestingCore]) -> dict[str, Call]:
+    """Return what each other thread is in, by its number.
 
-    The sleeps of loops for tests are not their threads': those are not among them.
+    Those whose loop for tests has nothing to do are added to *left_out* in place of that.
     """
-    found = {}
+    found: dict[str, Call] = {}
     own = threading.get_native_id()
     for name in proc.names("/proc/self/task"):
-        loop = running_loops.get(int(name))
-        if int(name) == own or (loop is not None and loop._sleeps()):
+        thread = int(name)
+        loop = other_loops.running.get(thread)
+        if thread == own:
+            continue
+        if loop is not None and loop._is_idle():
+            left_out[thread] = loop
             continue
         try:
             if read(name, "comm") != FILES:
-                line = read(name, "syscall")
-                found[name] = RUNNING if wants_gil(line) else line
-        except ProcessLookupError:
-            # It has just ended, after whatever it did.
-            found[name] = RUNNING
+                found[name] = look_at(name)
         except OSError:
-            # This machine does not tell, or the thread has ended.
-            found[name] = RUNNING
+            # It has just ended, after whatever it did; or this machine does not tell.
+            found[name] = Call(RUNNING)
     return found
-
-
-def switches_of(name: str) -> str:
-    """Return a text that differs after a thread has run; always the same if it has ended."""
-    try:
-        return read(name, "status").partition("\nvoluntary_ctxt_switches:")[2]
-    except OSError:
-        return ""
 
 
 class Threads:
     """The threads of this process, but for the calling one and those that have not moved since."""
 
     def __init__(self) -> None:
-        self.older = lines()
+        self.older = calls({})
         for _ in range(SETTLE_LOOKS):
-            if RUNNING not in self.older.values():
+            if Call(RUNNING) not in self.older.values():
                 break
             time.sleep(SETTLE_S)
-            self.older = lines()
+            self.older = calls({})
         # Those that serve, with their switches, and when one was last seen to have run.
         self.serving: dict[str, str] = {}
         self.served_at = -math.inf
+        # The loops for tests that had nothing to do, by their threads.
+        self.left_out: dict[int, TestingCore] = {}
 
     def look(self, now: float) -> ThreadState:
         """Return what the threads do."""
         highest = ThreadState.BLOCKED
         serving = {}
-        for name, line in lines().items():
+        self.left_out = {}
+        for name, call in calls(self.left_out).items():
             # A loop that was there before is called by this one.
-            older = "" if int(name) in running_loops else self.older.get(name, "")
-            if line == RUNNING or call_of(older) != call_of(line):
-                state = state_of(line)
+            older = None if int(name) in other_loops.running else self.older.get(name)
+            if older is None or call.line == RUNNING or call_of(older.line) != call_of(call.line):
+                state = state_of(call)
                 highest = max(highest, state)
                 if state is ThreadState.SERVES:
                     serving[name] = switches_of(name)
