@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import platform
@@ -53,7 +54,10 @@ def run(race: Race, seeds: int) -> Outcome:
     program = importlib.import_module(f"races.programs.{race.name}")
     outcome = Outcome(platform.python_version(), fails(program.forced))
     start = time.perf_counter()
+    gc.freeze()
     for seed in range(seeds):
+        # What a seed leaves behind is not the next one's.
+        gc.collect()
         # aiohttp shuffles addresses.
         random.seed(seed)
 

@@ -83,6 +83,15 @@ def test_a_reset_reaches_both_ends() -> None:
     run(main(), network=network)
 
 
+def test_hosts_that_were_never_named_have_no_connections() -> None:
+    network = between_hosts()
+    network.reset("web", "localhost")
+    with pytest.raises(ValueError, match="no host has the name 'bd'"):
+        network.reset("web", "bd")
+    with pytest.raises(ValueError, match="no host has the name 'wbe'"):
+        network.kill("wbe", "db")
+
+
 def test_a_reset_reaches_calls_on_sockets() -> None:
     network = between_hosts()
 
@@ -141,6 +150,68 @@ def test_a_sender_learns_of_a_dead_connection_after_a_quarter_of_an_hour() -> No
     assert took == pytest.approx(924.6, abs=1)
     # Nobody has told the server.
     assert endings == []
+
+
+class Receiver(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.received = 0
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+class BufferedReceiver(asyncio.BufferedProtocol):
+    def __init__(self) -> None:
+        self.received = 0
+        self.lost = asyncio.get_running_loop().create_future()
+        self.buffer = bytearray(200_000)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += nbytes
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+@pytest.mark.parametrize("kind", [Receiver, BufferedReceiver])
+def test_a_receiver_of_large_messages_learns_the_same(
+    kind: type[Receiver] | type[BufferedReceiver],
+) -> None:
+    """It receives without the ring."""
+    network = between_hosts()
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            for _ in range(20):
+                await reader.readexactly(1)
+                writer.write(bytes(100_000))
+            await ending_of(reader)
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        serving = await asyncio.start_server(send, "db", 5432, reuse_port=True)
+        receiver = kind()
+        with network.on("web"):
+            transport, _ = await loop.create_connection(lambda: receiver, "db", 5432)
+        for count in range(20):
+            transport.write(b"?")
+            await asyncio.sleep(1)
+            assert receiver.received == (count + 1) * 100_000
+        network.kill("web", "db")
+        transport.write(b"lost")
+        assert isinstance(await receiver.lost, TimeoutError)
+        serving.close()
+
+    run(main(), network=network)
 
 
 def test_who_only_waits_on_a_dead_connection_waits_for_ever() -> None:

@@ -118,6 +118,56 @@ def test_timers_of_the_same_deadline_run_in_any_order() -> None:
     assert {order[3] for order in found} == {"later"}
 
 
+async def timers_of_one_step(ran: list[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(1, ran.append, 0)
+    loop.call_soon(loop.call_later, 1, ran.append, "a turn later")
+    for number in range(1, 5):
+        loop.call_later(1, ran.append, number)
+    await asyncio.sleep(2)
+
+
+def test_timers_that_one_step_makes_run_in_order() -> None:
+    """On every loop the first one has the earlier deadline."""
+    found = orders(timers_of_one_step)
+    assert {tuple(number for number in order if number != "a turn later") for order in found} == {
+        (0, 1, 2, 3, 4)
+    }
+    assert {order.index("a turn later") for order in found} == set(range(6))
+
+
+async def timers_of_two_tasks(ran: list[Any]) -> None:
+    """Their steps have one order, in one turn."""
+    loop = asyncio.get_running_loop()
+
+    async def make(number: int) -> None:
+        await asyncio.sleep(0)
+        loop.call_later(1, ran.append, number)
+
+    asyncio.create_task(make(0))  # the loop keeps it
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    loop.call_later(1, ran.append, 1)
+    await asyncio.sleep(2)
+
+
+def test_timers_that_two_tasks_make_in_one_turn_run_in_any_order() -> None:
+    assert orders(timers_of_two_tasks) == {(0, 1), (1, 0)}
+
+
+async def time_out_and_sleep(ran: list[Any]) -> None:
+    try:
+        async with asyncio.timeout(1):
+            await asyncio.sleep(1)
+            ran.append("slept")
+    except TimeoutError:
+        ran.append("timed out")
+
+
+def test_a_time_out_ends_a_sleep_of_the_same_length() -> None:
+    assert orders(time_out_and_sleep) == {("timed out",)}
+
+
 async def streams(ran: list[Any]) -> None:
     """Each connection gets its bytes in order, whatever the order among them."""
 
@@ -201,7 +251,8 @@ async def time_out(ran: list[Any]) -> None:
     loop = asyncio.get_running_loop()
 
     async def chain() -> None:
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)
         for step in range(3):
             ran.append(step)
             future = loop.create_future()

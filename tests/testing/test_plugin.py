@@ -106,6 +106,43 @@ def test_a_failure_prints_the_command_that_repeats_it(tmp_path: Path) -> None:
     assert "1 runs of 1 tests" in again
 
 
+GARBAGE = """if True:
+    import asyncio, collections, sys
+
+    step = 0
+    # Without the GIL garbage is collected more rarely.
+    STEPS = 20_000 if "t" in sys.abiflags else 3_000
+
+    class Cycle:
+        def __init__(self, ends):
+            self.me, self.ends = self, ends
+
+        def __del__(self):
+            self.ends[step] += 1
+
+    async def test_before():
+        cycles = [Cycle(collections.Counter()) for _ in range(1000)]
+
+    async def test_it(uringloop_seed):
+        global step
+        ends = collections.Counter()
+        for step in range(STEPS):
+            for _ in range(20):
+                Cycle(ends)
+            await asyncio.sleep(1)
+        assert ends
+        print("ends of", uringloop_seed, dict(ends))
+"""
+
+
+def test_garbage_is_collected_at_the_same_points_whatever_ran_before(tmp_path: Path) -> None:
+    alone = run_pytest(tmp_path, GARBAGE, "--uringloop-seed=3", "-k", "test_it")
+    later = run_pytest(tmp_path, GARBAGE, "--uringloop-seeds=4")
+    ends = re.findall(r"ends of 3 .*", alone)
+    assert len(ends) == 1
+    assert ends[0] in later
+
+
 def test_another_seed_alone_passes(tmp_path: Path) -> None:
     out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
     match = re.search(r"seed (\d+) failed", out)

@@ -294,6 +294,7 @@ cdef class StreamTransport(WriteTransport):
                 self.readable = False
                 if size == -EAGAIN:
                     break
+                size = self.loop.ended_by(self.fd, size)
                 return self.end_reading(EOF if size == 0 else os_error(size, ""))
             if size > 0:
                 total += size

@@ -1,6 +1,6 @@
 """The compiled part of a loop for tests."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
@@ -35,8 +35,12 @@ cdef class TestingCore(LoopCore):
     cdef uint64_t stall         # the chance of a stall in each turn, of SOFT_ALWAYS
     cdef uint64_t stalls        # that have happened
     cdef bint shuffles          # whether the seed chooses the order
+    cdef uintptr_t maker        # the address of the task that has made the newest timer
     cdef object outside         # an Outside; None before simulate()
     cdef bint clock_patched     # a test has replaced time(), and maybe put it back
+    cdef bint collects          # it collects garbage in Python's place
+    cdef int busy               # turns in which something ran since it has done so
+    cdef uint64_t collections   # of garbage
     cdef int looks_at_clock     # in this turn
     cdef int busy_turns         # turns in a row at one instant, in which no operation completed
     cdef double busy_at         # that instant
@@ -51,6 +55,7 @@ cdef class TestingCore(LoopCore):
 
     cdef int check_choices(self) except -1
     cdef bint has_own_clock(self) except -1
+    cdef int collect_garbage(self) except -1
     cdef int let_time_pass(self) except -1
     cdef int set_clock(self, double seconds) except -1
     cdef int move_to(self, double deadline) except -1
@@ -61,6 +66,7 @@ cdef class TestingCore(LoopCore):
     cdef int shuffle_ready(self) except -1
     cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept
     cdef int shuffle_due(self) except -1
+    cdef int order_by_step(self, Py_ssize_t begin, Py_ssize_t end) except -1
     cdef bint has_nothing(self) noexcept
     cdef double idle_s(self) noexcept
     cdef uint64_t activity(self) noexcept

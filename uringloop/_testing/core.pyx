@@ -12,8 +12,9 @@ deadline. The seed chooses among the orders that keep the promise, and what prog
 after `await sleep(0)` everything has run that was ready before. So a task that was woken or created
 may change places with others, but not with a callback (`Place`).
 
-Timers of the same deadline run in any order, and not all of them in the same turn: a time-out may
-end a wait at each step of what another timer has begun at that instant.
+Timers of the same deadline run in any order, but for those that one step of a task has made one
+after the other, and not all of them in the same turn: a time-out may end a wait at each step of
+what another timer has begun at that instant.
 
 Random numbers come from one sequence, the ring's faults included: the same seed and the same
 program give the same run.
@@ -21,6 +22,7 @@ program give the same run.
 
 import asyncio
 import functools
+import gc
 import random
 import threading
 import types
@@ -31,6 +33,7 @@ from cpython.object cimport PyObject
 from libc.math cimport INFINITY, fabs, nextafter
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
 
+from uringloop._cpython.pyapi cimport FREE_THREADED
 from uringloop._kernel.atomics cimport count_total, load_int, load_pointer
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
@@ -64,6 +67,7 @@ cdef extern from "_softring/softring.h" nogil:
     bint softring_is_idle(softring *s)
     unsigned int softring_waits(softring *s, int *fds, unsigned int *events, unsigned int size)
     soft_bytes softring_bytes(const softring *s, int fd)
+    ssize_t softring_ended_by(const softring *s, int fd, ssize_t res, bint receives)
 
 
 # In the order of `soft_faults` (_softring/simulation.h).
@@ -107,10 +111,23 @@ cdef double NEVER = 9.2e9
 SPIN_TURNS = 10_000
 cdef int SPIN = SPIN_TURNS
 
+# The timers that one step of a task makes have a number of their own above so many bits of their
+# sequence.
+cdef enum:
+    STEP_BITS = 20
+# The address of no task; 0 stands for the callbacks of a turn.
+cdef enum:
+    NOBODY = 1
+
 # For so long the loop gives a thread time that it has called, and looks so often.
 cdef enum:
     THREAD_NS = 20 * 1000 * 1000
     THREAD_LOOK_US = 20
+
+# While the loop runs, it collects garbage after so many turns in which something runs; Python does
+# not, after so many new objects. So `__del__` comes at the same points of each run. Without the GIL
+# every collection looks at all objects.
+cdef int GARBAGE = 8192 if FREE_THREADED else 256
 
 # A program that waits for the clock without sleeping sees it go on by BUSY_S, some microseconds of
 # a processor's work: at each turn after so many at the same instant, and at each look at it after
@@ -211,6 +228,15 @@ cdef class TestingCore(LoopCore):
         self.clock_patched |= patched
         LoopCore._replace_clock(self, patched)
 
+    def call_at(self, when, callback, *args, context=None):
+        """Schedule *callback* for the time *when* on the loop's clock."""
+        task = asyncio.current_task(self)
+        maker = 0 if task is None else <uintptr_t><PyObject*>task
+        if maker != self.maker:
+            self.maker = maker
+            self.timers.sequence = ((self.timers.sequence >> STEP_BITS) + 1) << STEP_BITS
+        return LoopCore.call_at(self, when, callback, *args, context=context)
+
     cdef bint has_own_clock(self) except -1:
         """Return whether a test has replaced time(), and has not put it back."""
         return self.clock_patched and "time" in self.__dict__
@@ -243,6 +269,8 @@ cdef class TestingCore(LoopCore):
     cdef int run_turns(self) except -1:
         thread = threading.get_native_id()
         before = other_loops.began(thread, self)
+        self.collects = gc.isenabled()
+        gc.disable()
         try:
             while True:
                 self.begin_turn()
@@ -250,6 +278,8 @@ cdef class TestingCore(LoopCore):
                 if load_int(&self.stopping):
                     return 0
         finally:
+            if self.collects:
+                gc.enable()
             other_loops.ended(thread, before)
 
     cdef int begin_turn(self) except -1:
@@ -258,8 +288,12 @@ cdef class TestingCore(LoopCore):
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)
         self.take_owed()
+        self.maker = NOBODY
         if self.ready.count or self.ring.completions != self.completions:
             self.idle_since_ns = 0
+        self.busy += self.ready.count > 0
+        if self.busy >= GARBAGE and self.collects:
+            self.collect_garbage()
         if soft_happens(&self.simulation, self.stall):
             self.stalls += 1
             self.set_clock(self.clock + STALL_MIN_S * (
@@ -279,6 +313,13 @@ cdef class TestingCore(LoopCore):
         if self.trace_fd >= 0:
             for index in range(self.ready.count):
                 self.trace_handle("run", <Handle>self.ready.place(index)[0])
+        return 0
+
+    cdef int collect_garbage(self) except -1:
+        """Collect garbage: the oldest generation rarely, and the middle one more often."""
+        self.busy = 0
+        self.collections += 1
+        gc.collect(2 if self.collections % 1024 == 0 else self.collections % 16 == 0)
         return 0
 
     cdef int let_time_pass(self) except -1:
@@ -402,7 +443,28 @@ cdef class TestingCore(LoopCore):
                 other = due[index]
                 due[index] = due[chosen]
                 due[chosen] = other
+            self.order_by_step(begin, end)
             begin = end
+        return 0
+
+    cdef int order_by_step(self, Py_ssize_t begin, Py_ssize_t end) except -1:
+        """Let due timers that one step of a task has made run by their deadlines.
+
+        The first one has the earliest, on every loop. Those that were given the same deadline may
+        still run in any order.
+        """
+        cdef PyObject **due = self.timers.due
+        cdef Py_ssize_t index
+        places = {}
+        for index in range(begin, end):
+            step = (<TimerHandle>due[index]).sequence >> STEP_BITS
+            places.setdefault(step, []).append(index)
+        for indexes in places.values():
+            timers = [<TimerHandle>due[<Py_ssize_t>index] for index in indexes]
+            timers.sort(key=deadline_of)
+            for index, timer in zip(indexes, timers):
+                # The queue keeps its references: this only changes their order.
+                due[index] = <PyObject*>timer
         return 0
 
     # ── the sleep ────────────────────────────────────────────────────────────────────────────
@@ -430,6 +492,9 @@ cdef class TestingCore(LoopCore):
         if seconds > 0:
             return self.sleep_outside(timeout_ns, seconds, flows)
         return self.advance() if idle else 0
+
+    cdef int ended_by(self, int fd, int res) noexcept:
+        return <int>softring_ended_by(<softring*>self.ring.u.soft, fd, res, True)
 
     cdef bint has_nothing(self) noexcept:
         """Return whether nothing has come yet."""
@@ -494,6 +559,7 @@ cdef class TestingCore(LoopCore):
             other_loops.share(self, self.clock - before)
         self._rest_s = 0
         self.turns_spun = 0
+        self.busy += 1
         return 0
 
     cdef int take_owed(self) except -1:
@@ -578,6 +644,10 @@ cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
         loop.choice_failed = exc
         loop.choices_ended = True
         return 0
+
+
+def deadline_of(TimerHandle timer):
+    return timer.deadline
 
 
 cdef bint is_same_time(double first, double second) noexcept:

@@ -11,11 +11,13 @@ import math
 import os
 import random
 import socket
+import threading
 import types
 import warnings
 from asyncio import sslproto
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import uringloop.loop
 from uringloop._net.argument_checks import check_nonblocking
@@ -32,11 +34,15 @@ from uringloop._testing.virtual_sockets import VirtualSocket
 from uringloop._testing.weak_list import WeakList
 from uringloop._turn import fd_watch, tracing
 
+T = TypeVar("T")
+
 # The longest delay of a fault, and the most bytes that one takes apart into single ones.
 DELAY_MAX_S = 0.5
 SPLIT_MAX = 64
 # The longest time in which a name is resolved after all.
 SLOW_NAME_MAX_S = 5.0
+# A pool of threads is shut down no later than that, in real time.
+LATE_MAX_S = 1.0
 # The faults that happen in this package's Python, not in the ring or the compiled part.
 HERE = tuple(
     field.name for field in dataclasses.fields(Faults) if field.name not in (*FAULTS, "stall")
@@ -64,6 +70,27 @@ class Task(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+
+def call_after(begin: threading.Lock, func: Callable[..., T], *args: Any) -> T:
+    """Call *func* in a thread once *begin* is free."""
+    begin.acquire()
+    return func(*args)
+
+
+class LatePool:
+    """Stands for *pool* when it is shut down: that begins once *begin* is released."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.begin = threading.Lock()
+        self.begin.acquire()
+
+    def shutdown(self, wait: bool = True) -> None:
+        if wait:
+            # Not for ever: the loop may have been stopped before it could release the lock.
+            self.begin.acquire(timeout=LATE_MAX_S)
+        self.pool.shutdown(wait)
 
 
 # How far the clocks of closed loops have advanced, in seconds, and the loops that are open.
@@ -165,19 +192,36 @@ class Loop(TestingCore, uringloop.loop.Loop):
             cancelled: asyncio.Future[Any] = self.create_future()
             self.call_soon(cancelled.cancel)
             return cancelled
+        self._check_closed()
+        if self.get_debug():
+            self._check_callback(func, "run_in_executor")
+        pool = self._executor.get() if executor is None else executor
         before = self._newest_call()
-        future = super().run_in_executor(executor, func, *args)
+        begin = threading.Lock()
+        with begin:
+            if type(pool) is ThreadPoolExecutor:
+                # Its answer is waited for before the thread begins, and not by chance after it.
+                args, func = (begin, func, *args), call_after
+            future = super().run_in_executor(executor, func, *args)
         self._outside.calls += 1
         future.add_done_callback(self._call_ended)
-        if executor is None or isinstance(executor, ThreadPoolExecutor):
+        if isinstance(pool, ThreadPoolExecutor):
             self._let_thread_work(before)
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        if self._executor.pool is not None:
-            # In the next turn: by then a thread joins the others.
-            self.call_soon(self._let_thread_work, self._newest_call())
+        pool = self._executor.pool
+        if type(pool) is ThreadPoolExecutor:
+            late = LatePool(pool)
+            self._executor.pool = late  # type: ignore[assignment]
+            # In the next turn: by then the coroutine waits for the thread that joins the others.
+            self.call_soon(self._let_pool_end, late)
         await super().shutdown_default_executor(timeout)
+
+    def _let_pool_end(self, late: LatePool) -> None:
+        before = self._newest_call()
+        late.begin.release()
+        self._let_thread_work(before)
 
     def _call_ended(self, future: asyncio.Future[Any]) -> None:
         self._outside.calls -= 1

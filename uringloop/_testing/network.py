@@ -160,6 +160,8 @@ class Network:
 
     def _between(self, one: str, other: str) -> list[Connection]:
         wanted = {one, other}
+        for name in wanted - {LOCALHOST} - self._addresses.keys():
+            raise ValueError(f"no host has the name {name!r}")
         return [known for known in self._connections if set(known.hosts) == wanted]
 
     def add_waiting(self, waiting: Waiting) -> None:

@@ -9,8 +9,8 @@ still call it.
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,11 +33,21 @@ def began(thread: int, loop: TestingCore) -> TestingCore | None:
 def ended(thread: int, before: TestingCore | None) -> None:
     """Note that the loop of a thread has stopped, and that *before* runs again."""
     with lock:
-        running[thread]._rest_s = 0.0
-        if before is None:
-            del running[thread]
-        else:
+        stopped = running.pop(thread, None)
+        if stopped is not None:
+            stopped._rest_s = 0.0
+        if before is not None:
             running[thread] = before
+
+
+def forget() -> None:
+    """In a forked child: the other threads do not exist, and one may have held the lock."""
+    global lock
+    running.clear()
+    lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def called(loop: TestingCore) -> None:
@@ -76,13 +86,9 @@ def share(loop: TestingCore, seconds: float) -> None:
     """The clock of *loop* goes on by so many seconds: so do its partners'."""
     with lock:
         loop._rest_s = 0.0
-        for partner in with_clocks(loop):
-            partner._owed_s += seconds
-
-
-def with_clocks(loop: TestingCore) -> Iterable[TestingCore]:
-    """Return the partners of *loop* that run."""
-    return loop._partners.intersection(running.values())
+        for other in running.values():
+            if other in loop._partners:
+                other._owed_s += seconds
 
 
 def take_owed(loop: TestingCore) -> float:

@@ -189,7 +189,9 @@ class SeedRuns:
         if plan is None:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self.reports(item, nextitem, *plan):
+        with seeds.garbage_set_aside():
+            reports = self.reports(item, nextitem, *plan)
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True

@@ -104,11 +104,18 @@ def read(name: str, file: str) -> str:
 
 
 def switches_of(name: str) -> str:
-    """Return a text that differs after a thread has run; always the same if it has ended."""
+    """Return a text that differs after a thread has run; an empty one if it runs, or has ended.
+
+    A thread that was woken shows the call in which it slept until a processor has taken it on, but
+    counts as running here.
+    """
     try:
-        return read(name, "status").partition("\nvoluntary_ctxt_switches:")[2]
+        status = read(name, "status")
     except OSError:
         return ""
+    if "\nState:\tR" in status:
+        return ""
+    return status.partition("\nvoluntary_ctxt_switches:")[2]
 
 
 class Call(NamedTuple):
@@ -122,15 +129,17 @@ def look_at(name: str) -> Call:
     """Return what a thread is in. Raises OSError."""
     line = read(name, "syscall")
     words = line.split()
-    if words[0] != FUTEX or words[LIMIT_OF[FUTEX]] in NO_LIMIT:
+    if words[0] not in LIMIT_OF and words[0] not in READS:
         return Call(line)
-    # The limit is on the thread's stack. It is that of this call only if the thread has not run
-    # meanwhile: it was blocked at the end, and has not been switched off since the beginning.
+    # It sleeps only if it was asleep at the end, and has not been switched off since the beginning.
+    # A limit is on its stack, and is that of this call only then.
     switches = switches_of(name)
     before = read(name, "syscall")
-    left_s = left_of(words)
-    stayed = line == before == read(name, "syscall") and switches == switches_of(name)
-    return Call(line, left_s) if stayed and left_s > GIL_S else Call(RUNNING)
+    has_limit = words[0] == FUTEX and words[LIMIT_OF[FUTEX]] not in NO_LIMIT
+    left_s = left_of(words) if has_limit else math.inf
+    after = read(name, "syscall")
+    sleeps = switches and switches == switches_of(name) and line == before == after
+    return Call(line, left_s) if sleeps and left_s > GIL_S else Call(RUNNING)
 
 
 def call_of(line: str) -> tuple[str, ...]:
