@@ -23,7 +23,7 @@ import pytest
 from support.tls_contexts import CERTIFICATES, Contexts
 
 from uringloop import testing
-from uringloop._testing import proc, thread_states
+from uringloop._testing import peers, proc, thread_states
 
 T = TypeVar("T")
 
@@ -400,6 +400,16 @@ def test_a_program_that_spins_shares_the_time_with_the_loop_that_it_has_called()
 
     with in_a_thread() as other, asyncio.Runner(loop_factory=testing.Loop) as runner:
         runner.run(main())
+
+
+def test_a_socket_that_another_thread_closes_meanwhile_is_nobodys() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fd = os.dup(server.fileno())
+    os.close(fd)
+    assert peers.backlog_at(fd) is None
+    with asyncio.Runner(loop_factory=testing.Loop) as runner:
+        loop = runner.get_loop()
+        assert peers.Peers(loop).traffic([(fd, select.POLLIN)], asked_lately=True) == 0  # type: ignore[arg-type]
 
 
 def test_a_forked_child_waits_for_no_loop_of_its_parent() -> None:

@@ -72,7 +72,7 @@ from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._ring.uring cimport uring_is_inherited
+from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited
 from uringloop._transport.pausing cimport (
     BUFFERED,
     COMPILED,
@@ -294,7 +294,7 @@ cdef class StreamTransport(WriteTransport):
                 self.readable = False
                 if size == -EAGAIN:
                     break
-                size = self.loop.ended_by(self.fd, size)
+                size = uring_ended_by(&self.loop.ring.u, self.fd, size)
                 return self.end_reading(EOF if size == 0 else os_error(size, ""))
             if size > 0:
                 total += size

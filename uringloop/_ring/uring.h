@@ -575,4 +575,10 @@ static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *si
     return res < 0 ? -errno : res;
 }
 
+/* Returns what has ended receiving from a socket, if *res* is what recv(2) has returned: 0 at EOF, or
+ * -errno. */
+static inline int uring_ended_by(const uring *u, int fd, int res) {
+    return u->soft == NULL ? res : softring_ended_by(u->soft, fd, res);
+}
+
 #endif

@@ -74,3 +74,4 @@ cdef extern from "_ring/uring.h" nogil:
     int uring_limit_workers(uring *u, unsigned int bounded, unsigned int unbounded)
 
     int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
+    int uring_ended_by(const uring *u, int fd, int res)

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "_softring/softring.h"
-
 /* An operation of a slow disk takes so long, doubled less than SOFT_SLOW_DOUBLINGS times: at most
  * 2 s. */
 #define SOFT_SLOW_MIN_NS 1000000
@@ -144,7 +142,7 @@ static ssize_t soft_take_ending(soft_simulation *simulation, uint64_t inode, ssi
     return res;
 }
 
-ssize_t softring_ended_by(const softring *s, int fd, ssize_t res, bool receives) {
+ssize_t soft_ended_by(const softring *s, int fd, ssize_t res, bool receives) {
     struct stat found;
 
     if ((res != -ECONNRESET && res != -EPIPE && res != 0) || s->simulation == NULL ||

@@ -72,9 +72,11 @@ static void soft_finish_chain(softring *s, soft_request *chain) {
 static bool soft_simulate_chain(softring *s, soft_request *chain) {
     soft_request *request, **place;
 
-    for (request = chain; request != NULL; request = request->linked)
+    for (request = chain; request != NULL; request = request->linked) {
+        assert(request == chain || request->work == SOFT_WORK_LINKED);
         if (soft_waits_for_peer(request))
             return false;
+    }
     soft_perform_chain(chain, true);
     chain->due_ns = s->simulation->clock_ns + soft_disk_delay(s);
     if (chain->due_ns == s->simulation->clock_ns) {

@@ -11,7 +11,6 @@
 
 #include "_softring/faults.h"
 #include "_softring/queue.h"
-#include "_softring/softring.h"
 #include "_softring/waits.h"
 
 /* Receives in a row before other descriptors are served. */
@@ -85,7 +84,7 @@ static ssize_t soft_receive_once(softring *s, const soft_request *request,
         return res;
     res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
                (int)request->sqe.msg_flags | MSG_DONTWAIT);
-    return softring_ended_by(s, request->sqe.fd, res < 0 ? -errno : res, true);
+    return soft_ended_by(s, request->sqe.fd, res < 0 ? -errno : res, true);
 }
 
 /* The outcome of an attempt. */
@@ -247,7 +246,7 @@ static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
         else
             res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
     } while (res < 0 && errno == EINTR);
-    return softring_ended_by(s, sqe->fd, res < 0 ? -errno : res, false);
+    return soft_ended_by(s, sqe->fd, res < 0 ? -errno : res, false);
 }
 
 /* Copies the vectors of what a blocked sendmsg still has to send: the caller may reuse its own. */

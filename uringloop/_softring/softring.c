@@ -388,3 +388,7 @@ unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size) 
 soft_bytes softring_bytes(const softring *s, int fd) {
     return fd < s->watches_size ? s->watches[fd].bytes : (soft_bytes){0};
 }
+
+int softring_ended_by(const softring *s, int fd, int res) {
+    return (int)soft_ended_by(s, fd, res, true);
+}

@@ -94,8 +94,8 @@ unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size);
  * *fd*; zeros if it never has. */
 soft_bytes softring_bytes(const softring *s, int fd);
 
-/* Returns *res*, the result of a send or, if *receives*, of a receive on a socket, or the error that
- * stands for it in a simulation; see soft_end_with(). */
-ssize_t softring_ended_by(const softring *s, int fd, ssize_t res, bool receives);
+/* Returns *res*, which has ended receiving from a socket, or the error that stands for it in a
+ * simulation; see soft_end_with(). */
+int softring_ended_by(const softring *s, int fd, int res);
 
 #endif

@@ -44,11 +44,12 @@ cdef class TestingCore(LoopCore):
     cdef int looks_at_clock     # in this turn
     cdef int busy_turns         # turns in a row at one instant, in which no operation completed
     cdef double busy_at         # that instant
-    cdef int turns_spun         # turns in a row in which only sleep(0) ran
+    cdef int turns_spun         # turns in a row in which only sleep(0) ran; other threads read it
     cdef int64_t spun_at_ns     # on the real clock, when they were looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
     cdef uint64_t completions   # of the ring, when the loop has last been idle
-    # What the loop tells those of other threads; under the lock of other_loops.
+    # What the loop tells those of other threads: written under the lock of other_loops, by them as
+    # well.
     cdef readonly object _partners  # a WeakSet of the loops with which it shares the time
     cdef public double _rest_s      # it has nothing to do for so long, if it sleeps; 0: not known
     cdef public double _owed_s      # for so long its partners' clocks have gone on
@@ -74,4 +75,5 @@ cdef class TestingCore(LoopCore):
     cdef double next_deadline(self) except? -1
     cdef int advance(self) except -1
     cdef int advance_to(self, double when) except -1
+    cdef int goes_on(self) except -1
     cdef int take_owed(self) except -1

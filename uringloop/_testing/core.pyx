@@ -21,11 +21,9 @@ program give the same run.
 """
 
 import asyncio
-import functools
 import gc
 import random
 import threading
-import types
 import weakref
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -34,11 +32,12 @@ from libc.math cimport INFINITY, fabs, nextafter
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED
-from uringloop._kernel.atomics cimport count_total, load_int, load_pointer
+from uringloop._kernel.atomics cimport count_total, load_int, load_pointer, store_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
 from uringloop._testing import other_loops
+from uringloop._testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
 from uringloop._turn.inbox cimport ASLEEP, EMPTY
 from uringloop._turn.timers cimport NO_DEADLINE
@@ -67,7 +66,6 @@ cdef extern from "_softring/softring.h" nogil:
     bint softring_is_idle(softring *s)
     unsigned int softring_waits(softring *s, int *fds, unsigned int *events, unsigned int size)
     soft_bytes softring_bytes(const softring *s, int fd)
-    ssize_t softring_ended_by(const softring *s, int fd, ssize_t res, bint receives)
 
 
 # In the order of `soft_faults` (_softring/simulation.h).
@@ -138,22 +136,9 @@ cdef enum:
     BUSY_TURNS = 100 * 1000
     LOOKS = 10 * 1000
 
-# Where the seed may put a handle, in relation to those that were scheduled before it.
-cdef enum Place:
-    FIXED       # behind all of them, and before all later ones: a callback
-    BEHIND      # behind all of them: a task that has yielded by sleep(0)
-    ANYWHERE    # behind the callbacks: a task that was woken, or has not begun
-
 # Random numbers have the precision of a double.
 cdef uint64_t FRACTIONS = 1 << 53
 cdef uint64_t DOUBLINGS = STALL_DOUBLINGS
-
-cdef object TASK = asyncio.Task
-# How asyncio's tasks, in C and in Python, are called: their steps and wake-ups.
-cdef str STEP = "TaskStepMethWrapper"
-cdef tuple STEPS = ("task_wakeup", "__step", "__wakeup")
-cdef tuple METHODS = (types.BuiltinMethodType, types.MethodType)
-
 
 cdef class TestingCore(LoopCore):
 
@@ -300,14 +285,13 @@ cdef class TestingCore(LoopCore):
                 <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
         self.let_time_pass()
         if self.only_yields():
-            self.turns_spun += 1
+            store_int(&self.turns_spun, self.turns_spun + 1)
             if self.turns_spun == 1:
                 self.spun_at_ns = uring_clock_ns()
             if self.turns_spun > SPIN:
                 self.leave_spin()
         else:
-            self.turns_spun = 0
-            self._rest_s = 0
+            self.goes_on()
         if self.shuffles and self.ready.count > 1:
             self.shuffle_ready()
         if self.trace_fd >= 0:
@@ -493,9 +477,6 @@ cdef class TestingCore(LoopCore):
             return self.sleep_outside(timeout_ns, seconds, flows)
         return self.advance() if idle else 0
 
-    cdef int ended_by(self, int fd, int res) noexcept:
-        return <int>softring_ended_by(<softring*>self.ring.u.soft, fd, res, True)
-
     cdef bint has_nothing(self) noexcept:
         """Return whether nothing has come yet."""
         return (not self.inbox.has_new() and not uring_pending(&self.ring.u)
@@ -557,14 +538,20 @@ cdef class TestingCore(LoopCore):
         self.move_to(when)
         if self._partners:
             other_loops.share(self, self.clock - before)
-        self._rest_s = 0
-        self.turns_spun = 0
+        self.goes_on()
         self.busy += 1
+        return 0
+
+    cdef int goes_on(self) except -1:
+        """It has something to do."""
+        store_int(&self.turns_spun, 0)
+        if self._rest_s:
+            other_loops.goes_on(self)
         return 0
 
     cdef int take_owed(self) except -1:
         """Let the clock go on as those of its partners have."""
-        if self._owed_s > 0:
+        if self._partners:
             self.set_clock(self.clock + <double>other_loops.take_owed(self))
         return 0
 
@@ -578,7 +565,7 @@ cdef class TestingCore(LoopCore):
     def _is_idle(self):
         """Return whether the loop sleeps, or spins, and nobody has woken it. For any thread."""
         cdef uintptr_t newest = load_pointer(&self.inbox.newest)
-        return newest == ASLEEP or (newest == EMPTY and self.turns_spun > SPIN)
+        return newest == ASLEEP or (newest == EMPTY and load_int(&self.turns_spun) > SPIN)
 
     def _rests(self):
         """Return for how many seconds of its time the loop has nothing to do; 0: not known."""
@@ -656,44 +643,3 @@ cdef bint is_same_time(double first, double second) noexcept:
 
 cdef uint64_t chance_of(double probability) noexcept:
     return <uint64_t>(probability * SOFT_ALWAYS)
-
-
-cdef str name_of(Handle handle):
-    """Return a name of the callback, without the addresses that differ from run to run."""
-    callback = handle.callback
-    owner = task_of(callback)
-    if owner is not None:
-        coroutine = owner.get_coro()
-        return f"{owner.get_name()} {getattr(coroutine, '__qualname__', type(coroutine).__name__)}"
-    while isinstance(callback, functools.partial):
-        callback = callback.func
-    try:
-        return callback.__qualname__
-    except Exception:
-        return type(callback).__name__
-
-
-cdef object task_of(object callback):
-    """Return the task whose step *callback* is; None for another callback."""
-    kind = type(callback)
-    if kind.__name__ == STEP:
-        return callback.__self__
-    if kind not in METHODS or callback.__name__ not in STEPS:
-        return None
-    owner = callback.__self__
-    return owner if isinstance(owner, TASK) else None
-
-
-cdef Place place_of(Handle handle, set seen) except *:
-    """Return where the seed may put *handle*; *seen*, if given, has the tasks before it."""
-    owner = task_of(handle.callback)
-    if owner is None:
-        return FIXED
-    if seen is not None:
-        if id(owner) in seen:
-            return BEHIND
-        seen.add(id(owner))
-    # asyncio passes the future that has woken a task; and a coroutine that has not begun is new.
-    if handle.single or (type(handle.args) is tuple and len(<tuple>handle.args) == 1):
-        return ANYWHERE
-    return BEHIND if getattr(owner.get_coro(), "cr_suspended", True) else ANYWHERE

@@ -85,10 +85,15 @@ def concerns(loop: TestingCore, other: TestingCore, rest_s: float) -> bool:
 def share(loop: TestingCore, seconds: float) -> None:
     """The clock of *loop* goes on by so many seconds: so do its partners'."""
     with lock:
-        loop._rest_s = 0.0
         for other in running.values():
             if other in loop._partners:
                 other._owed_s += seconds
+
+
+def goes_on(loop: TestingCore) -> None:
+    """Note that *loop* has something to do."""
+    with lock:
+        loop._rest_s = 0.0
 
 
 def take_owed(loop: TestingCore) -> float:

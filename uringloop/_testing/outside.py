@@ -78,7 +78,7 @@ class Outside:
         """
         wait_s, flows = self.look_around(idle_s, activity)
         if wait_s > 0:
-            self.loop._rest_s = 0.0
+            other_loops.goes_on(self.loop)
         elif self.threads.left_out or len(other_loops.running) > 1:
             waits, flows = other_loops.settle(self.loop, rest_s, self.threads.left_out)
             wait_s = pause_after(idle_s) if waits else 0.0

@@ -124,13 +124,17 @@ def names_of(fd: int) -> tuple[object, object] | None:
 
 def backlog_at(fd: int) -> tuple[str, int] | None:
     """Return where a TCP socket listens that has connections to accept; None for any other."""
-    with borrowed(fd) as sock:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        stream = stream_of(sock)
-        if stream is None or stream.state != LISTEN or not stream.backlog:
-            return None
-        host, port, *_ = sock.getsockname()
+    try:
+        with borrowed(fd) as sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            stream = stream_of(sock)
+            if stream is None or stream.state != LISTEN or not stream.backlog:
+                return None
+            host, port, *_ = sock.getsockname()
+    except OSError:
+        # Another thread has closed it.
+        return None
     return host, port
 
 
@@ -263,7 +267,11 @@ class Peers:
         self.fds = {}
         self.backlogs = set()
         for fd, events in watched(waits):
-            found = self.traffic_of(fd, bool(events & select.POLLIN))
+            try:
+                found = self.traffic_of(fd, bool(events & select.POLLIN))
+            except OSError:
+                # Another thread has closed it.
+                continue
             if found is Traffic.LATELY:
                 found = Traffic.ASKED if asked_lately else Traffic.OPEN
             highest = max(highest, found)
@@ -323,9 +331,13 @@ class Peers:
                 return Traffic.ASKED
             # What came last may have been TLS's own: tickets come behind the handshake.
             return Traffic.LATELY if self.loop._is_encrypted(fd) else Traffic.OPEN
-        with borrowed(other) as target:
-            there = stream_of(target)
-            unread = unread_bytes(target)
+        try:
+            with borrowed(other) as target:
+                there = stream_of(target)
+                unread = unread_bytes(target)
+        except OSError:
+            # Another thread has closed it: the end of the stream is under way.
+            return Traffic.UNDER_WAY
         if there is None:
             return Traffic.NONE
         # A thread may have the other end: what it was asked has reached it when it has arrived.

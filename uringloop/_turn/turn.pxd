@@ -182,7 +182,6 @@ cdef class LoopCore:
                     or list_size(<PyObject*>self.flush_list))
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1
-    cdef int ended_by(self, int fd, int res) noexcept
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1

@@ -489,10 +489,6 @@ cdef class LoopCore:
             store_int_release(&self.sleeping, False)
         return 0
 
-    cdef int ended_by(self, int fd, int res) noexcept:
-        """Return what has ended a stream: 0 or -errno; a loop for tests may know better."""
-        return res
-
     cdef bint fetch_held_back(self) except -1:
         """Fetch completions that the kernel holds back: a sleep would bring only one of them."""
         if not self.ring.has_task_work():
