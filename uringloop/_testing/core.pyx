@@ -445,7 +445,7 @@ cdef class TestingCore(LoopCore):
             places.setdefault(step, []).append(index)
         for indexes in places.values():
             timers = [<TimerHandle>due[<Py_ssize_t>index] for index in indexes]
-            timers.sort(key=deadline_of)
+            timers.sort(key=lambda timer: (<TimerHandle>timer).deadline)
             for index, timer in zip(indexes, timers):
                 # The queue keeps its references: this only changes their order.
                 due[index] = <PyObject*>timer
@@ -631,10 +631,6 @@ cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
         loop.choice_failed = exc
         loop.choices_ended = True
         return 0
-
-
-def deadline_of(TimerHandle timer):
-    return timer.deadline
 
 
 cdef bint is_same_time(double first, double second) noexcept:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 # By the native numbers of their threads.
 running: dict[int, TestingCore] = {}
-# Guards `running`, and what a loop's thread tells others: _partners, _rest_s and _owed_s.
-lock = threading.Lock()
+# Guards `running`, and what a loop's thread tells others: _partners, _rest_s and _owed_s. A signal
+# handler, or __del__, may call a loop while its thread holds it.
+lock = threading.RLock()
 
 
 def began(thread: int, loop: TestingCore) -> TestingCore | None:
@@ -44,7 +45,7 @@ def forget() -> None:
     """In a forked child: the other threads do not exist, and one may have held the lock."""
     global lock
     running.clear()
-    lock = threading.Lock()
+    lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=forget)
