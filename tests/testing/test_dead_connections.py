@@ -49,12 +49,20 @@ class Server:
             writer.close()
 
 
+async def connect_to(
+    network: testing.Network, serve: Callable[..., Coroutine[Any, Any, None]], **options: Any
+) -> tuple[asyncio.Server, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Start a server on "db", and connect from "web"."""
+    serving = await asyncio.start_server(serve, "db", 5432, reuse_port=True, **options)
+    with network.on("web"):
+        reader, writer = await asyncio.open_connection("db", 5432)
+    return serving, reader, writer
+
+
 async def connect(
     network: testing.Network, server: Server
 ) -> tuple[asyncio.Server, asyncio.StreamReader, asyncio.StreamWriter]:
-    serving = await asyncio.start_server(server.echo, "db", 5432, reuse_port=True)
-    with network.on("web"):
-        reader, writer = await asyncio.open_connection("db", 5432)
+    serving, reader, writer = await connect_to(network, server.echo)
     writer.write(b"hello")
     assert await reader.readexactly(5) == b"hello"
     return serving, reader, writer
@@ -121,9 +129,7 @@ def test_data_before_a_reset_arrives() -> None:
         writer.close()
 
     async def main() -> None:
-        serving = await asyncio.start_server(answer, "db", 5432, limit=10, reuse_port=True)
-        with network.on("web"):
-            reader, writer = await asyncio.open_connection("db", 5432)
+        serving, reader, writer = await connect_to(network, answer, limit=10)
         writer.write(bytes(1_000_000))
         assert await reader.readexactly(6) == b"answer"
         assert await ending_of(reader) is ConnectionResetError
@@ -446,9 +452,7 @@ def test_a_reset_after_the_end_of_a_question_is_no_end_of_the_answer() -> None:
         writer.close()
 
     async def main() -> None:
-        serving = await asyncio.start_server(answer, "db", 5432, reuse_port=True)
-        with network.on("web"):
-            reader, writer = await asyncio.open_connection("db", 5432)
+        serving, reader, writer = await connect_to(network, answer)
         writer.write_eof()
         assert await reader.readexactly(7) == b"half of"
         network.reset("web", "db")
@@ -468,9 +472,7 @@ def test_a_writer_that_waits_for_room_learns_of_a_dead_connection() -> None:
         writer.close()
 
     async def main() -> None:
-        serving = await asyncio.start_server(read_nothing, "db", 5432, reuse_port=True)
-        with network.on("web"):
-            _, writer = await asyncio.open_connection("db", 5432)
+        serving, _, writer = await connect_to(network, read_nothing)
         writer.write(bytes(3_000_000))
         draining = asyncio.create_task(writer.drain())
         await asyncio.sleep(5)

@@ -72,6 +72,10 @@ class Task(asyncio.Task[Any]):
         return self._number
 
 
+# For repr(): the class is asyncio's, but for its hash.
+Task.__module__ = "asyncio"
+
+
 def call_after(begin: threading.Lock, func: Callable[..., T], *args: Any) -> T:
     """Call *func* in a thread once *begin* is free."""
     begin.acquire()
@@ -101,10 +105,6 @@ _open: WeakList[Loop] = WeakList()
 def total_elapsed() -> float:
     """Return for how many seconds the clocks of all loops have advanced together."""
     return _closed_s + sum(loop.elapsed() for loop in _open if not loop.is_closed())
-
-
-# For repr(): the class is asyncio's, but for its hash.
-Task.__module__ = "asyncio"
 
 
 class Loop(TestingCore, uringloop.loop.Loop):

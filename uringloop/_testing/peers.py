@@ -144,10 +144,10 @@ def unread_bytes(sock: socket.socket) -> int:
     return int(count)
 
 
-def peer_of(sock: socket.socket) -> int:
-    """Return the process that has the other end of a UNIX socket; 0 if the kernel does not tell."""
+def has_own_peer(sock: socket.socket) -> bool:
+    """Return whether this process has the other end of a UNIX socket, or nobody knows."""
     pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid)
+    return pid in (0, os.getpid())
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
@@ -239,7 +239,7 @@ def is_own(fd: int) -> bool:
         if not is_socket(fd):
             return False
         with borrowed(fd) as sock:
-            return sock.family == socket.AF_UNIX and peer_of(sock) in (0, os.getpid())
+            return sock.family == socket.AF_UNIX and has_own_peer(sock)
     except OSError:
         return False
 
@@ -291,7 +291,7 @@ class Peers:
         """The kernel hands bytes over before send(2) returns: nothing is ever under way."""
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return Traffic.NONE
-        return Traffic.NONE if peer_of(sock) in (0, os.getpid()) else Traffic.LATELY
+        return Traffic.NONE if has_own_peer(sock) else Traffic.LATELY
 
     def traffic_of_datagrams(self, sock: socket.socket) -> Traffic:
         try:

@@ -51,7 +51,7 @@ KEPT = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
 )
 # Of those that are structures, the bytes.
-SIZES = {socket.SO_LINGER: 8}
+SIZES = {(socket.SOL_SOCKET, socket.SO_LINGER): 8}
 # Levels of options that a UNIX socket does not have.
 INTERNET = (socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6)
 
@@ -160,12 +160,12 @@ Options = dict[tuple[int, int], Any]
 
 def options_of(sock: Any) -> Options:
     """Return those of KEPT that a socket has."""
-    return {
-        (level, option): sock.getsockopt(level, option, *([SIZES[option]] if is_struct else []))
-        for level, option in KEPT
-        if level not in INTERNET or sock.family != socket.AF_UNIX
-        for is_struct in (level == socket.SOL_SOCKET and option in SIZES,)
-    }
+    options = {}
+    for kept in KEPT:
+        if kept[0] not in INTERNET or sock.family != socket.AF_UNIX:
+            size = [SIZES[kept]] if kept in SIZES else []
+            options[kept] = sock.getsockopt(*kept, *size)
+    return options
 
 
 def give_options(sock: socket.socket, options: Options) -> None:
