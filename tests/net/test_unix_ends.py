@@ -54,6 +54,13 @@ async def opened(
     return transport, made, peer
 
 
+async def exchange_some(peer: socket.socket, protocol: Collector) -> None:
+    """Send more messages than a connection receives by polls at its beginning."""
+    for count in range(1, 10):
+        peer.send(b"x")
+        await protocol.received(count)
+
+
 @contextlib.contextmanager
 def ending_in_thread(end: End) -> Iterator[Callable[[socket.socket, bytes], None]]:
     """Yield a function that lets a thread send bytes and end the stream at once."""
@@ -183,12 +190,14 @@ def test_an_end_between_two_runs_comes_in_another_thread(each_loop: Loop, name: 
 
 @on_io_uring
 @on_loop
-async def test_the_poll_for_the_end_goes_with_the_connection(loop: uringloop.Loop) -> None:
+async def test_the_poll_for_the_end_goes_with_the_multishot_receive(loop: uringloop.Loop) -> None:
     def in_flight() -> int:
         return loop._operations_in_flight - before
 
     before = loop._operations_in_flight
     transport, protocol, peer = await opened(loop, HalfOpen)
+    await until(lambda: in_flight() == 1)
+    await exchange_some(peer, protocol)
     await until(lambda: in_flight() == 2)
     peer.shutdown(socket.SHUT_WR)
     await protocol.eof
@@ -199,13 +208,12 @@ async def test_the_poll_for_the_end_goes_with_the_connection(loop: uringloop.Loo
     peer.close()
 
     transport, protocol, peer = await opened(loop)
+    await exchange_some(peer, protocol)
     await until(lambda: in_flight() == 2)
     transport.pause_reading()
-    peer.send(b"x")
-    # From now on receives are single ones, which miss no end.
-    await until(lambda: in_flight() == 0)
-    transport.resume_reading()
     await until(lambda: in_flight() == 1)
+    transport.resume_reading()
+    await until(lambda: in_flight() == 2)
     transport.abort()
     await protocol.lost
     await until(lambda: in_flight() == 0)
@@ -220,6 +228,7 @@ async def test_without_the_feature_no_poll_is_armed(loop: uringloop.Loop) -> Non
         before = loop._operations_in_flight
         _, protocol, peer = await opened(loop)
         with peer:
+            await exchange_some(peer, protocol)
             await until(lambda: loop._operations_in_flight == before + 1)
             for _ in range(3):
                 await asyncio.sleep(0)

@@ -41,8 +41,10 @@ async def streams():
 async def unix_streams():
     ours, peer = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    peer.send(b"x")
-    assert await reader.read(1) == b"x"
+    # The first receives are polls.
+    for _ in range(9):
+        peer.send(b"x")
+        assert await reader.read(1) == b"x"
     peer.close()
     assert await reader.read() == b""
     writer.close()
@@ -142,11 +144,10 @@ def test_a_line_names_the_operation_and_its_owner(tmp_path: Path) -> None:
     assert re.search(r"^poll#\d+ fd=\d+ multishot for Listener$", text, re.M)
     assert re.search(r"^recv#\d+ = \d+, more$", text, re.M)
     assert re.search(r"^recv#\d+ fd=\d+.* for StreamTransport$", text, re.M)
-    # Beside a multishot receive on a UNIX socket a poll watches for the peer's end.
-    ends = re.findall(r"^(poll#\d+) fd=\d+ for StreamTransport$", text, re.M)
-    assert len(ends) == (backend() == "io_uring")
-    for name in ends:
-        assert re.search(rf"^{name} = 0x2010$", text, re.M)
+    # Beside the kernel's multishot receive a poll watches for the peer's end.
+    polls = re.findall(r"^(poll#\d+) fd=\d+ for StreamTransport$", text, re.M)
+    ends = [name for name in polls if re.search(rf"^{name} = 0x2010$", text, re.M)]
+    assert bool(ends) == (backend() == "io_uring")
     assert re.search(r"^cancel poll#\d+\npoll#\d+ = -125 ECANCELED$", text, re.M)
     assert re.search(r'^openat#\d+ ".*/n{250}" for FileOperation$', text, re.M)
     assert re.search(r"^openat#\d+ = -2 ENOENT$", text, re.M)

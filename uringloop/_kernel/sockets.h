@@ -30,12 +30,11 @@ static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_d
     sqe->user_data = user_data;
 }
 
-/* Makes a receive take a buffer of *group*; with *poll_first* it polls before it tries. */
-static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group, bool poll_first) {
+/* Makes a receive take a buffer of *group*. Never with IORING_RECVSEND_POLL_FIRST: a receive that
+ * polls before it tries misses a reset that is there already (docs/decisions/0004-receiving.md). */
+static inline void uring_select_buffer(struct io_uring_sqe *sqe, int group) {
     sqe->buf_group = (uint16_t)group;
     sqe->flags |= IOSQE_BUFFER_SELECT;
-    if (poll_first)
-        sqe->ioprio |= IORING_RECVSEND_POLL_FIRST;
 }
 
 /* Waits for events of an epoll instance, and writes up to *size* of them to *events*. */
@@ -48,27 +47,19 @@ static inline void uring_prep_epoll_wait(struct io_uring_sqe *sqe, int epoll_fd,
     sqe->len = size;
 }
 
-static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group,
-                                             bool poll_first) {
+static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, int group) {
     io_uring_prep_recv_multishot(sqe, fd, NULL, 0, 0);
-    uring_select_buffer(sqe, group, poll_first);
-}
-
-static inline void uring_prep_recv_select(struct io_uring_sqe *sqe, int fd, int group,
-                                          bool poll_first) {
-    io_uring_prep_recv(sqe, fd, NULL, 0, 0);
-    uring_select_buffer(sqe, group, poll_first);
+    uring_select_buffer(sqe, group);
 }
 
 /* The kernel reads the message during the submission: how much room a buffer has for the address
  * and for control messages. A header precedes them in the buffer, the datagram follows them. */
-static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group,
-                                                bool poll_first) {
+static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group) {
     static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,
                                     .msg_controllen = URING_CONTROL_ROOM};
 
     io_uring_prep_recvmsg_multishot(sqe, fd, &message, 0);
-    uring_select_buffer(sqe, group, poll_first);
+    uring_select_buffer(sqe, group);
 }
 
 /* With MSG_WAITALL the kernel continues a short send when the socket has room again. With *once* it

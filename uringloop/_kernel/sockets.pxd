@@ -8,13 +8,12 @@ from uringloop._kernel.libc cimport msghdr
 
 cdef extern from "_kernel/sockets.h" nogil:
     void uring_set_user_data(io_uring_sqe *sqe, uint64_t user_data, unsigned int flags)
-    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recv_multishot(io_uring_sqe *sqe, int fd, int group)
     bint uring_enable_inq(int fd)
     ssize_t uring_receive(int fd, void *data, size_t size, bint reports_inq, int *left)
     int uring_peek(int fd)
     bint uring_was_reset(int fd)
-    void uring_prep_recv_select(io_uring_sqe *sqe, int fd, int group, bint poll_first)
-    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group, bint poll_first)
+    void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group)
     void uring_prep_send(
         io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
     void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)

@@ -8,7 +8,9 @@ from uringloop._transport.flow_control cimport FlowControl
 
 cdef class DatagramTransport(FlowControl):
     # receiving
-    cdef bint polled            # recv_op is a poll, and recvfrom(2) receives
+    cdef bint polled            # recv_op is always a poll, and a system call receives
+    cdef int polls_left         # polls before a multishot receive
+    cdef bint poll_armed        # the newest recv_op is a poll
     cdef bint was_armed         # a receive has been armed, so the next one is a re-arm
 
     # sending
@@ -20,10 +22,12 @@ cdef class DatagramTransport(FlowControl):
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 
+    cdef bint prepare_pool(self) except -1
     cdef bint is_replaced(self) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1
     cdef int recvfrom_some(self) except -1
+    cdef int deliver_received(self, bytes data, list control, object address) except -1
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef int deliver_send_error(self, object exc) except -1

@@ -1,10 +1,14 @@
 """A datagram endpoint: whole datagrams, each with its sender's address.
 
-On IPv4 and IPv6 one multishot receive stays armed. Each completion names a buffer of a pool whose
+The first datagrams, and the first after a pause, are waited for by a poll, which takes nothing, and
+received one at a time: recv(2) with MSG_TRUNC returns the size, and recvfrom(2) receives. A program
+that hands the socket to other code finds the others in it.
+
+On IPv4 and IPv6 a multishot receive is armed then. Each completion names a buffer of a pool whose
 buffers hold a sender's address and the largest possible packet; the datagram is copied out and the
 buffer given back before the protocol sees it. An empty datagram, an ICMP error and other events end
-a multishot: it is armed again after each. Datagrams of other families have no maximum size: there a
-poll waits, recv(2) with MSG_TRUNC returns the size, and recvfrom(2) receives.
+a multishot: it is armed again after each. Datagrams of other families have no maximum size, and are
+polled for always.
 
 An error of the network is cleared when the socket has returned it. An error that stays, because
 another file has the descriptor's number now, is delivered once, and ends the input.
@@ -50,7 +54,7 @@ from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.pausing cimport ENDED, IDLE
+from uringloop._transport.pausing cimport ENDED, IDLE, POLLS_FIRST
 from uringloop._transport.transport cimport (
     CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore
@@ -60,6 +64,12 @@ from uringloop._turn.turn cimport LoopCore
 RECEIVED_MAX = 16
 # asyncio's: for a socket that does not return the size of its datagram.
 RECEIVE_SIZE = 256 * 1024
+# Room for the control messages of a datagram: the size of merged ones, behind a time stamp and a
+# count of losses, which a program may have enabled on its socket. Other families get none: the
+# kernel would open descriptors that a UNIX peer has sent.
+CONTROL_SIZE = 80
+# udp(7); the socket module has no name for it.
+UDP_GRO = 104
 # Seconds until the next attempt on a socket that a poll reports as ready although it is not: a
 # half-closed socket, or one whose receiver's queue is full, which poll(2) checks only for connected
 # UNIX sockets.
@@ -97,31 +107,49 @@ cdef class DatagramTransport(FlowControl):
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
-    cdef int submit_recv(self, bint poll_first) except -1:
+    cdef int submit_recv(self) except -1:
         cdef io_uring_sqe *sqe
+        if not self.polled and not self.polls_left and not self.prepare_pool():
+            return 0
         count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
-        if self.polled:
-            sqe = self.loop.ring.submission()
+        self.poll_armed = self.polled or self.polls_left > 0
+        sqe = self.loop.ring.submission()
+        if self.poll_armed:
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         else:
-            if not self.loop.datagram_pool.prepare():
-                return self.starve(self.loop.datagram_pool)
-            sqe = self.loop.ring.submission()
-            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP, poll_first)
+            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
         return self.arm(sqe)
 
+    cdef bint prepare_pool(self) except -1:
+        """Prepare the pool, or poll from now on if there is no memory; return False if starved."""
+        try:
+            if self.loop.datagram_pool.prepare():
+                return True
+        except OSError:
+            self.polled = True
+            return True
+        self.starve(self.loop.datagram_pool)
+        return False
+
+    cdef int stop_taking(self) except -1:
+        self.polls_left = POLLS_FIRST
+        return 0 if self.poll_armed else self.cancel_recv()
+
     cdef int on_received(self, int res, unsigned int flags) except -1:
-        if self.polled:
-            if (res >= 0 and self.life < CLOSING and not self.paused and self.receiving == IDLE
-                    and not self.recvfrom_some()):
-                # The poll has reported a socket that is not ready: it may be half closed.
-                return self.delay_recv(RETRY_DELAY)
-        elif res > 0:
+        if self.poll_armed:
+            return self.on_readable() if res > 0 else 0
+        if res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
             return self.receive(res, flags)
-        elif flags & IORING_CQE_F_BUFFER:
+        if flags & IORING_CQE_F_BUFFER:
             self.loop.datagram_pool.give_back(flags)
+        return 0
+
+    cdef int receive_ready(self) except -1:
+        if not self.recvfrom_some() and self.life < CLOSING and self.receiving == IDLE:
+            # The poll has reported a socket that is not ready: it may be half closed.
+            return self.delay_recv(RETRY_DELAY)
         return 0
 
     cdef int on_recv_end(self, int res) except -1:
@@ -204,25 +232,28 @@ cdef class DatagramTransport(FlowControl):
                 self.stash_item((data[start:start + size], address))
                 start += size
             if self.stash and not self.paused and self.life < CLOSING:
-                self.schedule_stash()
+                self.loop.add_delivery(self)
         return 0
 
     cdef int recvfrom_some(self) except -1:
-        """Receive up to RECEIVED_MAX datagrams and errors; return how many."""
+        """Receive up to RECEIVED_MAX datagrams and errors, at first only one; return how many."""
         cdef Py_ssize_t size
         cdef int count = 0
-        while (count < RECEIVED_MAX and self.life < CLOSING and not self.paused
+        cdef int most = RECEIVED_MAX
+        if self.polls_left:
+            self.polls_left -= 1
+            most = 1
+        while (count < most and self.life < CLOSING and not self.paused
                 and self.receiving != ENDED):
             # The protocol may have forked.
             self.loop.ring.check_process()
             # The size first: recvfrom() drops the bytes beyond the size that it is given.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
-            if size < 0 and (errno == EAGAIN or errno == EINTR):
-                break
             try:
                 if size < 0:
                     raise os_error(-errno, "")
-                data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+                data, control, _, address = self.sock.recvmsg(
+                    size or RECEIVE_SIZE, 0 if self.polled else CONTROL_SIZE)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
@@ -232,13 +263,22 @@ cdef class DatagramTransport(FlowControl):
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
-                if not data and self.is_replaced():
-                    # The EOF of a stream socket.
-                    self.end_input()
-                count_total(&self.loop.counters.received_bytes, len(data))
-                self.deliver(data, address)
+                self.deliver_received(data, control, address)
             count += 1
         return count
+
+    cdef int deliver_received(self, bytes data, list control, object address) except -1:
+        """Deliver what recvmsg(2) has returned."""
+        if not data and self.is_replaced():
+            # The EOF of a stream socket.
+            self.end_input()
+        count_total(&self.loop.counters.received_bytes, len(data))
+        for level, kind, value in control:
+            if level == socket.IPPROTO_UDP and kind == UDP_GRO:
+                merged_size = int.from_bytes(value[:4], sys.byteorder)
+                if 0 < merged_size < len(data):
+                    return self.deliver_merged(data, merged_size, address)
+        return self.deliver(data, address)
 
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, tuple):
@@ -471,16 +511,14 @@ def make_datagram(
     """Return the transport of a non-blocking socket, which it owns from now on; of class *kind*.
 
     *address* is the one that every datagram is sent to, or None. *waiter* is resolved after
-    connection_made(). Without memory for receive buffers, it raises OSError and the caller keeps
-    *sock*.
+    connection_made().
     """
     cdef DatagramTransport transport = kind.__new__(kind)
     cdef bint polled = (
         sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
         or not uses(MULTISHOT_RECV))
-    if not polled:
-        loop.datagram_pool.prepare()
     transport.polled = polled
+    transport.polls_left = POLLS_FIRST
     transport.adopt(loop, sock, socket_extra(sock, None))
     # An unnamed UNIX socket is a peer, too: its address is an empty string.
     transport.connected = transport.extra["peername"] is not None

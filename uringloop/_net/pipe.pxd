@@ -8,7 +8,6 @@ from uringloop._transport.writer cimport WriteTransport
 
 @cython.final
 cdef class ReadPipeTransport(ReadTransport):
-    cdef int read_some(self) except -1
     cdef int deliver(self, bytes data) except -1
     cdef int end_of_file(self) except -1
 

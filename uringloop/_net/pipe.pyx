@@ -59,22 +59,20 @@ cdef class ReadPipeTransport(ReadTransport):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
-    cdef int submit_recv(self, bint poll_first) except -1:
+    cdef int submit_recv(self) except -1:
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         return self.arm(sqe)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
-        if res > 0 and not self.paused and self.life < CLOSING:
-            return self.read_some()
-        return 0
+        return self.on_readable() if res > 0 else 0
 
     cdef int on_recv_end(self, int res) except -1:
         if res < 0 and res != -ECANCELED:
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         return self.want_recv()
 
-    cdef int read_some(self) except -1:
+    cdef int receive_ready(self) except -1:
         cdef char *scratch = self.loop.scratch_memory()
         cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
         cdef int error = errno

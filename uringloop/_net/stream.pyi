@@ -21,7 +21,14 @@ class StreamTransport(WriteTransport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
-    def _read_on(self) -> None: ...
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """Return a socket of the connection, and the bytes that the protocol has not got yet.
+
+        The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
+        For this transport it has ended: connection_lost(None) is called in the next turn. Raises
+        RuntimeError if the transport is closing, or if written bytes are not sent yet, and the
+        connection's error if it has broken.
+        """
 
 def make_stream(
     loop: LoopCore,

@@ -1,16 +1,26 @@
 """A stream connection: receiving. The base class WriteTransport sends; delivery.pyx delivers.
 
-One multishot receive stays armed. Each completion names a buffer of the pool; its bytes are copied
-out and the buffer is given back before the protocol sees them.
+asyncio's programs see readiness: bytes stay in the socket until the loop has run what it had to
+run, and until the protocol wants them. A completion is not a readiness: the ring takes bytes ahead
+of the protocol. So a connection begins with polls, which take nothing:
 
-A connection whose messages are large is polled instead; for a plain protocol recv(2) then writes
-into the object that it gets. A batch of large receives would be out of the processor's cache before
-the first is processed, and copying large messages costs more than the system call.
+    POLL_ONCE ──POLLS_FIRST small receives──> MULTISHOT
+        ^  ^                                      │ │
+        │  └──a pause, ENOBUFS, the peer's end────┘ │
+    small receives                            large receives
+        └────────────────── POLL <──────────────────┘   (POLL_ONCE ──large receives──> POLL)
 
-On a UNIX socket a multishot receive may miss the peer's EOF. A one-shot poll for it, `end_op`, goes
-with it for the connection's life; when it reports the end, single receives take what is left:
+POLL_ONCE arms a one-shot poll, and receives once by recv(2) after it. That is exact, whatever the
+kernel reports in which order. MULTISHOT keeps one receive armed; each completion names a buffer of
+the pool, whose bytes are copied out before the protocol sees them. It saves a submission and a
+system call for each message.
 
-    WANTED ──watch_end()──> WATCHING ──on_end(), end_reading() or unwatch_end()──> NOT_WATCHED
+A connection whose messages are large is polled by a multishot poll; for a plain protocol recv(2)
+then writes into the object that it gets. A batch of large receives would be out of the processor's
+cache before the first is processed, and copying large messages costs more than the system call.
+
+A multishot receive may miss the peer's end. A one-shot poll for it, `end_op`, stays beside it; when
+it reports the end, POLL_ONCE takes what is left, and the end.
 
 The ring holds a reference to the transport while an operation is in flight; the socket is closed
 after the last operation has ended.
@@ -27,13 +37,12 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, cut_bytes, take_bytes
-from uringloop._kernel.atomics cimport count_total
+from uringloop._kernel.atomics cimport count_total, store_int
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport (
     io_uring_sqe,
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
-    IORING_CQE_F_SOCK_NONEMPTY,
 )
 from uringloop._kernel.libc cimport (
     AF_INET,
@@ -53,7 +62,6 @@ from uringloop._kernel.sockets cimport (
     io_uring_prep_poll_add,
     io_uring_prep_poll_multishot,
     uring_prep_recv_multishot,
-    uring_prep_recv_select,
     uring_prep_send,
     uring_prep_sendmsg,
     uring_receive,
@@ -75,16 +83,14 @@ from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited
 from uringloop._transport.pausing cimport (
     BUFFERED,
-    COMPILED,
     ENDED,
-    PLAIN,
-    STARVED,
+    POLLS_FIRST,
     STREAM_READER,
+    TLS,
 )
 from uringloop._transport.transport cimport (
     BROKEN,
     CLOSING,
-    OPEN,
     own,
     pending_exception,
     socket_extra,
@@ -108,6 +114,9 @@ READ_AT_ONCE_MAX = 256 * 1024
 cdef int LARGE = LARGE_RECEIVE
 cdef int SMALL = SMALL_RECEIVE
 cdef int SHIFT = AVERAGE_SHIFT
+cdef enum:
+    # A value of polls_left: the ring has no multishot receive, or it would miss the end.
+    ALWAYS_POLLED = -1
 cdef int ROOM_FIRST = ROOM_AT_START
 cdef int ROOM_LAST = ROOM_MAX
 cdef int AT_ONCE_MAX = READ_AT_ONCE_MAX
@@ -126,8 +135,7 @@ cdef class StreamTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
-        if not uses(MULTISHOT_RECV):
-            self.set_ring_mode(SINGLE)
+        self.polls_left = POLLS_FIRST if uses(MULTISHOT_RECV) else ALWAYS_POLLED
 
     def __dealloc__(self):
         PyMem_Free(self.end_op)
@@ -135,56 +143,30 @@ cdef class StreamTransport(WriteTransport):
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
     cdef int start_io(self) except -1:
-        if self.end_watch == WANTED and self.life == OPEN:
-            # Before the receive: then the receive is woken first, and reports most ends itself.
-            self.watch_end()
-        try:
-            return self.want_recv()
-        except OSError as exc:
-            # The system has no memory for receive buffers.
-            return self.fatal_error(exc, READ_FAILED)
+        return self.want_recv()
 
-    cdef int want_recv(self) except -1:
-        if not OPEN <= self.life < CLOSING or self.paused or self.receiving >= STARVED:
-            return 0
-        if not self.recv_op.in_flight:
-            return self.submit_recv(self.emptied)
-        if self.readable and not self.read_scheduled:
-            self.read_scheduled = True
-            self.loop.schedule(self._read_on, (), None)
-        return 0
-
-    cdef int set_ring_mode(self, ReceiveMode mode) except -1:
-        self.ring_mode = mode
-        if self.mode != POLL:
-            self.mode = mode
-        return 0
-
-    cdef int receive_unix(self) except -1:
-        """Choose how to receive on a UNIX socket: on io_uring a multishot may miss the EOF."""
-        cdef bint soft = self.loop.ring.u.soft != NULL
-        if not uses(UNIX_MULTISHOT, soft):
-            self.set_ring_mode(SINGLE)
-        elif self.ring_mode == MULTISHOT and not soft:
-            self.end_watch = WANTED
-        return 0
-
-    cdef int submit_recv(self, bint poll_first) except -1:
-        if not self.loop.pool.prepare():
-            return self.starve(self.loop.pool)
-        cdef io_uring_sqe *sqe = self.loop.ring.submission()
+    cdef int submit_recv(self) except -1:
+        cdef io_uring_sqe *sqe
+        if self.mode == MULTISHOT and not self.prepare_multishot():
+            self.mode = POLL_ONCE
+        sqe = self.loop.ring.submission()
         self.armed_mode = self.mode
         count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
-        if self.mode == POLL:
-            # The poll reports what the socket holds already.
-            self.readable = False
+        if self.mode == MULTISHOT:
+            uring_prep_recv_multishot(sqe, self.fd, STREAM_GROUP)
+        elif self.mode == POLL:
             io_uring_prep_poll_multishot(sqe, self.fd, POLLIN | POLLRDHUP)
-        elif self.mode == SINGLE:
-            uring_prep_recv_select(sqe, self.fd, STREAM_GROUP, poll_first)
         else:
-            uring_prep_recv_multishot(sqe, self.fd, STREAM_GROUP, poll_first)
+            io_uring_prep_poll_add(sqe, self.fd, POLLIN)
         return self.arm(sqe)
+
+    cdef int stop_taking(self) except -1:
+        if self.mode == MULTISHOT:
+            self.mode = POLL_ONCE
+        if self.polls_left != ALWAYS_POLLED:
+            self.polls_left = POLLS_FIRST
+        return self.cancel_recv() if self.armed_mode == MULTISHOT else 0
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
         if flags & IORING_CQE_F_MORE and res > 0:
@@ -193,9 +175,10 @@ cdef class StreamTransport(WriteTransport):
         return self.take_completion(res, flags)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
+        if self.armed_mode == POLL_ONCE:
+            return self.on_readable() if res > 0 else 0
         if self.armed_mode == POLL:
             return self.on_poll(res)
-        self.emptied = res > 0 and not flags & IORING_CQE_F_SOCK_NONEMPTY
         if res > 0:
             return self.receive(res, flags)
         if flags & IORING_CQE_F_BUFFER:
@@ -204,7 +187,11 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int on_recv_end(self, int res) except -1:
         if res == -ENOBUFS:
-            return self.starve(self.loop.pool)
+            # The pool has no buffer. A poll needs none.
+            count_total(&self.loop.counters.starved, 1)
+            self.loop.pool.grow()
+            self.stop_taking()
+            return self.want_recv()
         if res == 0:
             return self.end_reading(EOF)
         if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
@@ -217,6 +204,7 @@ cdef class StreamTransport(WriteTransport):
         cdef bint stashing = self.paused or self.stash
         cdef bytes data
         count_total(&self.loop.counters.received_bytes, size)
+        self.busy_turn = self.loop.counters.turns
         self.average += (size - self.average) >> SHIFT
         if self.average > LARGE and self.mode != POLL:
             self.start_polling()
@@ -238,6 +226,63 @@ cdef class StreamTransport(WriteTransport):
         self.loop.freelist.offer(data)
         return 0
 
+    cdef int choose_mode(self, int size) except -1:
+        """POLL_ONCE has brought *size* bytes: choose how to receive from now on."""
+        count_total(&self.loop.counters.received_bytes, size)
+        self.average += (size - self.average) >> SHIFT
+        if self.average > LARGE:
+            return self.start_polling()
+        if self.polls_left > 0:
+            self.polls_left -= 1
+            if self.polls_left == 0:
+                self.mode = MULTISHOT
+        return 0
+
+    # ── one receive after one poll ───────────────────────────────────────────────────────────
+
+    cdef int receive_ready(self) except -1:
+        return self.read_directly() if self.mode == POLL else self.read_once()
+
+    cdef int read_once(self) except -1:
+        """Receive once, as a loop on a selector does after an event."""
+        cdef int size
+        cdef int left = 0
+        if uring_is_inherited(&self.loop.ring.u):
+            return 0
+        try:
+            if self.kind == BUFFERED:
+                size = self.read_into_buffer(&left)
+                if size > 0 and self.mode == POLL_ONCE:
+                    self.choose_mode(size)
+            else:
+                size = self.read_by_copy()
+        except MemoryError as exc:
+            return self.end_reading(exc)
+        if size > 0:
+            self.busy_turn = self.loop.counters.turns
+        elif size != -EAGAIN and size != -EINTR:
+            return self.read_ended(size)
+        return 0
+
+    cdef int read_by_copy(self) except? -1:
+        """Receive into the loop's memory, and deliver a copy of what has come."""
+        cdef char *memory = self.loop.scratch_memory()
+        cdef int left
+        cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE, False, &left)
+        cdef bytes data
+        if size <= 0:
+            return size
+        self.choose_mode(size)
+        if self.kind == TLS:
+            # The records stay in use while the program runs, which may need the loop's memory.
+            data = self.loop.freelist.copy(memory, size)
+        else:
+            data = deliver_or_copy(self, memory, size)
+        if data is not None:
+            deliver(self, data)
+            self.loop.freelist.offer(data)
+        return size
+
     # ── large messages ───────────────────────────────────────────────────────────────────────
 
     cdef int start_polling(self) except -1:
@@ -250,25 +295,16 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int on_poll(self, int res) except -1:
         """The socket is readable or at its end, or the poll has ended with an error."""
-        if res > 0:
-            if res & ~POLLIN:
-                self.hung_up = True
-            self.read_ready()
-        return 0
-
-    cdef int read_ready(self) except -1:
-        """Receive now; what is left in the socket is received in a callback."""
+        if res <= 0:
+            return 0
+        if res & ~POLLIN:
+            self.hung_up = True
+        self.readable = True
         try:
-            self.read_directly()
+            return 0 if self.is_busy_turn() else self.read_directly()
         finally:
-            if self.readable and self.recv_op.in_flight:
-                self.want_recv()
-        return 0
-
-    def _read_on(self):
-        self.read_scheduled = False
-        if self.armed_mode == POLL and self.readable:
-            self.read_ready()
+            # What is left in the socket is received in the next turn.
+            self.want_recv()
 
     cdef int read_directly(self) except -1:
         """Receive until the socket is empty, the protocol pauses, or AT_ONCE_MAX bytes are
@@ -294,9 +330,9 @@ cdef class StreamTransport(WriteTransport):
                 self.readable = False
                 if size == -EAGAIN:
                     break
-                size = uring_ended_by(&self.loop.ring.u, self.fd, size)
-                return self.end_reading(EOF if size == 0 else os_error(size, ""))
+                return self.read_ended(size)
             if size > 0:
+                self.busy_turn = self.loop.counters.turns
                 total += size
                 count_total(&self.loop.counters.received_bytes, size)
                 self.average += (size - self.average) >> SHIFT
@@ -304,27 +340,34 @@ cdef class StreamTransport(WriteTransport):
                     self.readable = False
                     break
         if self.average < SMALL and self.mode == POLL:
-            # The receive that is armed next gets what is left in the socket.
-            self.mode = self.ring_mode
-            self.stop_reading()
+            # The next poll reports what is left in the socket.
+            self.mode = POLL_ONCE
+            self.readable = False
+            self.stop_taking()
+            self.cancel_recv()
         return 0
+
+    cdef int read_ended(self, int size) except -1:
+        """A receive has returned *size*: 0 at the peer's end, or an error."""
+        size = uring_ended_by(&self.loop.ring.u, self.fd, size)
+        return self.end_reading(EOF if size == 0 else os_error(size, ""))
 
     cdef int read_some(self, int *left) except? -1:
         """Call recv(2) and deliver; return the number of bytes, 0 for EOF, or -errno."""
         cdef char *memory
         cdef int size
         cdef bytes data
-        if self.kind == PLAIN or self.kind == COMPILED:
-            return self.read_bytes(left)
         if self.kind == BUFFERED:
             return self.read_into_buffer(left)
         if self.kind == STREAM_READER:
             # The reader copies the bytes at once.
             memory = self.loop.scratch_memory()
             size = uring_receive(self.fd, memory, SCRATCH_SIZE, self.reports_inq, left)
-        else:
+        elif self.kind == TLS and self.prepare_pool():
             memory = self.loop.pool.spare()
             size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
+        else:
+            return self.read_bytes(left)
         if size > 0:
             data = deliver_or_copy(self, memory, size)
             if data is not None:
@@ -367,7 +410,7 @@ cdef class StreamTransport(WriteTransport):
         if not borrow_buffer(self, &view):
             return -EINTR
         if (self.paused or self.stash or self.life >= CLOSING or self.protocol is not protocol
-                or self.receiving == ENDED or self.armed_mode != POLL
+                or self.receiving == ENDED or self.armed_mode == MULTISHOT
                 or uring_is_inherited(&self.loop.ring.u)):
             # By what get_buffer() has done, a nested run included; the caller looks what is left.
             size = -EINTR
@@ -382,47 +425,55 @@ cdef class StreamTransport(WriteTransport):
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────
 
-    cdef int watch_end(self) except -1:
-        """Poll for the peer's end, beside a multishot receive that may miss it."""
-        cdef io_uring_sqe *sqe
-        assert self.end_watch == WANTED
+    cdef bint prepare_pool(self) except -1:
+        """Prepare the pool's buffers; return False if that is impossible now."""
+        try:
+            return self.loop.pool.prepare()
+        except OSError:
+            # The system has no memory for them.
+            return False
+
+    cdef bint prepare_multishot(self) except -1:
+        """Prepare the pool, and watch for the end; return False if polls must go on."""
+        cdef bint soft = self.loop.ring.u.soft != NULL
+        if not self.prepare_pool():
+            self.polls_left = POLLS_FIRST
+            return False
+        if soft or (self.end_op != NULL and self.end_op.in_flight):
+            return True
         if self.end_op == NULL:
             self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
             if self.end_op == NULL:
-                return self.receive_singly()
+                return False
             operation_init(self.end_op, stream_on_end, <PyObject*>self)
-        sqe = self.loop.ring.submission()
-        self.end_watch = WATCHING
+        # Before the receive: then the receive is woken first, and reports most ends itself.
+        self.watch_end()
+        return True
+
+    cdef int watch_end(self) except -1:
+        """Poll for the peer's end, beside a multishot receive that may miss it."""
+        cdef io_uring_sqe *sqe = self.loop.ring.submission()
+        # Every poll reports errors and hang-ups, too.
         io_uring_prep_poll_add(sqe, self.fd, POLLRDHUP)
         return self.loop.ring.start(sqe, self.end_op)
 
     cdef int on_end(self, int res) except -1:
         """The peer has ended its stream or the connection, or the poll has been cancelled."""
-        cdef bint again = res == -ECANCELED and self.end_watch == WATCHING
-        self.end_watch = NOT_WATCHED
         if self.life >= CLOSING:
             return self.release_when_done()
-        if again and self.loop.ring.u.soft == NULL:
-            self.end_watch = WANTED
+        if res != -ECANCELED:
+            # A multishot receive would miss the end.
+            self.polls_left = ALWAYS_POLLED
+            return self.stop_taking()
+        if (self.recv_op.in_flight and self.armed_mode == MULTISHOT
+                and self.loop.ring.u.soft == NULL):
+            # The loop has changed its ring, or its thread.
             return self.watch_end()
-        return 0 if again else self.receive_singly()
-
-    cdef int receive_singly(self) except -1:
-        """Receive what is left, and the end, without a multishot: it would miss the end."""
-        self.end_watch = NOT_WATCHED
-        self.set_ring_mode(SINGLE)
-        return self.cancel_recv() if self.armed_mode == MULTISHOT else 0
-
-    cdef int unwatch_end(self) except -1:
-        """Cancel the poll; it is never armed again."""
-        if self.end_watch == WATCHING:
-            self.loop.ring.cancel(self.end_op)
-        self.end_watch = NOT_WATCHED
         return 0
 
     cdef int stop_reading(self) except -1:
-        if self.life >= CLOSING:
-            self.unwatch_end()
+        if self.life >= CLOSING and self.end_op != NULL and self.end_op.in_flight:
+            self.loop.ring.cancel(self.end_op)
         return WriteTransport.stop_reading(self)
 
     cdef bint busy(self) noexcept:
@@ -431,12 +482,12 @@ cdef class StreamTransport(WriteTransport):
     cdef int end_reading(self, object item) except -1:
         """Deliver the peer's FIN (EOF) or an error, behind the bytes that came before."""
         self.end_input()
-        if item is EOF:
-            # The poll completes too, without a cancel.
-            self.end_watch = NOT_WATCHED
         if (item is EOF and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
+        if self.is_busy_turn():
+            # Bytes were delivered in this turn: what the protocol has scheduled runs first.
+            return self.stash_item(item)
         return self.take_item(item)
 
     cdef int deliver_end(self, object item) except -1:
@@ -455,8 +506,8 @@ cdef class StreamTransport(WriteTransport):
 
     cdef bint is_receiving(self) noexcept:
         if self.paused:
-            # An armed receive completes with the peer's reset in the next turn.
-            return self.recv_op.in_flight
+            # A receive by the ring completes with the peer's reset in the next turn.
+            return self.recv_op.in_flight and self.armed_mode == MULTISHOT
         return self.receiving != ENDED or bool(self.stash)
 
     cdef bint receive_rest(self) except -1:
@@ -466,23 +517,52 @@ cdef class StreamTransport(WriteTransport):
             return True
         if uring_peek(self.fd) <= 0:
             return False
-        if self.armed_mode == POLL:
+        if self.mode == POLL:
             self.read_directly()
         return True
 
-    # ── pausing ──────────────────────────────────────────────────────────────────────────────
-
-    cdef int stash_item(self, object item) except -1:
-        if self.paused:
-            # Pausing under load costs a cancel each time: receive one buffer at a time from now on.
-            self.set_ring_mode(SINGLE)
-            self.unwatch_end()
-        return WriteTransport.stash_item(self, item)
-
     cdef int deliver_item(self, object item) except -1:
-        if isinstance(item, bytes):
-            return deliver(self, item)
-        return self.deliver_last(item)
+        if not isinstance(item, bytes):
+            return self.deliver_last(item)
+        self.busy_turn = self.loop.counters.turns
+        return deliver(self, item)
+
+    # ── handing over ─────────────────────────────────────────────────────────────────────────
+
+    def detach(self):
+        """Return a socket of the connection, and the bytes that the protocol has not got yet.
+
+        The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
+        For this transport it has ended: connection_lost(None) is called in the next turn. Raises
+        RuntimeError if the transport is closing, or if written bytes are not sent yet, and the
+        connection's error if it has broken.
+        """
+        cdef object last = None
+        self.loop.check_owner()
+        if self.life >= BROKEN:
+            raise RuntimeError("the transport is closing")
+        if self.sendfile_waiter is not None:
+            raise RuntimeError("unable to detach; sendfile is in progress")
+        self.send_now()
+        if self.queue.count or self.send_op.in_flight:
+            raise RuntimeError("written data is not sent yet")
+        if self.life >= BROKEN:
+            # By the send.
+            raise self.send_error or RuntimeError("the transport is closing")
+        store_int(&self.paused, True)
+        self.stop_taking()
+        # What the receive has taken by now goes to the stash.
+        self.loop.ring.reap(&self.recv_op)
+        if self.stash:
+            last = self.stash[len(self.stash) - 1]
+        if isinstance(last, BaseException):
+            self.fatal_error(last, READ_FAILED)
+            raise last
+        # The socket reports an EOF again.
+        data = b"".join([item for item in self.stash or () if item is not EOF])
+        sock = self.need_socket().dup()
+        self.force_close(None)
+        return sock, data
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -574,8 +654,8 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.use_protocol(protocol)
-    if family_of(sock) == AF_UNIX:
-        transport.receive_unix()
+    if family_of(sock) == AF_UNIX and not uses(UNIX_MULTISHOT, transport.loop.ring.u.soft != NULL):
+        transport.polls_left = ALWAYS_POLLED
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return transport

@@ -1,5 +1,7 @@
 """Receiving: when the next receive is armed, and the stash of a paused transport."""
 
+from libc.stdint cimport uint64_t
+
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Operation
@@ -25,16 +27,23 @@ cdef enum ProtocolKind:
     TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx
 
 
+cdef enum:
+    # Receives by polls at the beginning and after a pause: programs hand a connection to other code
+    # after its first messages, or while it is paused.
+    POLLS_FIRST = 4
+
+
 cdef class ReadTransport(Transport):
     cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
     cdef int paused                 # by pause_reading; other threads ask is_reading()
-    cdef bint stash_scheduled       # _deliver_stash is in the ready queue
+    cdef bint readable              # a poll has reported input that is not received yet
+    cdef uint64_t busy_turn         # in which something was armed or delivered last
     cdef list stash                 # items that arrived while paused; None before the first one
 
     cdef int want_recv(self) except -1
-    cdef int submit_recv(self, bint poll_first) except -1
+    cdef int submit_recv(self) except -1
     cdef int take_completion(self, int res, unsigned int flags) except -1
     cdef int on_received(self, int res, unsigned int flags) except -1
     cdef int on_recv_end(self, int res) except -1
@@ -45,12 +54,16 @@ cdef class ReadTransport(Transport):
     cdef int starve(self, BufferPool pool) except -1
     cdef int end_input(self) except -1
     cdef int stop_reading(self) except -1
+    cdef int stop_taking(self) except -1
+    cdef int on_readable(self) except -1
+    cdef int receive_ready(self) except -1
+    cdef bint is_busy_turn(self) noexcept
+    cdef int wait_for_stash(self) except -1
     cdef object refusal(self, object buffer)
     cdef int take_item(self, object item) except -1
     cdef int stash_item(self, object item) except -1
     cdef int stash_first(self, object item) except -1
     cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1
-    cdef int schedule_stash(self) except -1
     cdef int deliver_item(self, object item) except -1
     cdef int deliver_end(self, object item) except -1
     cdef int deliver_last(self, object item) except -1

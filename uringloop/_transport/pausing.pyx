@@ -8,11 +8,11 @@
 
 end_input() cancels a receive that is still in flight; ENDED stays when that receive completes.
 
-`pause_reading` sets a flag, and the receive stays armed. The first item that arrives while reading
-is paused goes to the stash and cancels the receive; items that the kernel has received by then go
-to the stash, too. `resume_reading` schedules a callback that delivers the stash in order and tests
-the flag again after each item. An item is whatever the subclass stashes: bytes, a datagram with its
-address, an error, the end of the input.
+A poll takes nothing from the descriptor: it may stay armed while reading is paused. A receive by
+the ring takes bytes before the protocol is called, and so `pause_reading` cancels it; what it has
+received by then goes to the stash. An item is whatever the subclass stashes: bytes, a datagram with
+its address, an error, the end of the input. One item is delivered in each turn, where a selector
+would report the descriptor: what a protocol schedules for one item runs before the next item.
 
 `take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
 completion would arm it.
@@ -34,12 +34,14 @@ cdef class ReadTransport(Transport):
 
     cdef int want_recv(self) except -1:
         """Arm a receive if the protocol reads and none is armed."""
-        if OPEN <= self.life < CLOSING and self.receiving == IDLE and not self.paused:
-            self.submit_recv(False)
-        return 0
+        if not OPEN <= self.life < CLOSING or self.paused or self.stash:
+            return 0
+        if self.readable and self.receiving != ENDED:
+            return self.loop.add_delivery(self)
+        return self.submit_recv() if self.receiving == IDLE else 0
 
-    cdef int submit_recv(self, bint poll_first) except -1:
-        """Prepare a receive and `arm` it. With *poll_first* it takes a buffer when data arrives."""
+    cdef int submit_recv(self) except -1:
+        """Prepare a receive or a poll, and `arm` it."""
         raise NotImplementedError
 
     cdef int take_completion(self, int res, unsigned int flags) except -1:
@@ -65,18 +67,16 @@ cdef class ReadTransport(Transport):
         raise NotImplementedError
 
     cdef int rearm(self) except -1:
-        # With a poll first: otherwise the receive fails with ENOBUFS while the pool is empty, even
-        # on an idle socket.
         if self.receiving == STARVED:
             self.receiving = IDLE
-            if OPEN <= self.life < CLOSING and not self.paused:
-                self.submit_recv(True)
+            self.want_recv()
         return 0
 
     cdef int arm(self, io_uring_sqe *sqe) except -1:
         """Put a prepared receive in flight."""
         assert self.receiving == IDLE
         self.receiving = ARMED
+        self.busy_turn = self.loop.counters.turns
         return self.loop.ring.start(sqe, &self.recv_op)
 
     cdef void disarmed(self) noexcept:
@@ -118,8 +118,12 @@ cdef class ReadTransport(Transport):
         return 0
 
     cdef int stop_reading(self) except -1:
-        """Take nothing more from the descriptor."""
+        """Cancel what waits for input."""
         return self.cancel_recv()
+
+    cdef int stop_taking(self) except -1:
+        """Take nothing more from the descriptor until want_recv()."""
+        return 0
 
     cdef int deliver_item(self, object item) except -1:
         """Pass an item of the stash to the protocol."""
@@ -153,22 +157,23 @@ cdef class ReadTransport(Transport):
         return self.deliver_item(item)
 
     cdef int stash_item(self, object item) except -1:
-        """Stash an item that arrived while reading is paused, and cancel the receive."""
+        """Stash an item that arrived while reading is paused, or in the turn of another item."""
         if self.stash is None:
             self.stash = []
         self.stash.append(item)
-        if self.paused:
-            self.stop_reading()
-        return 0
+        return self.wait_for_stash()
+
+    cdef int wait_for_stash(self) except -1:
+        """Take nothing more before the stash has been delivered."""
+        self.stop_taking()
+        return 0 if self.paused else self.loop.add_delivery(self)
 
     cdef int stash_first(self, object item) except -1:
         """Stash what is left of the item that is being delivered, before all other items."""
         if self.stash is None:
             self.stash = []
         self.stash.insert(0, item)
-        if not self.paused:
-            self.schedule_stash()
-        return 0
+        return self.wait_for_stash()
 
     cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1:
         """Stash the *rest* of what is being delivered, and return *size*.
@@ -178,26 +183,43 @@ cdef class ReadTransport(Transport):
         self.stash_first(rest[:size])
         return size
 
-    cdef int schedule_stash(self) except -1:
-        if not self.stash_scheduled:
-            self.stash_scheduled = True
-            # Not in the transport's context: each delivery enters it.
-            self.loop.schedule(self._deliver_stash, (), None)
+    cdef int deliver_more(self) except -1:
+        """Deliver the first item of the stash, or receive what a poll has reported."""
+        if self.paused or not OPEN <= self.life < CLOSING:
+            return 0
+        try:
+            if self.stash:
+                item = self.stash.pop(0)
+                if self.stash:
+                    # Before the call: a run nested in it delivers the other items.
+                    self.loop.add_delivery(self)
+                self.deliver_item(item)
+            elif self.readable and self.receiving != ENDED:
+                self.readable = False
+                self.receive_ready()
+        finally:
+            self.want_recv()
         return 0
 
-    def _deliver_stash(self):
-        self.stash_scheduled = False
-        try:
-            while self.stash and not self.paused and self.life < CLOSING:
-                item = self.stash.pop(0)
-                if self.stash and self.loop.nestable:
-                    # A run nested in this delivery delivers the other items.
-                    self.schedule_stash()
-                self.deliver_item(item)
-        finally:
-            if self.stash and not self.paused and self.life < CLOSING:
-                self.schedule_stash()
-            self.want_recv()
+    # ── polls ────────────────────────────────────────────────────────────────────────────────
+
+    cdef bint is_busy_turn(self) noexcept:
+        """Whether this turn has armed or delivered already: an enter in mid-turn brings more."""
+        return self.busy_turn == self.loop.counters.turns
+
+    cdef int on_readable(self) except -1:
+        """A poll has reported input: receive it, behind what this turn has scheduled."""
+        if self.paused or self.stash or self.receiving == ENDED or self.life >= CLOSING:
+            # The next poll reports it again.
+            return 0
+        if self.is_busy_turn():
+            self.readable = True
+            return 0
+        return self.receive_ready()
+
+    cdef int receive_ready(self) except -1:
+        """Receive and deliver what a poll has reported."""
+        raise NotImplementedError
 
     cdef str describe_io(self):
         return polling_or_idle(self.recv_op.in_flight and not self.paused)
@@ -214,6 +236,7 @@ cdef class ReadTransport(Transport):
         if self.life >= CLOSING or self.paused:
             return
         store_int(&self.paused, True)
+        self.stop_taking()
         if self.loop.in_debug_mode():
             logger.debug("%r pauses reading", self)
 
@@ -222,8 +245,10 @@ cdef class ReadTransport(Transport):
         if self.life >= CLOSING or not self.paused:
             return
         store_int(&self.paused, False)
+        # As with a selector, a poll of this turn is of no account.
+        self.busy_turn = self.loop.counters.turns
         if self.stash:
-            self.schedule_stash()
+            self.loop.add_delivery(self)
         else:
             self.want_recv()
         if self.loop.in_debug_mode():

@@ -132,14 +132,13 @@ cdef class Transport(Flushable):
     def _start(self, waiter):
         """Open the transport; runs in the turn in which connection_made() was called.
 
-        The task that awaits the connection is resumed before anything is received.
+        The task that awaits the connection is resumed in the next turn. What is received comes
+        behind that turn's callbacks: after the task, and before what the task schedules.
         """
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-            self.loop.schedule(self._start, (None,), None)
-            return
         self.enter_open()
         self.start_io()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     cdef int start_io(self) except -1:
         """Put the first operation in flight, unless the transport was closed meanwhile."""

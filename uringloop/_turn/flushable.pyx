@@ -12,3 +12,7 @@ cdef class Flushable:
 
     cdef int rearm(self) except -1:
         raise NotImplementedError
+
+    cdef int deliver_more(self) except -1:
+        """Deliver what was left in an earlier turn."""
+        raise NotImplementedError

@@ -79,6 +79,7 @@ cdef class LoopCore:
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
+    cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
     cdef EpollSleep epoll_sleep     # of the watchers
@@ -179,7 +180,8 @@ cdef class LoopCore:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
-                    or list_size(<PyObject*>self.flush_list))
+                    or list_size(<PyObject*>self.flush_list)
+                    or len(self.deliveries))
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1
     cdef bint fetch_held_back(self) except -1
@@ -188,6 +190,8 @@ cdef class LoopCore:
     cdef int flush_early(self) except -1
     cdef int add_rearm(self, Flushable item) except -1
     cdef int rearm_all(self) except -1
+    cdef int add_delivery(self, Flushable item) except -1
+    cdef int deliver_due(self, Py_ssize_t count) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1
     cdef bint has_starved(self) noexcept
     cdef TimerHandle _call_at(

@@ -4,6 +4,7 @@
     run_ready       run the callbacks that were ready when the turn began
     collect         dispatch the completions that were there when the turn began; the enters that
                     fetch completions held back by the kernel also submit what protocols wrote
+    deliver_due     deliver what transports have left for this turn
     run_due         run the timers that were due when the turn began
     rearm_all       put watchers whose callbacks have run onto the flush list
     flush_all       submit one send for each transport that wrote, and wait for epoll again
@@ -20,6 +21,7 @@ import inspect
 import sys
 from asyncio import coroutines, format_helpers
 from asyncio.log import logger
+from collections import deque
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -78,6 +80,7 @@ cdef class LoopCore:
         self.inbox = Inbox()
         self.flush_list = []
         self.rearm_list = []
+        self.deliveries = deque()
         self.timers = TimerHeap()
         self.epoll_sleep = EpollSleep()
         self.fd_table = FdTable()
@@ -288,6 +291,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
+        cdef Py_ssize_t due = len(self.deliveries)
         # A signal handler that has run at the end of the turn before may have forked.
         self.ring.check_process()
         self.file_deadline_ns = INT64_MAX if self.files_on_ring else 0
@@ -301,6 +305,8 @@ cdef class LoopCore:
         if self.ready.count:
             self.run_ready()
         self.collect(held_back)
+        if due:
+            self.deliver_due(due)
         self.epoll_sleep.deliver()
         if self.timers.due_end:
             self.run_due()
@@ -524,6 +530,24 @@ cdef class LoopCore:
         self.rearm_list = []
         return 0
 
+    cdef int add_delivery(self, Flushable item) except -1:
+        """Have *item* deliver more in the next turn, where a selector would report it again."""
+        if not item.delivery_queued:
+            item.delivery_queued = True
+            self.deliveries.append(item)
+        return 0
+
+    cdef int deliver_due(self, Py_ssize_t count) except -1:
+        """Let the first *count* items deliver: those that were queued before this turn."""
+        cdef Flushable item
+        # A nested run may have taken some of them.
+        while count and self.deliveries:
+            count -= 1
+            item = self.deliveries.popleft()
+            item.delivery_queued = False
+            item.deliver_more()
+        return 0
+
     cdef char *allocate_scratch(self) except NULL:
         self.scratch = <char*>PyMem_Malloc(SCRATCH_SIZE)
         if self.scratch == NULL:
@@ -614,6 +638,7 @@ cdef class LoopCore:
             self.freelist.clear()
             self.flush_list = []
             self.rearm_list = []
+            self.deliveries.clear()
             self.pool.starved = []
             self.datagram_pool.starved = []
             self.ring.close()
