@@ -18,7 +18,6 @@ from support.sources import LIBRARY, PACKAGE, ROOT, SOURCES, name_of
 
 from uringloop import __version__
 
-FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
@@ -44,11 +43,6 @@ def matches(pattern: str) -> Callable[[Path], Iterator[tuple[int, str]]]:
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_files_are_short() -> None:
-    lengths = {name_of(path): len(path.read_text().splitlines()) for path in SOURCES}
-    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
 
 
 def python_functions(path: Path) -> Iterator[tuple[int, int, str]]:
