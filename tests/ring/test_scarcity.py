@@ -87,6 +87,71 @@ def test_memory_error_on_receive_ends_that_connection_only(name: str, size: int)
     )
 
 
+# The process may map *left* bytes more, in its data segment or in all.
+CONNECTIONS = """
+import asyncio, os, resource, sys, uringloop
+
+loop = {"asyncio": asyncio.SelectorEventLoop, "uringloop": uringloop.new_event_loop}[sys.argv[1]]()
+limit, left, size = getattr(resource, sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+
+class Mail(asyncio.DatagramProtocol):
+    def __init__(self):
+        self.arrived = loop.create_future()
+    def datagram_received(self, data, address):
+        self.arrived.set_result(data)
+
+async def echo(reader, writer):
+    while data := await reader.read(30_000):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+async def ask(address):
+    reader, writer = await asyncio.open_connection(*address)
+    for _ in range(3):
+        writer.write(b"x" * size)
+        await reader.readexactly(size)
+    writer.close()
+    return size
+
+async def exchange():
+    near, there = await loop.create_datagram_endpoint(Mail, ("127.0.0.1", 0))
+    far, _ = await loop.create_datagram_endpoint(
+        Mail, remote_addr=near.get_extra_info("sockname"))
+    far.sendto(b"there")
+    data = await there.arrived
+    near.close()
+    far.close()
+    return data
+
+async def main():
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        address = server.sockets[0].getsockname()
+        print(await asyncio.gather(*(ask(address) for _ in range(10))))
+    print(await exchange())
+
+field = {"RLIMIT_DATA": "VmData", "RLIMIT_AS": "VmSize"}[sys.argv[2]]
+with open("/proc/self/status") as file:
+    kib = dict(line.split(":", 1) for line in file)[field]
+most = int(kib.split()[0]) * 1024 + left
+resource.setrlimit(limit, (most, most))
+loop.run_until_complete(asyncio.wait_for(main(), 30))
+loop.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [6_000_000, 12_000_000, 20_000_000])
+@pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
+@pytest.mark.parametrize("name", ["asyncio", "uringloop"])
+def test_connections_and_datagrams_need_little_memory(name: str, limit: str, left: int) -> None:
+    size = 30_000
+    command = [sys.executable, "-P", "-c", CONNECTIONS, name, limit, str(left), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [str([size] * 10), "b'there'"]
+
+
 # Neither the process nor the kernel may start threads for it.
 FILES = """
 import asyncio, os, resource, sys, uringloop, uringloop._files.open, uringloop.fs as fs

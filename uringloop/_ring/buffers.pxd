@@ -18,10 +18,11 @@ cdef enum:
 cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
-    cdef char *memory                 # BUFFERS_MAX buffers and a spare one; unmapped by close()
+    cdef char *memory                 # `capacity` buffers and a spare one; unmapped by close()
     cdef int group                    # buffer group ID
     cdef unsigned int size            # bytes per buffer
-    cdef int at_start                 # buffers to publish initially
+    cdef int at_start                 # buffers to publish initially, if memory has room for them
+    cdef int capacity                 # buffers that memory has room for: BUFFERS_MAX or fewer
     cdef int published                # buffers that the kernel may pick: the first ones of memory
     cdef int generation               # of the ring that the pool is registered with
     cdef readonly int out             # buffers between their completion and give_back
@@ -38,6 +39,8 @@ cdef class BufferPool:
     cdef void grow(self) noexcept
     cdef void close(self) noexcept
     cdef bint _register(self) except -1
+    cdef int _map(self) except -1
+    cdef size_t _mapped(self) noexcept
     cdef void _publish(self) noexcept
 
 

@@ -3,7 +3,8 @@
 A pool owns the memory. The kernel fills a buffer and names it in the completion; the transport
 copies the bytes out and gives the buffer back at once. No reference to a buffer outlives its
 completion. The kernel takes buffers first in, first out, so it cycles through the whole pool: a
-small pool stays in the cache. Only the thread that runs the loop may call this module.
+small pool stays in the cache. A process with little memory gets a smaller pool. Only the thread
+that runs the loop may call this module.
 """
 
 
@@ -20,6 +21,7 @@ from uringloop._ring.uring cimport (
     uring_give_buffer,
     uring_is_forbidden,
     uring_map,
+    uring_map_part,
     uring_register_buffers,
 )
 
@@ -35,6 +37,10 @@ BUFFER_SIZE = 64 * 1024
 DATAGRAM_BUFFER_SIZE = 68 * 1024
 # Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
 DATAGRAM_BUFFERS_AT_START = 32
+# A pool maps at most one part of so many of the memory that the process may still map: with a low
+# RLIMIT_DATA or RLIMIT_AS the program needs the rest for its own objects. With a half, a program
+# that had 4 MB left with asyncio had 0.2 MB.
+MEMORY_PARTS = 8
 # The pool grows only while buffers come back with fewer bytes than this on average: small messages
 # touch one page of each buffer, large ones would move whole buffers through the cache.
 FILL_TO_GROW = 8 * 1024
@@ -43,8 +49,8 @@ FILL_WEIGHT = 1.0 / 64
 
 cdef unsigned int ENTRIES = BUFFERS_MAX
 cdef size_t ENTRIES_BYTES = BUFFERS_MAX * 16
-# One more, the spare buffer, which is never published.
-cdef size_t MAPPED_BUFFERS = BUFFERS_MAX + 1
+cdef int MOST = BUFFERS_MAX
+cdef unsigned int PARTS = MEMORY_PARTS
 cdef double WEIGHT = FILL_WEIGHT
 cdef double GROW_BELOW = FILL_TO_GROW
 
@@ -79,11 +85,8 @@ cdef class BufferPool:
             # have not been dispatched: the kernel must not fill them.
             return False
         if self.entries == NULL:
-            self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
-            self.memory = <char*>uring_map(MAPPED_BUFFERS * <size_t>self.size)
-            if self.entries == NULL or self.memory == NULL:
-                self.close()
-                raise os_error(-ENOMEM, "mmap")
+            self._map()
+            count = min(count, self.capacity)
         io_uring_buf_ring_init(self.entries)
         res = uring_register_buffers(&self.ring.u, self.entries, ENTRIES, self.group)
         if uring_is_forbidden(res) and self.ring.u.soft == NULL:
@@ -96,6 +99,25 @@ cdef class BufferPool:
         while self.published < count:
             self._publish()
         return True
+
+    cdef int _map(self) except -1:
+        """Map room for BUFFERS_MAX buffers, or for fewer in a process that may map little more."""
+        self.capacity = MOST
+        self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
+        self.memory = <char*>uring_map_part(self._mapped(), PARTS)
+        while self.memory == NULL and self.capacity > 1:
+            self.capacity //= 2
+            self.memory = <char*>uring_map_part(self._mapped(), PARTS)
+        if self.memory == NULL:
+            self.memory = <char*>uring_map(self._mapped())
+        if self.entries == NULL or self.memory == NULL:
+            self.close()
+            raise os_error(-ENOMEM, "mmap")
+        return 0
+
+    cdef size_t _mapped(self) noexcept:
+        """Return the size of the memory: the buffers, and the spare one, which is not published."""
+        return <size_t>(self.capacity + 1) * self.size
 
     cdef void _publish(self) noexcept:
         uring_give_buffer(
@@ -117,11 +139,11 @@ cdef class BufferPool:
 
     cdef char *spare(self) noexcept:
         """Return the spare buffer, for the loop's own receives, once `prepare` has succeeded."""
-        return self.memory + ENTRIES * <size_t>self.size
+        return self.memory + self.capacity * <size_t>self.size
 
     cdef void grow(self) noexcept:
         """Double the published buffers, after the kernel found none, while messages are small."""
-        cdef int wanted = min(2 * self.published, BUFFERS_MAX)
+        cdef int wanted = min(2 * self.published, self.capacity)
         if self.fill < GROW_BELOW:
             while self.published < wanted:
                 self._publish()
@@ -136,7 +158,7 @@ cdef class BufferPool:
             munmap(self.entries, ENTRIES_BYTES)
             self.entries = NULL
         if self.memory != NULL:
-            munmap(self.memory, MAPPED_BUFFERS * <size_t>self.size)
+            munmap(self.memory, self._mapped())
             self.memory = NULL
 
 

@@ -564,6 +564,16 @@ static inline void *uring_map(size_t size) {
     return memory;
 }
 
+/* Does the same if *size* is at most one of *parts* equal parts of what the process may still map,
+ * and else returns NULL. */
+static inline void *uring_map_part(size_t size, unsigned parts) {
+    char *memory = uring_map(parts * size);
+
+    if (memory != NULL)
+        munmap(memory + size, (parts - 1) * size);
+    return memory;
+}
+
 /* Accepts a connection without waiting, and stores the peer's name. Returns a descriptor or
  * -errno. */
 static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *size) {

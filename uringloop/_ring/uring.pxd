@@ -70,6 +70,7 @@ cdef extern from "_ring/uring.h" nogil:
         io_uring_buf_ring *buffers, unsigned int entries, char *address, unsigned int size,
         unsigned int id)
     void *uring_map(size_t size)
+    void *uring_map_part(size_t size, unsigned int parts)
 
     int uring_limit_workers(uring *u, unsigned int bounded, unsigned int unbounded)
 
