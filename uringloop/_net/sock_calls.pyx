@@ -11,6 +11,7 @@ message, and `sock_connect` are these functions, one coroutine each. The first t
 system calls if the socket is exactly a socket.socket.
 """
 
+import asyncio
 import socket
 
 cimport cython
@@ -42,6 +43,11 @@ from uringloop._turn.turn cimport EMPTIED_SIZE, LoopCore, SCRATCH_SIZE
 
 from uringloop._net.resolver import ensure_resolved
 
+
+# Seconds until the next attempt on a UNIX socket whose peer has no room, for a connection or a
+# datagram: no poll reports when there is room again. The second pause is twice as long, and so on.
+PAUSE_MIN = 0.001
+PAUSE_MAX = 0.05
 
 # The class whose methods the system calls replace; a subclass may override them.
 cdef object PLAIN = socket.socket
@@ -250,16 +256,26 @@ def when_writable(LoopCore loop not None, sock, method, *args):
 
 async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
     cdef PollOnce waiter = None
+    cdef double pause = PAUSE_MIN
     try:
         while True:
             try:
                 # Looked up for each attempt, as in asyncio.
                 return getattr(sock, method)(*args)
             except (BlockingIOError, InterruptedError):
-                waiter = wait_for(loop, sock, mask, waiter)
+                pass  # Wait below, outside of the handler.
+            if waiter is not None and mask == POLLOUT:
+                # The poll has reported room, in the socket: its receiver's queue is full.
+                await asyncio.sleep(pause)
+                pause = longer(pause)
+            waiter = wait_for(loop, sock, mask, waiter)
             await waiter.future
     finally:
         finish(waiter)
+
+
+cdef double longer(double pause) noexcept:
+    return min(2 * pause, PAUSE_MAX)
 
 
 async def sock_accept(LoopCore loop not None, sock):
@@ -272,6 +288,7 @@ async def sock_accept(LoopCore loop not None, sock):
 async def sock_connect(LoopCore self not None, sock, address):
     """Connect *sock* to *address*, whose host and port are resolved if they are not numeric."""
     cdef PollOnce waiter
+    cdef double pause = PAUSE_MIN
     cdef int family
     check(self, sock)
     family = family_of(sock)
@@ -282,12 +299,22 @@ async def sock_connect(LoopCore self not None, sock, address):
             # asyncio raises IndexError here; this is the message of create_connection().
             raise OSError("getaddrinfo() returned empty list")
         address = infos[0][4]
-    try:
-        sock.connect(address)
-        return
-    except (BlockingIOError, InterruptedError):
-        # In both cases the kernel continues to connect.
-        waiter = wait_for(self, sock, POLLOUT, None)
+    while True:
+        try:
+            sock.connect(address)
+            return
+        except InterruptedError:
+            # The kernel continues to connect, as it does below.
+            break
+        except BlockingIOError as exc:
+            if exc.errno != EAGAIN:
+                break
+            # Nothing has begun: the listener's backlog is full, or no local port is free.
+            if family != AF_UNIX:
+                raise
+        await asyncio.sleep(pause)
+        pause = longer(pause)
+    waiter = wait_for(self, sock, POLLOUT, None)
     try:
         await waiter.future
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
