@@ -7,10 +7,10 @@ import concurrent.futures
 import os
 import socket
 import ssl as ssl_module
-import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
+from uringloop._cpython import stdlib
 from uringloop._loop.base import RunningLoop
 from uringloop._net import (
     adopting,
@@ -36,9 +36,6 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 D = TypeVar("D", bound=asyncio.DatagramProtocol)
 SSLArgument = bool | ssl_module.SSLContext | None
 FileLike = int | Any
-
-# From 3.13 on asyncio removes the socket file of a UNIX server that it closes.
-CLEANUP_SOCKET = sys.version_info >= (3, 13)
 
 
 class Loop(RunningLoop):
@@ -348,7 +345,7 @@ class Loop(RunningLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
-        cleanup_socket: bool | None = CLEANUP_SOCKET,
+        cleanup_socket: bool | None = stdlib.CLOSE_REMOVES_FILE,
         mode: int | None = None,
     ) -> servers.Server:
         self._check_owner()

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from support.datagrams import Mailbox, abort_and_wait, drained, endpoint, udp
 from support.roles import Loop, needs_ipv6, on_loop, record_handler_calls, run_script, until
 
 import uringloop
+from uringloop._cpython import stdlib
 
 LOCAL = ("127.0.0.1", 0)
 IN_USE = rf"\[Errno {errno.EADDRINUSE}\]"
@@ -345,7 +345,7 @@ async def test_options_beside_a_socket_are_refused_by_name(each_loop: Loop) -> N
 
 @on_loop
 async def test_stream_socket_is_refused(each_loop: Loop) -> None:
-    wanted = "datagram socket" if sys.version_info >= (3, 13) else "UDP Socket"
+    wanted = "datagram socket" if stdlib.DATAGRAMS_OF_ANY_TYPE else "UDP Socket"
     message = f"^A {wanted} was expected, got <socket.socket fd="
     with socket.socket() as sock, pytest.raises(ValueError, match=message):
         await each_loop.create_datagram_endpoint(Mailbox, sock=sock)

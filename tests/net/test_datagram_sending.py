@@ -9,7 +9,6 @@ import errno
 import gc
 import re
 import socket
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,11 +37,11 @@ from support.roles import (
 )
 
 import uringloop
+from uringloop._cpython import stdlib
 
 LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
-SENDS_EMPTY = sys.version_info >= (3, 13)
 # Options that the socket module has no constants for.
 UDP_SEGMENT, UDP_GRO = 103, 104
 
@@ -74,7 +73,9 @@ async def test_empty_datagrams_are_sent_since_python_3_13(each_loop: Loop) -> No
         async with endpoint(each_loop, local_addr=LOCAL) as (transport, _):
             transport.sendto(b"", peer.getsockname())
             transport.sendto(b"full", peer.getsockname())
-            assert drained(peer) == ([b"", b"full"] if SENDS_EMPTY else [b"full"])
+            assert drained(peer) == (
+                [b"", b"full"] if stdlib.EMPTY_DATAGRAMS_ARE_SENT else [b"full"]
+            )
 
 
 @pytest.mark.parametrize("wrong", ["text", None, 5, [b"list"]])
@@ -258,7 +259,7 @@ async def test_full_socket_queues_and_pauses_the_protocol(each_loop: Loop, tmp_p
 
 
 @on_loop
-async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
+async def test_queued_datagram_counts_its_bytes_and_a_header(
     each_loop: Loop, tmp_path: Path
 ) -> None:
     ours, peer = unix_pair(tmp_path)
@@ -267,7 +268,7 @@ async def test_queued_datagram_counts_its_bytes_and_since_3_13_a_header(
         with peer:
             transport.sendto(bytes(100))
             transport.sendto(bytes(50))
-            assert unsent(transport) == (166 if SENDS_EMPTY else 150)
+            assert unsent(transport) == (166 if stdlib.EMPTY_DATAGRAMS_ARE_SENT else 150)
 
 
 @on_loop

@@ -32,7 +32,6 @@ import uringloop
 LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
 LARGEST_IPV6 = 65_527
-SENDS_EMPTY = sys.version_info >= (3, 13)
 # asyncio's datagram transports cannot be paused before 3.11.4 (gh-103607); Debian 12 has 3.11.2.
 PAUSES = sys.version_info >= (3, 11, 4)
 

@@ -385,6 +385,20 @@ VERSIONS = (
         "as on the newest Python",
     ),
     Row(
+        "asyncio.BaseEventLoop",
+        "_connect_sock",
+        "3.8",
+        "the message of a failed bind() is that of asyncio on this Python",
+        "as on the newest Python",
+    ),
+    Row(
+        "asyncio.selector_events._SelectorDatagramTransport",
+        "sendto",
+        "3.4",
+        "empty datagrams, and what a queued one counts for, are as in asyncio on this Python",
+        "as on the newest Python",
+    ),
+    Row(
         "types.FunctionType",
         "__code__",
         "3.0",

@@ -23,6 +23,17 @@ class IdleTransport:
     def __init__(self) -> None: ...
 
 WRITELINES_SKIPS_FALSE: bool
+WRITELINES_JOINS: bool
+WRITE_TAKES_BYTES_LIKE: bool
+RUN_EXPECTS_COROUTINE: bool
+BIND_SAYS_ERRNO: bool
+SERVERS_SKIP_ADDRESSES: bool
+DATAGRAMS_OF_ANY_TYPE: bool
+WAIT_CLOSED_IGNORES_CLIENTS: bool
+CLOSE_REMOVES_FILE: bool
+HANDLER_HAS_CONTEXT: bool
+FORK_KEEPS_SIGNALS: bool
+EMPTY_DATAGRAMS_ARE_SENT: bool
 
 def find(target: ModuleType | type, path: str) -> object: ...
 def code_of(target: ModuleType | type, path: str) -> CodeType | None: ...

@@ -16,7 +16,7 @@ import os
 import socket
 import ssl
 import weakref
-from asyncio import selector_events, sslproto, streams, tasks, unix_events
+from asyncio import events, selector_events, sslproto, streams, tasks, unix_events
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -159,9 +159,23 @@ def has_shape(target, shape):
     return True
 
 
+cdef tuple variables(object target, str path):
+    """Return the names of a function's arguments and local variables."""
+    code = code_of(target, path)
+    return () if code is None else code.co_varnames
+
+
 cdef bint uses_name(object target, str path, str name) except -1:
     code = code_of(target, path)
     return code is not None and name in code.co_names
+
+
+cdef bint says(object target, str path, str words) except -1:
+    """Return whether *words* are part of a text in a function's code."""
+    code = code_of(target, path)
+    if code is None:
+        return False
+    return any([words in constant for constant in code.co_consts if type(constant) is str])
 
 
 def variable(str name):
@@ -189,9 +203,8 @@ PROTOCOL_KEEPS_WRITER = uses_name(
     streams, "StreamReaderProtocol.connection_made", "_stream_writer")
 # sock_sendfile() sets the position of its file even if nothing was sent (gh-150107, Python 3.16
 # and 3.14.10); the function that does so no longer gets the number of bytes that were sent.
-cdef object MOVES_FILE = code_of(
+SENDFILE_ALWAYS_MOVES = "total_sent" not in variables(
     unix_events, "_UnixSelectorEventLoop._sock_sendfile_update_filepos")
-SENDFILE_ALWAYS_MOVES = MOVES_FILE is None or "total_sent" not in MOVES_FILE.co_varnames
 
 
 class IdleTransport:
@@ -223,6 +236,44 @@ cdef bint skips_false_items() except -1:
 
 # A trial, as both versions use the same names (gh-155888: 3.14.7 refuses them, 3.14.10 does not).
 WRITELINES_SKIPS_FALSE = skips_false_items()
+# writelines() joins and writes, and raises what join() and write() raise (until 3.11).
+WRITELINES_JOINS = uses_name(selector_events, "_SelectorSocketTransport.writelines", "join")
+# How a TypeError of write() names what it takes (another wording since 3.14).
+WRITE_TAKES_BYTES_LIKE = says(
+    selector_events, "_SelectorSocketTransport.write", "a bytes-like object")
+# How asyncio.run() refuses what is no coroutine: with a ValueError in these words, until 3.13.
+RUN_EXPECTS_COROUTINE = says(asyncio, "Runner.run", "a coroutine was expected")
+# The message of a failed bind() repeats the errno (gh-121913: 3.12.5, 3.13).
+BIND_SAYS_ERRNO = not uses_name(asyncio, "BaseEventLoop._connect_sock", "strerror")
+# create_server() skips addresses that the machine does not have (3.12.5, 3.13).
+SERVERS_SKIP_ADDRESSES = uses_name(asyncio, "BaseEventLoop.create_server", "EADDRNOTAVAIL")
+# create_datagram_endpoint() takes every socket but a stream socket (gh-114887: 3.11.9, 3.12.3).
+DATAGRAMS_OF_ANY_TYPE = uses_name(
+    asyncio, "BaseEventLoop.create_datagram_endpoint", "SOCK_STREAM")
+# wait_closed() of a closed server returns at once, whatever connections it has (until 3.12.0).
+WAIT_CLOSED_IGNORES_CLIENTS = uses_name(asyncio, "Server.wait_closed", "_sockets")
+# close() of a UNIX server removes its file (3.13).
+CLOSE_REMOVES_FILE = "cleanup_socket" in variables(
+    unix_events, "_UnixSelectorEventLoop.create_unix_server")
+# An exception handler runs in the context of the task, future or handle that failed (3.12).
+HANDLER_HAS_CONTEXT = uses_name(asyncio, "BaseEventLoop.call_exception_handler", "get_context")
+# A forked child's signals are kept from the parent's loop (3.12).
+FORK_KEEPS_SIGNALS = find(events, "on_fork") is not None
+
+
+cdef bint sends_empty_datagrams() except -1:
+    """Return whether sendto() of this asyncio sends an empty datagram, and counts headers."""
+    sendto = find(selector_events, "_SelectorDatagramTransport.sendto")
+    try:
+        # Others return before they look at a field of the transport.
+        sendto(None, b"")
+    except (AttributeError, TypeError):
+        return True
+    return False
+
+
+# Since 3.13. Before, sendto() ignores an empty datagram, and a queued one has no header.
+EMPTY_DATAGRAMS_ARE_SENT = sends_empty_datagrams()
 
 
 # ── a socket's fields ────────────────────────────────────────────────────────────────────────

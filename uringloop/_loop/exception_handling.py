@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
 import traceback
 from asyncio.log import logger
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+
+from uringloop._cpython import stdlib
 
 Context: TypeAlias = dict[str, object]
 ExceptionHandler: TypeAlias = Callable[[asyncio.AbstractEventLoop, Context], object]
@@ -17,10 +18,6 @@ TRACEBACK_TITLES = {
     "source_traceback": "Object created at (most recent call last):\n",
     "handle_traceback": "Handle created at (most recent call last):\n",
 }
-
-# Since 3.12 asyncio runs exception handlers in the context of the task, future or handle that
-# failed.
-IN_ITS_CONTEXT = sys.version_info >= (3, 12)
 
 
 def log(context: Context, handle_traceback: object) -> None:
@@ -85,7 +82,7 @@ def _default(loop: asyncio.AbstractEventLoop, context: Context, failure: str) ->
 
 def _run(loop: asyncio.AbstractEventLoop, handler: ExceptionHandler, context: Context) -> None:
     """Run *handler*, since 3.12 in the context of the task, future or handle that failed."""
-    own = _context_of(context) if IN_ITS_CONTEXT else None
+    own = _context_of(context) if stdlib.HANDLER_HAS_CONTEXT else None
     if own is None:
         handler(loop, context)
     else:

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import sys
 import threading
 from asyncio import events, runners, tasks
 from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defined]
@@ -204,7 +203,7 @@ def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], debug: bool | None)
 
 def _refusal(main: object) -> Exception:
     """Return the exception that this Python's asyncio.run() raises for an unsuitable *main*."""
-    if sys.version_info < (3, 14):
+    if stdlib.RUN_EXPECTS_COROUTINE:
         return ValueError(f"a coroutine was expected, got {main!r}")
     return TypeError("An asyncio.Future, a coroutine or an awaitable is required")
 

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from uringloop._cpython import stdlib
+
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop
 
@@ -157,7 +159,7 @@ def _leave_to_parent() -> None:
         signal.set_wakeup_fd(current)
 
 
-if sys.version_info < (3, 12):
+if not stdlib.FORK_KEEPS_SIGNALS:
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 

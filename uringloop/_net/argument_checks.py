@@ -6,7 +6,8 @@ import operator
 import os
 import socket
 import ssl
-import sys
+
+from uringloop._cpython import stdlib
 
 # One second, in microseconds: a longer busy wait is a mistake in the unit.
 WAIT_MAX_US = 1_000_000
@@ -15,9 +16,6 @@ IDLE_MAX_MS = 60_000
 
 # The largest descriptor.
 C_INT_MAX = 2**31 - 1
-
-# From 3.13 on asyncio repeats the errno in the message of a failed bind().
-BIND_SAYS_ERRNO = sys.version_info >= (3, 13)
 
 
 def check_range(name: str, value: int, most: int) -> None:
@@ -70,7 +68,7 @@ def check_server_hostname(ssl: object, server_hostname: str | None, host: str | 
 
 def bind_failure(address: object, exc: OSError) -> str:
     """Return asyncio's message for a failed bind()."""
-    reason = str(exc) if BIND_SAYS_ERRNO else exc.strerror or ""
+    reason = str(exc) if stdlib.BIND_SAYS_ERRNO else exc.strerror or ""
     return f"error while attempting to bind on address {address!r}: {reason.lower()}"
 
 

@@ -17,7 +17,7 @@ CONTROL_SIZE: int
 UDP_GRO: int
 RETRY_DELAY: float
 HEADER_SIZE: int
-SENDS_EMPTY: bool
+EMPTY_DATAGRAMS_ARE_SENT: bool
 
 class DatagramClass(asyncio.Transport, asyncio.DatagramTransport): ...
 

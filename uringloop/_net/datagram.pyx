@@ -59,6 +59,8 @@ from uringloop._transport.transport cimport (
     CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore
 
+from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
+
 
 # Datagrams received after one poll before other connections are served.
 RECEIVED_MAX = 16
@@ -74,16 +76,14 @@ UDP_GRO = 104
 # half-closed socket, or one whose receiver's queue is full, which poll(2) checks only for connected
 # UNIX sockets.
 RETRY_DELAY = 0.001
-# From 3.13 on asyncio counts a header for each queued datagram.
-HEADER_SIZE = 8 if sys.version_info >= (3, 13) else 0
-# From 3.13 on asyncio sends empty datagrams.
-SENDS_EMPTY = sys.version_info >= (3, 13)
+# What asyncio counts for each queued datagram beside its bytes, where it sends empty ones.
+HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
 
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
 cdef object NAME_ERROR_RECEIVED = "error_received"
 cdef int ENOTCONN = error_numbers.ENOTCONN
 cdef Py_ssize_t HEADER = HEADER_SIZE
-cdef bint EMPTY_TOO = SENDS_EMPTY
+cdef bint EMPTY_TOO = EMPTY_DATAGRAMS_ARE_SENT
 # The families and types whose datagrams fit into the pool's buffers. SCTP's messages may be larger.
 cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
@@ -327,7 +327,7 @@ cdef class DatagramTransport(FlowControl):
         if self.life >= ENDING and (self.address is not None or self.sock is None):
             self.warn_lost()
             return
-        # Zero means an empty queue: an empty datagram is queued from 3.13 on only, with its header.
+        # Zero means an empty queue: an empty datagram is only queued with its header.
         if not self.queue_size:
             try:
                 if self.send_one(data, addr):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import warnings
 from asyncio.log import logger
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from uringloop._cpython import stdlib
 from uringloop._net.resolver import ensure_resolved
 from uringloop._net.servers import remove_stale_socket
 
@@ -20,9 +20,6 @@ P = TypeVar("P", bound=asyncio.DatagramProtocol)
 Address: TypeAlias = tuple[str, int] | str | None
 # Family, protocol, resolved local address, resolved remote address.
 Candidate: TypeAlias = tuple[int, int, object, object]
-
-# From 3.13 on asyncio accepts every socket that is not a stream socket.
-ANY_BUT_STREAMS = sys.version_info >= (3, 13)
 
 
 async def create_datagram_endpoint(
@@ -88,7 +85,7 @@ def check_reuse_address(wanted: bool | None) -> None:
 
 
 def _check_given(sock: socket.socket, options: dict[str, object]) -> None:
-    if ANY_BUT_STREAMS:
+    if stdlib.DATAGRAMS_OF_ANY_TYPE:
         if sock.type == socket.SOCK_STREAM:
             raise ValueError(f"A datagram socket was expected, got {sock!r}")
     elif sock.type != socket.SOCK_DGRAM:

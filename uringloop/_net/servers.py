@@ -9,7 +9,6 @@ import os
 import posix
 import socket
 import stat
-import sys
 import weakref
 from asyncio import trsock
 from asyncio.log import logger
@@ -34,9 +33,6 @@ _stat, _unlink = posix.stat, posix.unlink
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
-
-# From 3.13 on asyncio's servers skip addresses that the machine does not have.
-SKIPS_UNAVAILABLE = sys.version_info >= (3, 13)
 
 
 class Server(asyncio.Server):
@@ -214,7 +210,7 @@ class Server(asyncio.Server):
         self._loop._check_owner()
         if self._waiters is None:
             return
-        if self._sockets is None and sys.version_info < (3, 12):
+        if self._sockets is None and stdlib.WAIT_CLOSED_IGNORES_CLIENTS:
             return
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -350,13 +346,13 @@ def _bind_all(
                 sock.bind(address)
             except OSError as exc:
                 reason = bind_failure(address, exc)
-                if exc.errno != errno.EADDRNOTAVAIL or not SKIPS_UNAVAILABLE:
+                if exc.errno != errno.EADDRNOTAVAIL or not stdlib.SERVERS_SKIP_ADDRESSES:
                     raise OSError(exc.errno, reason) from None
                 # The machine has no address of the family.
                 sockets.pop().close()
                 if loop.get_debug():
                     logger.warning(reason)
-        if not sockets and SKIPS_UNAVAILABLE:
+        if not sockets and stdlib.SERVERS_SKIP_ADDRESSES:
             raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
     except BaseException:
         for sock in sockets:

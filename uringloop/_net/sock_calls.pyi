@@ -6,6 +6,9 @@ from typing import Any
 
 from uringloop._turn.turn import LoopCore
 
+PAUSE_MIN: float
+PAUSE_MAX: float
+
 async def sock_recv(self: LoopCore, sock: socket.socket, n: int) -> bytes: ...
 async def sock_recv_into(self: LoopCore, sock: socket.socket, buf: Any) -> int: ...
 async def sock_sendall(self: LoopCore, sock: socket.socket, data: Any) -> None: ...

@@ -4,8 +4,6 @@ The queue owns a reference to every item until `consume` has passed its last byt
 in flight may point into the items; the transport calls `clear` only when no send is in flight.
 """
 
-import sys
-
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -17,16 +15,17 @@ from uringloop._kernel.atomics cimport count_size
 from uringloop._kernel.libc cimport msghdr
 from uringloop._turn.freelist cimport FreeList
 
+from uringloop._cpython.stdlib import WRITE_TAKES_BYTES_LIKE
+
 
 # Most connections have one write in a turn, which needs no allocation: 80 bytes less per
 # connection. The first allocation has room for several.
 CAPACITY_OF_MANY = 4
 # Bytes of one send: a longer one would report its progress, and release its buffers, too late.
 SEND_MAX = 1024 * 1024
-# asyncio's wording, which has changed in 3.14.
-BYTES_LIKE = "a bytes-like object"
-if sys.version_info >= (3, 14):
-    BYTES_LIKE = "a bytes, bytearray, or memoryview object"
+# asyncio's wording.
+BYTES_LIKE = (
+    "a bytes-like object" if WRITE_TAKES_BYTES_LIKE else "a bytes, bytearray, or memoryview object")
 
 cdef Py_ssize_t BYTES_MAX = SEND_MAX
 

@@ -10,6 +10,7 @@ from uringloop._transport.flow_control import FlowControl
 LAST_TURNS: int
 SEND_ALONE_MAX: int
 SEND_AT_ONCE_MIN: int
+WRITELINES_JOINS: bool
 WRITELINES_SKIPS_FALSE: bool
 
 @disjoint_base

@@ -18,13 +18,11 @@ A send that fails ends the connection, at once or, if bytes of the peer's may st
 their delivery (BROKEN, see transport.pyx). No other send follows.
 """
 
-import sys
-
 cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
-from uringloop._cpython.stdlib import WRITELINES_SKIPS_FALSE
+from uringloop._cpython.stdlib import WRITELINES_JOINS, WRITELINES_SKIPS_FALSE
 from uringloop._kernel.atomics cimport count_total, load_size
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
@@ -46,8 +44,7 @@ SEND_ALONE_MAX = 64 * 1024
 # own completion, or come in the next batch.
 LAST_TURNS = 2
 
-# Before 3.12 asyncio's writelines() joins and writes, and raises what join() and write() raise.
-cdef bint LINES_ARE_JOINED = sys.version_info < (3, 12)
+cdef bint LINES_ARE_JOINED = WRITELINES_JOINS
 cdef bint SKIPS_FALSE = WRITELINES_SKIPS_FALSE
 cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
 cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
