@@ -7,10 +7,11 @@ import contextlib
 import errno
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import pytest
+from support.leaks import open_fds
 from support.protocols import Echo
 from support.roles import (
     Guests,
@@ -265,6 +266,45 @@ async def test_a_failed_bind_closes_the_sockets_bound_before(each_loop: Loop) ->
 async def test_an_address_of_another_machine_cannot_be_bound(each_loop: Loop) -> None:
     with pytest.raises(OSError, match="bind"):
         await each_loop.create_server(Echo, "192.0.2.77", 0)
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int = 0) -> Iterator[socket.socket]:
+    """A socket that does not listen: others may be bound to the same port."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        yield sock
+
+
+@on_loop
+async def test_a_given_socket_on_which_listen_fails_stays_the_callers(each_loop: Loop) -> None:
+    # Issue 51.
+    with bound(LOCALHOST) as holder, bound(*holder.getsockname()) as sock:
+        holder.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            await each_loop.create_server(Echo, sock=sock)
+        holder.close()
+        server = await each_loop.create_server(Echo, sock=sock)
+        assert server.is_serving()
+        server.close()
+        await server.wait_closed()
+
+
+@on_loop
+async def test_a_server_that_has_started_in_part_can_be_closed(each_loop: Loop) -> None:
+    # Issue 51.
+    before = open_fds()
+    with bound("127.0.0.2") as holder:
+        port = holder.getsockname()[1]
+        hosts = [LOCALHOST, "127.0.0.2"]
+        server = await each_loop.create_server(Echo, hosts, port, start_serving=False)
+        holder.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            await server.start_serving()
+        server.close()
+        await server.wait_closed()
+    assert open_fds() == before
 
 
 # ── the server object ─────────────────────────────────────────────────────────────────────

@@ -127,6 +127,40 @@ async def test_an_invalid_mode_is_refused(
             await each_loop.create_unix_server(Echo, path, **options)  # type: ignore[arg-type]
 
 
+@on_loop
+async def test_a_given_socket_whose_file_cannot_be_found_is_not_listened_to(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    # Issue 51.
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(folder / "socket"))
+        folder.rename(tmp_path / "elsewhere")
+        folder.touch()
+        with pytest.raises(NotADirectoryError):
+            await loop.create_unix_server(Echo, sock=sock, cleanup_socket=True)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
+        server = await loop.create_unix_server(Echo, sock=sock, cleanup_socket=False)
+        assert await echoed(loop, tmp_path / "elsewhere" / "socket") == b"over a path"
+        server.close()
+        await server.wait_closed()
+
+
+@on_loop
+async def test_cancelling_the_start_of_a_server_removes_its_file(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    starting = loop.create_task(loop.create_unix_server(Echo, path, cleanup_socket=True))
+    await asyncio.sleep(0)
+    assert path.exists()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("cleanup", [False, True])
 @on_loop
 async def test_cleanup_socket_decides_whether_the_file_is_removed(

@@ -191,9 +191,9 @@ class Server(asyncio.Server):
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
-        if not listeners:
-            for sock in sockets:
-                sock.close()
+        # Of a server that has not been started, or not all of it.
+        for sock in sockets[len(listeners) :]:
+            sock.close()
         self._serving = False
         if self._socket_file is not None:
             _remove_socket_file(*self._socket_file)
@@ -253,38 +253,23 @@ async def create_server(
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         sockets = [sock]
-    return await _serve(
-        loop,
-        sockets,
-        protocol_factory,
-        backlog,
-        start_serving,
-        tls_options,
-        shared=sock is not None,
-    )
+    shared = sock is not None
+    server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
+    return await _serve(server, sockets, start_serving)
 
 
-async def _serve(
-    loop: Loop,
-    sockets: list[socket.socket],
-    protocol_factory: ProtocolFactory,
-    backlog: int,
-    start_serving: bool,
-    tls_options: upgrade.Options | None,
-    *,
-    shared: bool,
-) -> Server:
+async def _serve(server: Server, sockets: list[socket.socket], start_serving: bool) -> Server:
     for sock in sockets:
         sock.setblocking(False)
-    server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
     if start_serving:
         try:
             await server.start_serving()
         except BaseException:
-            # The task was cancelled: nobody gets the server.
-            server.close()
+            # Nobody gets the server. A given socket on which listen() failed stays the caller's.
+            if server._listeners or not server._shared:
+                server.close()
             raise
-    if loop.get_debug():
+    if server._loop.get_debug():
         logger.info("%r is serving", server)
     return server
 
@@ -387,18 +372,17 @@ async def create_unix_server(
             raise ValueError("mode is only meaningful with path")
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
-    server = await _serve(
-        loop,
-        [sock],
-        protocol_factory,
-        backlog,
-        start_serving,
-        tls_options,
-        shared=path is None,
-    )
+    shared = path is None
+    server = Server(loop, [sock], protocol_factory, backlog, tls_options, shared=shared)
     if cleanup_socket:
-        server._socket_file = _socket_file(sock)
-    return server
+        # Before it listens: nobody gets the server if this raises.
+        try:
+            server._socket_file = _socket_file(sock)
+        except OSError:
+            if not shared:
+                server.close()
+            raise
+    return await _serve(server, [sock], start_serving)
 
 
 def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
