@@ -55,6 +55,8 @@ LINTED = setup.py uringloop tests benchmarks examples docs
 CYTHON_LINTED = uringloop
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
+# What runs the tests. That of .ci/run runs a test that fails again, alone.
+PYTEST ?= -m pytest
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
@@ -122,10 +124,10 @@ soak: $(VENV)/compare  ## Run a long mixed load on both rings, with every byte c
 	done
 
 test: $(VENV)/installed  ## Install the package and run the tests on it
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) $(PYTEST) $(ARGS)
 
 test-soft: $(VENV)/installed  ## Run the tests on the software ring, without io_uring
-	URINGLOOP_BACKEND=soft $(RUN) -m pytest $(ARGS)
+	URINGLOOP_BACKEND=soft $(RUN) $(PYTEST) $(ARGS)
 
 test-dev: $(VENV)/installed  ## Run the tests in Python's development mode, with more warnings and checks of memory
 	$(RUN) -X dev -m pytest $(ARGS)
@@ -135,7 +137,7 @@ test-dev: $(VENV)/installed  ## Run the tests in Python's development mode, with
 # and those that choose a ring themselves: some of these disable io_uring for a moment, with the
 # sysctl.
 LEFT_OUT = frameworks tools/test_bench.py tools/test_compare.py tools/test_doctor.py \
-  project/test_packaging.py project/test_tidy.py \
+  project/test_packaging.py project/test_run_again.py project/test_tidy.py \
   ring/test_backends.py ring/test_features.py ring/test_softring.py ring/test_softring_files.py
 test-rings: $(VENV)/installed  ## Run the tests on both rings at the same time
 	@mkdir -p build; \
@@ -159,13 +161,13 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 
 DOCUMENTED = tests/project/test_docs.py
 test-frameworks: $(VENV)/frameworks  ## Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents
-	$(RUN) -m pytest tests/frameworks $(DOCUMENTED) $(ARGS)
+	$(RUN) $(PYTEST) tests/frameworks $(DOCUMENTED) $(ARGS)
 
 # Those that use asyncio's streams, most of them in a process of their own, which inherits the
 # variable.
 STREAM_USERS = aioquic aiosmtpd anyio asgi_servers recipes redis several_workers websockets workers
 test-frameworks-streams: $(VENV)/frameworks  ## Run redis, hypercorn, aiosmtpd and others with compiled streams
-	URINGLOOP_STREAMS=1 $(RUN) -m pytest $(STREAM_USERS:%=tests/frameworks/test_%.py) $(ARGS)
+	URINGLOOP_STREAMS=1 $(RUN) $(PYTEST) $(STREAM_USERS:%=tests/frameworks/test_%.py) $(ARGS)
 
 # asyncio-uringloop is installed already, so pip installs only the packages of the extra. Some of
 # them have no wheels for a Python without the GIL and cannot be built for it; their tests are skipped.

@@ -53,6 +53,20 @@ def test_make_does_not_use_the_environment_of_the_readme(clone: Path, target: st
     assert not re.search(r"(?<![\w-])\.venv(?![\w-])", done.stdout)
 
 
+@pytest.mark.parametrize("target", ["test", "test-soft", "test-rings", "test-frameworks"])
+def test_ci_chooses_the_program_that_runs_the_tests(
+    clone: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What make needs to reach the tests' own recipe.
+    for name in ("setup.py", "pyproject.toml"):
+        (clone / name).touch()
+    # By the environment, as .ci/run does.
+    monkeypatch.setenv("PYTEST", "run_again.py build/unstable.log")
+    done = make(clone, "--dry-run", target)
+    assert done.stdout.count("bin/python run_again.py build/") == 1 + (target == "test-rings")
+    assert "-m pytest" not in done.stdout
+
+
 def test_clean_removes_only_files_of_make(clone: Path) -> None:
     (clone / ".venv-make").mkdir()
     (clone / "build").mkdir()
