@@ -10,9 +10,11 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,39 +36,162 @@ from support.roles import (
     PATIENCE,
     Loop,
     in_thread,
+    kernel_version,
     noise,
+    nothing_comes,
     on_loop,
     record_handler_calls,
     run_script,
     turns,
     until,
+    wait_until,
 )
 
 import uringloop
+from uringloop._process import subprocesses
+
+knows_ends = pytest.mark.skipif(
+    kernel_version() < (6, 15), reason="this kernel forgets a child that has been reaped"
+)
 
 # ── reaping ───────────────────────────────────────────────────────────────────────────────
 
 
 @on_loop
 async def test_a_child_reaped_by_other_code_is_reported_as_255(
-    each_loop: Loop, caplog: pytest.LogCaptureFixture
+    each_loop: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(subprocesses, "exit_code_of_reaped", lambda pidfd: None)
     process = await exited_process(1, os.WEXITED)
     assert await process.wait() == 255
     assert "exit status already read" in caplog.text
 
 
+def reap_all() -> None:
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                return
+        except ChildProcessError:
+            return
+
+
+@knows_ends
+@on_loop
+async def test_the_kernel_knows_how_a_child_has_ended_that_other_code_has_reaped(
+    loop: uringloop.Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    for code in (0, 1, 254):
+        process = await exited_process(code, os.WEXITED)
+        assert await process.wait() == code
+    process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+    process.kill()
+    # Blocks on purpose.
+    os.waitid(os.P_PID, process.pid, os.WEXITED)  # noqa: ASYNC222
+    assert await process.wait() == -signal.SIGKILL
+    assert caplog.text == ""
+
+
+@knows_ends
+@on_loop
+async def test_a_signal_to_a_child_that_other_code_has_reaped_does_not_change_its_exit_code(
+    loop: uringloop.Loop,
+) -> None:
+    process = await exited_process(7, os.WEXITED)
+    # Popen.poll(), which this calls, takes a child that has gone for a success.
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    assert await process.wait() == 7
+
+
+@knows_ends
+def test_a_handler_of_the_signal_module_that_reaps_all_children_takes_no_exit_code(
+    loop: uringloop.Loop,
+) -> None:
+    async def codes() -> list[int]:
+        starts = [asyncio.create_subprocess_shell(f"exit {code}") for code in range(1, 11)]
+        return [await process.wait() for process in await asyncio.gather(*starts)]
+
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: reap_all())
+    try:
+        assert loop.run_until_complete(codes()) == list(range(1, 11))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+# ── traced children ───────────────────────────────────────────────────────────────────────
+
+# A debugger that seizes a process, says so, and ends at the end of its input.
+TRACER = """
+import ctypes, sys
+PTRACE_SEIZE = 0x4206
+done = ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None) == 0
+print("seized" if done else "refused", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """Have a debugger trace a process for the duration of the block."""
+    with subprocess.Popen(
+        [sys.executable, "-IS", "-c", TRACER, str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as debugger:
+        assert debugger.stdout is not None
+        try:
+            if debugger.stdout.readline() != b"seized\n":
+                os.kill(pid, signal.SIGKILL)
+                pytest.skip("this machine lets no process trace another")
+            yield
+        finally:
+            debugger.communicate()
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether the process is a zombie."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.slow
+@on_loop
+async def test_the_loop_goes_on_while_a_debugger_keeps_a_child_that_has_ended(
+    loop: uringloop.Loop,
+) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+    waiting = asyncio.ensure_future(process.wait())
+    with traced(process.pid):
+        process.kill()
+        await until(lambda: has_ended(process.pid))
+        await nothing_comes(loop)
+        assert not waiting.done()
+    assert await waiting == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_closing_the_loop_does_not_wait_for_a_debugger(loop: uringloop.Loop) -> None:
+    before = children()
+
+    async def start() -> asyncio.SubprocessTransport:
+        transport, _ = await loop.subprocess_exec(
+            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
+        )
+        return transport
+
+    transport = loop.run_until_complete(start())
+    pid = transport.get_pid()
+    with traced(pid):
+        transport.close()
+        wait_until(lambda: has_ended(pid))
+        loop.close()
+        assert pid in children()
+    wait_for(lambda: children() == before)
+
+
 def test_a_sigchld_handler_that_reaps_all_children_takes_no_exit_code(
     loop: uringloop.Loop,
 ) -> None:
-    def reap_all() -> None:
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                    return
-            except ChildProcessError:
-                return
-
     loop.add_signal_handler(signal.SIGCHLD, reap_all)
     for code in range(20):
         start = asyncio.create_subprocess_shell(f"exit {code}")
@@ -88,11 +213,13 @@ def test_exit_codes_are_unknown_to_a_program_that_ignores_sigchld() -> None:
                 process = await asyncio.create_subprocess_shell("echo x", stdout=-1)
                 assert await process.communicate() == (b"x\\n", None)
                 assert process.returncode in (255, 0), process.returncode
+            assert not asyncio.get_running_loop()._children
         uringloop.run(main())
         """
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("exit status already read") == 3
+    # From 6.15 on the kernel knows the end of a child that was there when its pidfd was opened.
+    assert done.stderr.count("exit status already read") == 3 or kernel_version() >= (6, 15)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSYS])

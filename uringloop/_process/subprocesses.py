@@ -5,21 +5,26 @@ module notices the exit of a child: by a one-shot poll of its pidfd on the ring 
 by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may run in any
 thread. Every child is reaped, whatever happens to its transport and its loop: by the loop while
 that is open, by `close` if the child was killed, and by a thread if the child outlives the loop.
+The loop's thread never waits for a child: one that a debugger traces ends before it can be reaped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
+import fcntl
 import os
 import select
 import signal
+import struct
 import subprocess
 import threading
 import time
 from asyncio.base_subprocess import BaseSubprocessTransport
 from asyncio.log import logger
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from uringloop._turn import fd_watch
@@ -34,9 +39,22 @@ UNKNOWN_EXIT_CODE = 255
 # Seconds for which closing a loop waits for killed children. A child that is stuck in the kernel
 # takes longer, and is left to a thread.
 KILLED_TIMEOUT = 1.0
+# <linux/pidfd.h>: ioctl(2) of a pidfd fills a structure, of which `mask` and `exit_code` are used
+# here. The number is that of x86-64 and AArch64; a kernel with another one refuses it.
+PIDFD_GET_INFO = 0xC040FF0B
+PIDFD_INFO_EXIT = 1 << 3
+PIDFD_INFO = struct.Struct("=Q52xi")
 
 
 # ── the child ────────────────────────────────────────────────────────────────────────────────
+
+
+class Waiter(enum.Enum):
+    """Who waits for the end of a child."""
+
+    NOBODY = 1
+    LOOP = 2  # by its pidfd
+    THREAD = 3
 
 
 class Child:
@@ -50,7 +68,7 @@ class Child:
         self._parent = os.getpid()
         # Owned by this object, closed when the child is reaped; -1 without one.
         self.pidfd = -1
-        self._watched = False
+        self._waiter = Waiter.NOBODY
         self._lock = threading.Lock()
 
     def watch(self) -> None:
@@ -65,96 +83,161 @@ class Child:
             return
         self.loop._signals.before[signal.SIGCHLD] = reap_ended
         self.loop._watchers.watch(self.pidfd, fd_watch.READ, self._ended, ())
-        self._watched = True
+        self._waiter = Waiter.LOOP
+
+    def _unwatch(self) -> None:
+        if self._waiter is Waiter.LOOP:
+            self.loop._watchers.remove(self.pidfd, fd_watch.READ)
+        self._waiter = Waiter.NOBODY
 
     def _watch_in_thread(self) -> None:
+        self._waiter = Waiter.THREAD
         name = f"uringloop-child-{self.process.pid}"
         threading.Thread(target=self._wait_in_thread, name=name, daemon=True).start()
 
     def _wait_in_thread(self) -> None:
         # Only the loop's thread reaps (WNOWAIT), so that Popen.poll() there still finds the child.
-        with contextlib.suppress(ChildProcessError):
+        try:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            # Other code has reaped it.
+            pass
+        except OSError:
+            # A filter refuses waitid(2); only that call leaves the child to the loop's thread.
+            with contextlib.suppress(ChildProcessError):
+                _, status = os.waitpid(self.process.pid, 0)
+                self.process.returncode = os.waitstatus_to_exitcode(status)
         try:
             self.loop.call_soon_threadsafe(self._ended)
         except RuntimeError:
             # The loop is closed: no transport waits for the exit code.
             self.reap()
+            self._close_pidfd()
 
     def _ended(self) -> None:
-        if self._watched:
-            self.loop._watchers.remove(self.pidfd, fd_watch.READ)
-            self._watched = False
+        """Reap the child, or let a thread wait until a debugger that traces it lets go of it.
+
+        Until then the kernel does not give the child to its parent, although the pidfd says that it
+        has ended.
+        """
+        self._unwatch()
+        if self.reap() is None:
+            self._watch_in_thread()
+        else:
+            self._notify()
+
+    def _notify(self) -> None:
+        """Tell the transport that the child has been reaped."""
+        self._unwatch()
+        self._close_pidfd()
         self.loop._children.discard(self)
         assert self.transport is not None
         # In the next turn: by then what the child wrote before its exit has been read.
-        self.loop.call_soon(self.transport._process_exited, self.reap())
+        self.loop.call_soon(self.transport._process_exited, self.process.returncode)
 
-    def reap(self) -> int:
-        """Reap a child that has exited, if that is still to be done; return its exit code."""
+    def reap(self) -> int | None:
+        """Reap the child if it can be reaped now; return its exit code, else None."""
         with self._lock:
-            try:
-                # Popen.poll() may have reaped it.
-                if self.process.returncode is None:
-                    self.process.returncode = self._wait_for_exit_code()
-            finally:
-                self._close_pidfd()
-        return self.process.returncode
+            if self.process.returncode is None:
+                self.process.returncode = self._exit_code_now()
+            elif self.process.returncode == 0:
+                # Popen.poll() has reaped it, or has found it gone and taken that for success.
+                self.process.returncode = exit_code_of_reaped(self.pidfd) or 0
+            return self.process.returncode
 
-    def _wait_for_exit_code(self) -> int:
+    def _exit_code_now(self) -> int | None:
         pid = self.process.pid
-        # Unlike the PID, the pidfd cannot refer to another process by now.
-        kind, number = (os.P_PID, pid) if self.pidfd < 0 else (os.P_PIDFD, self.pidfd)
         try:
-            result = os.waitid(kind, number, os.WEXITED)
+            return try_to_reap(pid, self.pidfd)
         except ChildProcessError:
-            logger.warning(
-                "child process pid %d exit status already read:  will report returncode %d",
-                pid,
-                UNKNOWN_EXIT_CODE,
-            )
-            return UNKNOWN_EXIT_CODE
-        assert result is not None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            code = exit_code_of_reaped(self.pidfd)
+        if code is not None:
+            return code
+        logger.warning(
+            "child process pid %d exit status already read:  will report returncode %d",
+            pid,
+            UNKNOWN_EXIT_CODE,
+        )
+        return UNKNOWN_EXIT_CODE
 
     def _close_pidfd(self) -> None:
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        with self._lock:
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+                self.pidfd = -1
 
     def reap_or_leave(self, deadline: float) -> None:
-        """Reap the child of a loop that is closed; a thread does it if the child still runs."""
+        """Reap the child of a loop that is closed; a thread does it if that has to wait."""
         assert self.transport is not None
-        if self._parent != os.getpid():
-            # A forked child: the process is its parent's child.
-            self._close_pidfd()
-            return
         timeout_s = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None
-        if self.pidfd < 0:
-            # A thread waits for the exit already, or has just scheduled _ended().
-            if self._has_ended():
-                self.reap()
-            return
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if poll.poll(timeout_s * 1000):
-            self.reap()
-            return
+        # In a forked child the process is its parent's child.
+        if self._parent == os.getpid():
+            if self._waiter is Waiter.LOOP:
+                poll = select.poll()
+                poll.register(self.pidfd, select.POLLIN)
+                poll.poll(timeout_s * 1000)
+            if self.reap() is None and self._waiter is Waiter.LOOP:
+                self._watch_in_thread()
         self._close_pidfd()
-        self._watch_in_thread()
 
     def reap_if_ended(self) -> None:
         # Without a pidfd the thread that waits schedules _ended().
-        if self._watched and self._has_ended():
-            self._ended()
+        if self._waiter is Waiter.LOOP and self.reap() is not None:
+            self._notify()
 
-    def _has_ended(self) -> bool:
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PID, self.process.pid, options) is not None
-        except ChildProcessError:
-            return True
+
+@contextlib.contextmanager
+def sigchld_deferred() -> Iterator[None]:
+    """Call the signal module's handler of SIGCHLD after the block, in which a child starts.
+
+    A handler that reaps every child could take one before it has a pidfd: nothing would then know
+    its exit code. In another thread than the main one the handler cannot be deferred.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGCHLD, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        if arrived:
+            handler(*arrived[-1])
+
+
+def try_to_reap(pid: int, pidfd: int) -> int | None:
+    """Reap a child and return its exit code; return None if it cannot be reaped now.
+
+    Raises ChildProcessError if other code has reaped it.
+    """
+    # Unlike the PID, the pidfd cannot refer to another process by now.
+    kind, number = (os.P_PID, pid) if pidfd < 0 else (os.P_PIDFD, pidfd)
+    try:
+        result = os.waitid(kind, number, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        raise
+    except OSError:
+        # A filter refuses waitid(2), or the kernel knows no P_PIDFD (before 5.4).
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def exit_code_of_reaped(pidfd: int) -> int | None:
+    """Return the exit code of a child that other code has reaped, if the kernel knows it (6.15)."""
+    facts = bytearray(PIDFD_INFO.pack(PIDFD_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, facts)
+    except (OSError, ValueError):
+        # An older kernel, or no pidfd.
+        return None
+    mask, status = PIDFD_INFO.unpack(facts)
+    return os.waitstatus_to_exitcode(status) if mask & PIDFD_INFO_EXIT else None
 
 
 def reap_ended(loop: Any) -> None:
@@ -186,18 +269,19 @@ class SubprocessTransport(BaseSubprocessTransport):
     def _start(
         self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **kw: Any
     ) -> None:
-        self._proc = subprocess.Popen(
-            args,
-            shell=shell,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            universal_newlines=False,
-            bufsize=bufsize,
-            **kw,
-        )
         self._reaped: asyncio.Future[None] = self._loop.create_future()
-        Child(self._loop, self).watch()
+        with sigchld_deferred():
+            self._proc = subprocess.Popen(
+                args,
+                shell=shell,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                universal_newlines=False,
+                bufsize=bufsize,
+                **kw,
+            )
+            Child(self._loop, self).watch()
 
     async def _connect_pipes(self, waiter: asyncio.Future[None] | None) -> None:
         self._connecting = connecting = self._loop.create_future()
