@@ -95,7 +95,6 @@ cdef extern from "<sys/eventfd.h>" nogil:
     int EFD_CLOEXEC
     int EFD_NONBLOCK
     int eventfd(unsigned int value, int flags)
-    int eventfd_write(int fd, unsigned long long value)
 
 
 cdef extern from "<unistd.h>" nogil:

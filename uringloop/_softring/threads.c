@@ -30,6 +30,7 @@
 #include <sys/syscall.h>
 
 #include "_kernel/files.h"
+#include "_kernel/wakeup.h"
 #include "_softring/faults.h"
 #include "_softring/queue.h"
 #include "_softring/waits.h"
@@ -133,7 +134,7 @@ static void soft_hand_over(soft_pool *pool, soft_request *chain) {
     /* Set the flag first: the ring's thread sets `sleeping` and then reads the flag. */
     __atomic_fetch_or(pool->flags, IORING_SQ_TASKRUN, __ATOMIC_SEQ_CST);
     if (atomic_load(&pool->sleeping))
-        eventfd_write(pool->wake_fd, 1);
+        uring_wake(pool->wake_fd);
 }
 
 /* Ends the execution of a chain by a thread, with the lock held. */

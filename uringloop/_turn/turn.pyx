@@ -37,8 +37,8 @@ from uringloop._kernel.atomics cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport errno, os_error
 from uringloop._kernel.libc cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_write, pthread_getcpuclockid, pthread_self,
-    sched_yield)
+    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, pthread_getcpuclockid, pthread_self, sched_yield)
+from uringloop._kernel.wakeup cimport uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
@@ -144,7 +144,7 @@ cdef class LoopCore:
         if done == REFUSED:
             raise RuntimeError("Event loop is closed")
         if done == PUT_WAKE:
-            eventfd_write(self.waker.fd, 1)
+            uring_wake(self.waker.fd)
             self.inbox.woke()
         return 0
 
