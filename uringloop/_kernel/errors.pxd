@@ -20,7 +20,11 @@ cdef extern from "<errno.h>" nogil:
     const int ENOBUFS
     const int ENOMEM
     const int ENOSPC
+    const int ENOSYS
+    const int ENOTSOCK
     const int ENXIO
+    const int EOPNOTSUPP
+    const int EPERM
     const int ESPIPE
     const int ETIME
     int errno

@@ -10,7 +10,7 @@ from uringloop._transport.transport cimport Connections
 # The drawing is in listener.pyx.
 cdef enum ListenerState:
     ACCEPTING
-    PAUSED          # descriptors or memory were short; `retry` ends it
+    PAUSED          # accept4(2) goes on failing, for want of descriptors, say; `retry` ends it
     STOPPED         # accept4(2) or the poll has failed for good; the socket is not closed
     CLOSED          # by close(); the socket is closed when the poll has ended
 
@@ -25,6 +25,7 @@ cdef class Listener(ListeningSocket):
     cdef object context         # in which the server was started; the factory runs in it
     cdef ListenerState state
     cdef object retry           # the timer of PAUSED; else None
+    cdef int failures           # of accept4(2) in a row
 
     cdef bint share(self) except -1
     cdef SharedListeners shared_listeners(self)

@@ -23,12 +23,16 @@ from cpython.object cimport PyObject
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from uringloop._kernel.errors cimport (
     EAGAIN,
+    EBADF,
     ECANCELED,
     ECONNABORTED,
+    EINVAL,
     EMFILE,
     ENFILE,
     ENOBUFS,
     ENOMEM,
+    ENOTSOCK,
+    EOPNOTSUPP,
     os_error,
 )
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
@@ -56,10 +60,14 @@ from uringloop._transport.transport cimport Connections
 from uringloop._turn.turn cimport LoopCore
 
 
-# Errors of accept4(2) that concern the connection, which is dropped, not the listening socket.
+# Errors of accept4(2) that usually concern the connection, which is dropped. A security policy may
+# return any of them for every call: after ACCEPTS_MAX of them in a row the listener pauses.
 cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(error_numbers, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
     "EHOSTUNREACH", "ENETUNREACH"))
+# Errors that say that the descriptor is no listening socket, or none any more.
+cdef frozenset LASTING_ERRORS = frozenset((-EBADF, -EINVAL, -ENOTSOCK, -EOPNOTSUPP))
+cdef frozenset SHORTAGES = frozenset((-EMFILE, -ENFILE, -ENOBUFS, -ENOMEM))
 # Addresses of a socket that accepts connections to every address of the machine.
 cdef frozenset ANY_ADDRESS = frozenset(("0.0.0.0", "::"))
 # linux/in.h and linux/in6.h: the socket module has no names for them.
@@ -190,6 +198,7 @@ cdef class Listener(ListeningSocket):
                 res = uring_accept(u, self.fd, &peer, &size)
                 if res >= 0:
                     most -= 1
+                    self.failures = 0
                     self.begin_connection(res, &peer, size, None)
                     if most == before - 1 and most > 0:
                         # Usually one connection waits: a poll saves an accept4(2) that fails.
@@ -217,16 +226,18 @@ cdef class Listener(ListeningSocket):
         if res == -EAGAIN:
             # The backlog is empty: later connections have inherited TCP_NODELAY.
             self.nodelay = False
+            self.failures = 0
             return False
-        if res in CONNECTION_ERRORS:
+        self.failures += 1
+        if res in CONNECTION_ERRORS and self.failures < ACCEPTS:
             return True
         if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.sleeps_in_ring
                 and uring_use_reserve(&self.loop.ring.u)):
             return True
-        if res == -EMFILE or res == -ENFILE or res == -ENOBUFS or res == -ENOMEM:
-            self.pause_accepting(res)
-        else:
+        if res in LASTING_ERRORS:
             self.stop(res)
+        else:
+            self.pause_accepting(res)
         return False
 
     cdef int stop(self, int res) except -1:
@@ -326,7 +337,11 @@ cdef class Listener(ListeningSocket):
         """Stop accepting for ACCEPT_RETRY_DELAY seconds; connections wait in the backlog."""
         if self.shared:
             self.stop_waiting()
-        self.report(os_error(res, ""), "socket.accept() out of system resource")
+        self.failures = 0
+        if res in SHORTAGES:
+            self.report(os_error(res, ""), "socket.accept() out of system resource")
+        else:
+            self.report(os_error(res, "accept"), "socket.accept() failed")
         if self.state == CLOSED:
             return 0
         assert self.state == ACCEPTING

@@ -8,7 +8,8 @@ program closes while a call waits stays open until the call has ended.
 A receive that returned less than it asked for has emptied its socket: the next receive polls first.
 The loop's methods `sock_recv`, `sock_recv_into` and `sock_sendall`, which programs call for every
 message, and `sock_connect` are these functions, one coroutine each. The first three use plain
-system calls if the socket is exactly a socket.socket.
+system calls if the socket is exactly a socket.socket; after an interruption the socket's own method
+repeats the call, and runs signal handlers in between.
 """
 
 import asyncio
@@ -168,7 +169,7 @@ cdef object try_recv(LoopCore loop, object sock, object n):
         if was_emptied(loop, fd):
             return None
         # A larger receive is passed to socket.recv().
-        while wanted <= SCRATCH_SIZE:
+        if wanted <= SCRATCH_SIZE:
             scratch = loop.scratch_memory()
             res = recv(fd, scratch, wanted, MSG_DONTWAIT)
             if res >= 0:
@@ -201,7 +202,7 @@ cdef object try_recv_into(LoopCore loop, object sock, object buf):
         PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
         if view.len and was_emptied(loop, fd):
             error = EAGAIN
-        while error == EINTR and view.len:
+        elif view.len:
             res = recv(fd, view.buf, view.len, MSG_DONTWAIT)
             error = errno if res < 0 else 0
         note_received(loop, fd, res, view.len)
@@ -225,16 +226,16 @@ cdef object try_send(object sock, object data, Py_ssize_t sent):
     cdef int error = EINTR
     if type(sock) is PLAIN:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        while error == EINTR:
-            res = send(
-                sock.fileno(), <char*>view.buf + sent, view.len - sent, MSG_DONTWAIT | MSG_NOSIGNAL)
-            error = errno if res < 0 else 0
+        res = send(
+            sock.fileno(), <char*>view.buf + sent, view.len - sent, MSG_DONTWAIT | MSG_NOSIGNAL)
+        error = errno if res < 0 else 0
         PyBuffer_Release(&view)
         if res >= 0:
             return res
         if error == EAGAIN:
             return None
-        raise os_error(-error, "")
+        if error != EINTR:
+            raise os_error(-error, "")
     try:
         return sock.send(data[sent:])
     except (BlockingIOError, InterruptedError):

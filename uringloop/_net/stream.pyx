@@ -331,6 +331,9 @@ cdef class StreamTransport(WriteTransport):
                 if size == -EAGAIN:
                     break
                 return self.read_ended(size)
+            if size == -EINTR:
+                # Not without end: a filter may return it for every call.
+                total += ROOM_FIRST
             if size > 0:
                 self.busy_turn = self.loop.counters.turns
                 total += size

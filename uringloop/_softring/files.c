@@ -183,11 +183,9 @@ static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     }
     for (; count > 1 && vectors->iov_len == 0; count--)
         vectors++;
-    do
-        res = soft_writes(sqe) ? pwritev2(sqe->fd, vectors, count, -1, RWF_NOWAIT)
-                               : preadv2(sqe->fd, vectors, count, -1, RWF_NOWAIT);
-    while (res < 0 && errno == EINTR);
-    if (res < 0 && errno == EAGAIN)
+    res = soft_writes(sqe) ? pwritev2(sqe->fd, vectors, count, -1, RWF_NOWAIT)
+                           : preadv2(sqe->fd, vectors, count, -1, RWF_NOWAIT);
+    if (res < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
     if (res < 0 && errno == EOPNOTSUPP)
         soft_leave_to_thread(s, request, vectors);

@@ -137,9 +137,12 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         return SOFT_ENDED;
     }
     size = soft_shorten(s, buffer->len);
-    do
-        res = soft_receive_once(s, request, buffer, size);
-    while (res == -EINTR);
+    res = soft_receive_once(s, request, buffer, size);
+    if (res == -EINTR) {
+        /* Not again at once: a filter may return it for every call. */
+        soft_call_again(s);
+        return SOFT_LATER;
+    }
     if (res == -EAGAIN)
         return SOFT_WAIT;
     if (res <= 0) {
@@ -240,13 +243,14 @@ static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
                                              : soft_send_some(s, sqe, message, sent, flags);
     if (res != 0)
         return res;
-    do {
-        if (message != NULL)
-            res = sendmsg(sqe->fd, message, flags);
-        else
-            res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
-    } while (res < 0 && errno == EINTR);
-    return soft_ended_by(s, sqe->fd, res < 0 ? -errno : res, false);
+    if (message != NULL)
+        res = sendmsg(sqe->fd, message, flags);
+    else
+        res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
+    if (res < 0)
+        /* After an interruption the send waits for room, like one that found none. */
+        res = errno == EINTR ? -EAGAIN : -errno;
+    return soft_ended_by(s, sqe->fd, res, false);
 }
 
 /* Copies the vectors of what a blocked sendmsg still has to send: the caller may reuse its own. */

@@ -329,11 +329,12 @@ cdef class WriteTransport(FlowControl):
             self.queue.prepare()
             res = self.send_directly()
             error = errno
-            if res >= 0:
+            if res > 0:
                 self.consume(res)
-            elif error == EAGAIN:
+            elif res == 0 or error == EAGAIN or error == EINTR:
+                # Not again at once, for an error may stay.
                 self.socket_full = True
-            elif error != EINTR:
+            else:
                 self.send_failed(os_error(-error, ""))
         return 0
 
@@ -496,8 +497,8 @@ cdef class WriteTransport(FlowControl):
 
     cdef int send_last(self) except -1:
         """Send this turn's writes before an abort: asyncio's write() has sent them already."""
-        cdef Py_ssize_t res = 0
-        while self.queue.count and not self.socket_full and res >= 0:
+        cdef Py_ssize_t res = 1
+        while self.queue.count and not self.socket_full and res > 0:
             self.loop.ring.check_process()
             self.queue.prepare()
             res = self.send_directly()

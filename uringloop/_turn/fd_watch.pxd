@@ -38,6 +38,8 @@ cdef class Watchers(Flushable):
     cdef unsigned int asked     # calls of watch()
     cdef unsigned int resumed   # nested runs that have armed epoll again
     cdef int stale_batches      # completions in a row with events of unwatched descriptors
+    cdef int failures           # of waits in a row
+    cdef bint retrying          # a timer waits until the next attempt
     cdef Operation wait_op      # for events of epoll_fd
     cdef bint direct            # wait_op fills `events` (EPOLL_WAIT); otherwise it is a poll
     cdef epoll_event[EVENTS_MAX] events
@@ -47,6 +49,8 @@ cdef class Watchers(Flushable):
     cdef int add(self, Watched watched, unsigned int event) except -1
     cdef int arm(self) except -1
     cdef int on_events(self, int res, unsigned int flags) except -1
+    cdef int wait_failed(self, int res) except -1
+    cdef int retry_later(self, int res) except -1
     cdef inline bint waits_in_ring(self) noexcept:
         return self.loop.epoll_sleep.place != AT_EPOLL
 

@@ -9,6 +9,7 @@ from uringloop._turn.turn import LoopCore
 
 READ: int
 WRITE: int
+RETRY_DELAY: int
 
 def transport_of(loop: LoopCore, fd: int) -> asyncio.Transport | None: ...
 

@@ -14,6 +14,8 @@ changed in critical sections. Only the loop's thread arms the wait, and looks fo
 owns a descriptor, or another thread while it has claimed a loop that does not run.
 """
 
+from asyncio import constants
+
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -55,6 +57,8 @@ WRITE = EPOLLOUT
 # a row than these with such events mean that epoll reports a closed descriptor, which a duplicate
 # keeps in the instance.
 cdef int STALE_BATCHES_MAX = 16
+# Seconds until the next wait after an error that stays; asyncio's for accepting.
+RETRY_DELAY = constants.ACCEPT_RETRY_DELAY
 
 
 @cython.final
@@ -233,7 +237,8 @@ cdef class Watchers(Flushable):
 
     cdef int arm(self) except -1:
         cdef io_uring_sqe *sqe
-        if self.wait_op.in_flight or not self.watched or not self.waits_in_ring():
+        if (self.wait_op.in_flight or not self.watched or self.retrying
+                or not self.waits_in_ring()):
             return 0
         sqe = self.loop.ring.submission()
         self.direct = uses(EPOLL_WAIT, self.loop.ring.u.soft != NULL)
@@ -251,9 +256,13 @@ cdef class Watchers(Flushable):
         cdef unsigned int resumed = self.resumed
         if res > 0 and not self.direct and self.waits_in_ring():
             res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
+            if res < 0:
+                res = -errno
         try:
             if res < 0 and res != -ECANCELED:
-                self.renew(True)
+                self.wait_failed(res)
+            else:
+                self.failures = 0
             count = self.due_handles(res, due)
             if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
                 self.renew(False)
@@ -268,6 +277,28 @@ cdef class Watchers(Flushable):
             # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.wait_again()
         return 0
+
+    cdef int wait_failed(self, int res) except -1:
+        """Wait at a new instance, since other code may have closed this one; or wait later."""
+        self.failures += 1
+        return self.renew(True) if self.failures == 1 else self.retry_later(res)
+
+    cdef int retry_later(self, int res) except -1:
+        """Report an error that may stay, and wait for events again after RETRY_DELAY."""
+        self.retrying = True
+        self.loop.call_later(RETRY_DELAY, self._retry)
+        self.loop.call_exception_handler(
+            {
+                "message": "Waiting for descriptors failed",
+                "exception": os_error(res, "epoll"),
+            }
+        )
+        return 0
+
+    def _retry(self):
+        self.retrying = False
+        self.failures = 0
+        self.arm_later()
 
     @cython.critical_section
     cdef int due_handles(self, int count, PyObject **due) noexcept:
@@ -339,7 +370,7 @@ cdef class Watchers(Flushable):
         """
         cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
         if fresh < 0:
-            raise os_error(-errno, "epoll_create1")
+            return self.retry_later(-errno)
         self.loop.epoll_sleep.leave()
         if not lost:
             close(self.epoll_fd)
