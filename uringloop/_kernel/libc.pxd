@@ -20,8 +20,6 @@ cdef extern from "<sys/uio.h>" nogil:
         void *iov_base
         size_t iov_len
 
-    ssize_t writev(int fd, const iovec *vector, int count)
-
 
 cdef extern from "<sys/socket.h>" nogil:
     struct msghdr:
@@ -100,8 +98,6 @@ cdef extern from "<sys/eventfd.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int getpagesize()
-    ssize_t read(int fd, void *data, size_t size)
-    ssize_t write(int fd, const void *data, size_t size)
 
 
 cdef extern from "<poll.h>" nogil:

@@ -32,6 +32,7 @@ cdef class Listener(ListeningSocket):
     cdef int on_poll(self, int res, unsigned int flags) except -1
     cdef bint is_alone(self) except -1
     cdef int poll_ended(self, int res) except -1
+    cdef int accept(self, sockaddr_in6 *peer, unsigned int *size) noexcept
     cdef bint accepts(self) noexcept
     cdef bint accept_failed(self, int res) except -1
     cdef int stop(self, int res) except -1

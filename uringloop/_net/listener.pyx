@@ -37,7 +37,6 @@ from uringloop._kernel.errors cimport (
 )
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport (
-    close,
     getsockname,
     IPPROTO_TCP,
     setsockopt,
@@ -46,6 +45,7 @@ from uringloop._kernel.libc cimport (
     TCP_NODELAY,
 )
 from uringloop._kernel.sockets cimport uring_may_accept
+from uringloop._kernel.waits cimport uring_is_nonblocking
 from uringloop._net.shared_listeners cimport ACCEPTS, ListeningSocket, SharedListeners
 from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
 from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
@@ -56,7 +56,7 @@ from uringloop._ring.shared_sockets cimport (
 )
 from uringloop._ring.uring cimport uring, uring_accept
 from uringloop._turn.addresses cimport LocalEnd
-from uringloop._transport.transport cimport Connections
+from uringloop._transport.transport cimport Connections, close_socket
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -195,7 +195,7 @@ cdef class Listener(ListeningSocket):
                 # The factory of a protocol may have forked.
                 self.loop.ring.check_process()
                 size = sizeof(peer)
-                res = uring_accept(u, self.fd, &peer, &size)
+                res = self.accept(&peer, &size)
                 if res >= 0:
                     most -= 1
                     self.failures = 0
@@ -217,6 +217,23 @@ cdef class Listener(ListeningSocket):
                 # The poll does not report these connections again.
                 self.loop.add_flush(self)
         return before - most
+
+    cdef int accept(self, sockaddr_in6 *peer, unsigned int *size) noexcept:
+        """Accept without waiting; return a descriptor or -errno.
+
+        Other code may have made the socket a blocking one, and another process may then come
+        between the poll and the accept4(2).
+        """
+        cdef int res
+        cdef int fd = self.fd
+        cdef const uring *u = &self.loop.ring.u
+        if uring_is_nonblocking(fd):
+            return uring_accept(u, fd, peer, size)
+        if not uring_may_accept(fd):
+            return -EAGAIN
+        with nogil:
+            res = uring_accept(u, fd, peer, size)
+        return res
 
     cdef bint accepts(self) noexcept:
         return self.state == ACCEPTING
@@ -329,7 +346,7 @@ cdef class Listener(ListeningSocket):
     cdef int close_connection(self, int fd, StreamTransport transport) except -1:
         """Close a connection whose protocol could not be created."""
         if transport is None:
-            close(fd)
+            close_socket(fd)
             return 0
         return transport.release()
 

@@ -1,9 +1,11 @@
 """Pipes, FIFOs and terminals: a transport that reads, and one that writes.
 
-A one-shot poll reports when there is something to read, or room to write; non-blocking system calls
-move the bytes, as in asyncio: a program finds at the other end what it wrote in the same callback.
-A cancelled poll loses no byte. So a poll survives the end of a run and a change of thread, and
-pause_reading() cancels nothing.
+A one-shot poll reports when there is something to read, or room to write; system calls that do not
+wait move the bytes, as in asyncio: a program finds at the other end what it wrote in the same
+callback. A cancelled poll loses no byte. So a poll survives the end of a run and a change of
+thread, and pause_reading() cancels nothing.
+
+Other processes often share the file, and may clear its O_NONBLOCK: the calls are those of waits.h.
 
 A writing transport watches the other end with a second poll, and closes when the reader does:
 
@@ -26,8 +28,15 @@ from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport msghdr, POLLIN, POLLOUT, read, write, writev
+from uringloop._kernel.libc cimport iovec, POLLIN, POLLOUT
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
+from uringloop._kernel.waits cimport (
+    uring_lacks_nowait,
+    uring_read_if_ready,
+    uring_read_now,
+    uring_write_if_ready,
+    uring_write_now,
+)
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.pausing cimport ReadTransport
 from uringloop._transport.transport cimport (
@@ -74,8 +83,13 @@ cdef class ReadPipeTransport(ReadTransport):
 
     cdef int receive_ready(self) except -1:
         cdef char *scratch = self.loop.scratch_memory()
-        cdef ssize_t size = read(self.fd, scratch, SCRATCH_SIZE)
+        cdef int fd = self.fd
+        cdef ssize_t size = uring_read_now(fd, scratch, SCRATCH_SIZE)
         cdef int error = errno
+        if size < 0 and uring_lacks_nowait(error):
+            with nogil:
+                size = uring_read_if_ready(fd, scratch, SCRATCH_SIZE)
+                error = errno
         if size > 0:
             count_total(&self.loop.counters.received_bytes, size)
             return self.deliver(PyBytes_FromStringAndSize(scratch, size))
@@ -216,11 +230,21 @@ cdef class WritePipeTransport(WriteTransport):
         return self.flush()
 
     cdef Py_ssize_t send_directly(self) noexcept:
-        cdef msghdr *message
-        if self.queue.single:
-            return write(self.fd, self.queue.data, self.queue.data_size)
-        message = &self.queue.gathered.message
-        return writev(self.fd, message.msg_iov, <int>message.msg_iovlen)
+        cdef int fd = self.fd
+        cdef iovec one
+        cdef iovec *parts = &one
+        cdef int count = 1
+        cdef Py_ssize_t size
+        one.iov_base = <void*>self.queue.data
+        one.iov_len = self.queue.data_size
+        if not self.queue.single:
+            parts = self.queue.gathered.message.msg_iov
+            count = <int>self.queue.gathered.message.msg_iovlen
+        size = uring_write_now(fd, parts, count)
+        if size < 0 and uring_lacks_nowait(errno):
+            with nogil:
+                size = uring_write_if_ready(fd, parts, count)
+        return size
 
     cdef int send_failed(self, object exc) except -1:
         self.writes_lost += 1

@@ -73,6 +73,9 @@ cdef class Transport(Flushable):
     cdef int stop_operations(self) except -1
 
 
+cdef int close_socket(int fd) noexcept
+
+
 cdef object pending_exception()
 
 

@@ -48,6 +48,7 @@ from uringloop._cpython.pyapi cimport (
 )
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
+from uringloop._kernel.waits cimport uring_lingers
 from uringloop._transport.stream_reader cimport call_connection_lost
 from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle, fill
@@ -309,7 +310,7 @@ cdef class Transport(Flushable):
         self.server = None
         try:
             if sock is None:
-                close(fd)
+                close_socket(fd)
             else:
                 sock.close()
         except OSError as exc:
@@ -430,6 +431,14 @@ cdef class Transport(Flushable):
         """End the connection: asyncio's SSLProtocol calls this."""
         self.loop.check_owner()
         self.force_close(exc)
+
+
+cdef int close_socket(int fd) noexcept:
+    """Close a descriptor. With SO_LINGER that may take time, in which other threads run."""
+    if uring_lingers(fd):
+        with nogil:
+            return close(fd)
+    return close(fd)
 
 
 cdef object pending_exception():

@@ -1,0 +1,92 @@
+/* Reads, writes and accepts that do not wait, whatever other owners of a file do with O_NONBLOCK.
+ *
+ * The flag belongs to the open file, which other processes may share: a shell, a child that has the
+ * terminal or the pipe. Where the kernel has no call that never waits, a poll precedes the call. The
+ * caller then releases the GIL, because another owner may be faster between the two.
+ */
+#ifndef URINGLOOP_KERNEL_WAITS_H
+#define URINGLOOP_KERNEL_WAITS_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "_kernel/compat.h"
+
+static inline bool uring_is_nonblocking(int fd) {
+    int flags = fcntl(fd, F_GETFL);
+
+    return flags >= 0 && flags & O_NONBLOCK;
+}
+
+/* Returns whether a call would not wait now; true also for a descriptor that is closed. */
+static inline bool uring_is_ready(int fd, short events) {
+    struct pollfd one = {.fd = fd, .events = events};
+
+    return poll(&one, 1, 0) != 0;
+}
+
+/* Read and write without waiting, like read(2) and writev(2). Pipes support that from 6.4 on,
+ * sockets too; FIFOs and terminals do not (6.18). */
+static inline ssize_t uring_read_now(int fd, void *data, size_t size) {
+    struct iovec part = {.iov_base = data, .iov_len = size};
+
+    return preadv2(fd, &part, 1, -1, RWF_NOWAIT);
+}
+
+static inline ssize_t uring_write_now(int fd, const struct iovec *parts, int count) {
+    return pwritev2(fd, parts, count, -1, RWF_NOWAIT);
+}
+
+/* Returns whether *error* says that the file, the kernel or a filter does not permit the two calls
+ * above. A true EPERM is reported by the calls below, too. */
+static inline bool uring_lacks_nowait(int error) {
+    return error == EOPNOTSUPP || error == ENOSYS || error == EPERM;
+}
+
+/* The same by other calls, which may wait if another owner of a blocking file comes first. */
+static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
+    if (!uring_is_nonblocking(fd) && !uring_is_ready(fd, POLLIN)) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return read(fd, data, size);
+}
+
+/* A blocking pipe or terminal gets only what it has room for if it polls as writable: a terminal may
+ * have room for a single byte. To other devices the size of a write may matter. */
+static inline ssize_t uring_write_if_ready(int fd, const struct iovec *parts, int count) {
+    struct stat found;
+    size_t room = 0;
+
+    if (!uring_is_nonblocking(fd)) {
+        if (!uring_is_ready(fd, POLLOUT)) {
+            errno = EAGAIN;
+            return -1;
+        }
+        if (isatty(fd))
+            room = 1;
+        else if (fstat(fd, &found) == 0 && S_ISFIFO(found.st_mode))
+            room = PIPE_BUF;
+    }
+    if (room == 0)
+        return writev(fd, parts, count);
+    return write(fd, parts->iov_base, parts->iov_len < room ? parts->iov_len : room);
+}
+
+/* Returns whether close(2) waits until the peer has all bytes, or a time has passed. */
+static inline bool uring_lingers(int fd) {
+    struct linger found = {0};
+    socklen_t size = sizeof(found);
+
+    return getsockopt(fd, SOL_SOCKET, SO_LINGER, &found, &size) == 0 && found.l_onoff &&
+           found.l_linger > 0;
+}
+
+#endif
