@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -540,3 +541,78 @@ def test_a_process_may_exit_without_closing_the_loop() -> None:
     ended = run_script(script, "-Wignore")
     assert (ended.returncode, ended.stdout) == (0, "done\n")
     assert time.monotonic() - began < 20
+
+
+ANOTHER_USER = """
+import asyncio, os, uringloop, uringloop.fs as fs
+
+os.umask(0o022)
+shared = os.path.join(folder, "shared")
+secret = os.path.join(folder, "secret")
+os.mkdir(shared)
+os.chmod(folder, 0o755)
+os.chmod(shared, 0o777)
+os.mkdir(os.path.join(folder, "closed"), 0o700)
+hidden = os.path.join(folder, "closed", "hidden")
+for path in (secret, hidden):
+    with open(path, "w") as file:
+        file.write("of root")
+os.chmod(secret, 0o600)
+
+async def use(mode):
+    async with uringloop.open(secret, mode) as file:
+        await (file.read() if mode == "r" else file.write("more"))
+
+calls = [
+    lambda: use("r"), lambda: use("a"), lambda: use("w"),
+    lambda: fs.read_bytes(secret),
+    lambda: fs.write_atomic(os.path.join(folder, "new"), b""),
+    lambda: fs.stat(hidden),
+    lambda: fs.unlink(secret),
+    lambda: fs.rename(secret, secret + "2"),
+    lambda: fs.mkdir(os.path.join(folder, "made")),
+    lambda: fs.rmdir(shared),
+    lambda: fs.link(secret, secret + "3"),
+    lambda: fs.symlink(secret, secret + "4"),
+]
+
+async def create():
+    path = os.path.join(shared, "file")
+    async with uringloop.open(path, "x") as file:
+        await file.write("of nobody")
+    await fs.write_atomic(path + "2", b"of nobody")
+    await fs.mkdir(path + "3")
+    print({os.stat(path + end).st_uid for end in ("", "2", "3")})
+
+async def main():
+    # The kernel's and the executor's threads exist before the change, and all modules are imported.
+    await use("r")
+    await asyncio.to_thread(str)
+    await fs.write_atomic(os.path.join(shared, "first"), b"")
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    refused = 0
+    for call in calls:
+        try:
+            await call()
+        except PermissionError:
+            refused += 1
+    print(refused == len(calls))
+    await create()
+
+before = sorted(os.listdir(folder))
+with asyncio.Runner(loop_factory=lambda: uringloop.Loop(sqpoll=1000)) as runner:
+    runner.run(asyncio.wait_for(main(), 40))
+print(sorted(os.listdir(folder)) == before)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_paths_are_used_with_the_rights_of_the_user_that_the_process_has_become() -> None:
+    """The kernel thread keeps the rights of the user who made the loop."""
+    # Not in pytest's folders, which another user may not enter.
+    with tempfile.TemporaryDirectory(prefix="uringloop-") as folder:
+        ended = run_script(f"folder = {folder!r}\n{ANOTHER_USER}")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["True", "{65534}", "True"]

@@ -49,7 +49,7 @@ cdef enum Stage:
 cdef enum Trait:
     IDEMPOTENT = 1 << 0     # may be submitted again: doing it twice is doing it once
     DETACHABLE = 1 << 1     # a cancelled caller need not wait for the end
-    NEEDS_THREAD = 1 << 2   # the kernel's ring lacks this operation
+    NEEDS_THREAD = 1 << 2   # the ring lacks this operation, or has not the caller's rights
     LINKED = 1 << 3         # behind another: ECANCELED means that the other one failed
 
 

@@ -19,6 +19,7 @@ from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop._files.memory cimport shortened
 from uringloop._files.operation cimport (
     IDEMPOTENT,
+    NEEDS_THREAD,
     SLICE_BYTES,
     FileOperation,
     begin_linked,
@@ -264,7 +265,7 @@ async def link_and_rename(src, temporary, dst):
         &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
     renaming = new_call((between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
-    if ring_loop() is None:
+    if ring_loop() is None or linking.traits & NEEDS_THREAD:
         await wait_uncancelled(
             get_running_loop().run_in_executor(None, perform_both, linking, renaming))
     else:
@@ -327,7 +328,11 @@ async def sync(int fd, path):
 cdef FileOperation new_call(object held):
     """Make an operation after which a run ends: another thread would not get its result."""
     cdef FileOperation operation = new_operation(None, held)
+    cdef LoopCore loop = ring_loop()
     operation.op.policy |= RUN_WAITS
+    # A kernel thread (SQPOLL) would look paths up with the rights of the user who created the ring,
+    # also after this process has become another user.
+    operation.set_trait(NEEDS_THREAD, loop is not None and loop.ring.u.threaded)
     return operation
 
 
