@@ -15,12 +15,13 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from uringloop import __version__
 from uringloop._cpython import gil, stdlib
 from uringloop._monitor import command_line
-from uringloop._ring import backends, features, limits
+from uringloop._ring import backends, features, limits, system_calls
 from uringloop.loop import Loop
 
 PROGRAM = "python -m uringloop.doctor"
@@ -51,11 +52,19 @@ BENEFITS = {
 Report = dict[str, object]
 
 
+def known(fact: Callable[[], str]) -> str:
+    """Return what *fact* returns, or "unknown" where a sandbox refuses uname(2)."""
+    try:
+        return fact()
+    except OSError:
+        return "unknown"
+
+
 def container() -> str | None:
     """Return the kind of container that this process seems to run in, or None."""
     # First, because gVisor also has the marker files of the engine that runs it. The version of
     # gVisor's kernel always has this date.
-    if "gvisor" in platform.release() or GVISOR_BUILT in platform.version():
+    if "gvisor" in known(platform.release) or GVISOR_BUILT in known(platform.version):
         return "gvisor"
     for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
         if Path(path).exists():
@@ -108,7 +117,8 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     if backend != backends.IO_URING:
         remedy = backends.remedy_in(reason)
         if remedy is not None:
-            lines.append(f"to use io_uring: {remedy}")
+            beside = backend != backends.SOFT and "io_uring" not in remedy
+            lines.append(f"to {'run a loop' if beside else 'use io_uring'}: {remedy}")
         elif backend == backends.SOFT:
             lines.append(f"the software ring was {reason}; unset it to try io_uring first")
         else:
@@ -119,6 +129,7 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     absent = [name for name in features.FEATURES if states[name] == "absent"]
     if absent and backend == backends.IO_URING:
         lines.append(f"a newer kernel supports: {', '.join(absent)}")
+    lines += system_calls.advice()
     return lines + other_transports() + limits.advice(backend == backends.IO_URING)
 
 
@@ -138,7 +149,7 @@ def examine() -> Report:
         "python": platform.python_version(),
         "GIL": gil.state(),
         "liburing": features.LIBURING,
-        "kernel": f"{platform.release()} {platform.machine()}",
+        "kernel": f"{backends.kernel()} {known(platform.machine)}",
         "kernel.io_uring_disabled": backends.read(backends.SYSCTL) or "no such setting",
         "kernel.io_uring_group": backends.read(backends.GROUP_SYSCTL) or "no such setting",
         "seccomp mode": backends.seccomp_mode(),

@@ -78,7 +78,8 @@ int main(int argc, char **argv) {
     struct io_uring_cqe *cqe;
     bool ended = false;
     int error = 0;
-    softring *ring = softring_open(&queues, 8, 16, &error);
+    const char *call;
+    softring *ring = softring_open(&queues, 8, 16, &call, &error);
 
     if (ring == NULL || argc != 3)
         return 1;

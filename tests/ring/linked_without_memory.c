@@ -27,7 +27,8 @@ static void submit(struct io_uring *queues, const char *path, uint64_t user_data
 int main(int argc, char **argv) {
     struct io_uring queues;
     int error = 0, left = 4;
-    softring *ring = softring_open(&queues, 8, 16, &error);
+    const char *call;
+    softring *ring = softring_open(&queues, 8, 16, &call, &error);
     struct io_uring_cqe *cqe;
     char inner[4096];
 

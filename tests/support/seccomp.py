@@ -2,7 +2,7 @@
 
 As a script it installs the filter and executes a command: `python seccomp.py EPERM command...`
 makes the calls fail with EPERM; KILL ends the process, as some sandboxes do; `enter-EPERM` refuses
-io_uring_enter only, and so on. `run` starts such a child.
+io_uring_enter only, `332+437-ENOSYS` the calls with these numbers. `run` starts such a child.
 """
 
 from __future__ import annotations
@@ -219,8 +219,10 @@ ROUNDS_OUTPUT = [
 
 def main() -> None:
     name, *command = sys.argv[1:]
-    call, _, answer = name.rpartition("-")
-    calls = (ALONE[call],) if call else CALLS
+    named, _, answer = name.rpartition("-")
+    calls: tuple[int, ...] = CALLS
+    if named:
+        calls = tuple(ALONE[call] if call in ALONE else int(call) for call in named.split("+"))
     if answer == "KILL":
         # The process is expected to be killed: it needs no core dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,7 +18,7 @@ from support.loops import on_io_uring
 import uringloop
 from uringloop import doctor
 from uringloop._cpython import gil, stdlib
-from uringloop._ring import features
+from uringloop._ring import backends, features
 
 Facts = TypedDict(
     "Facts",
@@ -226,6 +226,39 @@ def test_refusal_of_a_required_io_uring_is_reported() -> None:
     (advice,) = [line for line in facts["advice"] if "io_uring" in line]
     assert "allow io_uring_setup, io_uring_enter and io_uring_register" in advice
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+@pytest.mark.parametrize(
+    ("name", "backend", "words"),
+    [
+        ("epoll_create1", "none", "to run a loop: allow epoll_create1 there"),
+        ("statx", "", "statx is refused here: `fstatat` takes its place"),
+        ("uname", "", "uname is refused here"),
+        ("prlimit64", "", "prlimit64 is refused here"),
+    ],
+)
+def test_a_refused_system_call_is_named(name: str, backend: str, words: str, error: str) -> None:
+    text, facts, _ = examined(f"{features.number_of_call(name)}-{error}")
+    assert any(words in line for line in facts["advice"])
+    assert "nothing to do" not in text
+    assert "Traceback" not in text
+    if backend:
+        assert facts["backend"] == backend
+        assert "io_uring" not in facts["reason"]
+    if name == "prlimit64":
+        assert facts["descriptors"] == "unknown: prlimit64 is refused"
+    if name == "uname":
+        assert facts["kernel"].startswith(Path(backends.RELEASE).read_text().strip())
+
+
+@on_io_uring
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+def test_a_ring_that_is_refused_by_madvise_is_not_blamed_on_io_uring(error: str) -> None:
+    _, facts, _ = examined(f"{features.number_of_call('madvise')}-{error}")
+    assert facts["backend"] == "soft"
+    assert "refuses the system call madvise" in facts["reason"]
+    assert "to use io_uring: allow madvise there" in facts["advice"]
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────

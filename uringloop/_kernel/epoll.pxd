@@ -1,6 +1,6 @@
 """Declarations of epoll, from the C library."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -22,4 +22,7 @@ cdef extern from "<sys/epoll.h>" nogil:
 
     int epoll_create1(int flags)
     int epoll_ctl(int epoll_fd, int operation, int fd, epoll_event *event)
-    int epoll_wait(int epoll_fd, epoll_event *events, int size, int timeout_ms)
+
+
+cdef extern from "_kernel/compat.h" nogil:
+    int uring_epoll_wait(int epoll_fd, epoll_event *events, int size, int64_t timeout_ns)

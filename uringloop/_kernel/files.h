@@ -37,8 +37,9 @@ static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts
     uring_mount_kinds kind;
 
     *facts = (uring_file_status){0};
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-              STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0), &found) < 0)
+    if (uring_statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                    STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0),
+                    &found) < 0)
         return -errno;
     facts->mode = found.stx_mode;
     facts->size = (int64_t)found.stx_size;
@@ -186,8 +187,8 @@ static inline int uring_perform(const struct io_uring_sqe *sqe) {
         res = close(sqe->fd);
         break;
     case IORING_OP_STATX:
-        res = statx(sqe->fd, address, (int)sqe->statx_flags, sqe->len,
-                    (struct statx *)(uintptr_t)sqe->off);
+        res = uring_statx(sqe->fd, address, (int)sqe->statx_flags, sqe->len,
+                          (struct statx *)(uintptr_t)sqe->off);
         break;
     case IORING_OP_MKDIRAT:
         res = mkdirat(sqe->fd, address, sqe->len);

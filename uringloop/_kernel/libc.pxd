@@ -47,7 +47,6 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendto(
         int fd, const void *data, size_t size, int flags, const sockaddr *name,
         unsigned int name_size)
-    ssize_t sendmsg(int fd, const msghdr *message, int flags)
 
 
 cdef extern from "<netinet/in.h>" nogil:

@@ -31,8 +31,8 @@ static inline int uring_find_cached(int folder, const char *name, bool follow, u
     if (fd < 0)
         /* Any other error may be due to the cached lookup: the ordinary call decides. */
         return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? -errno : -EAGAIN;
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask | URING_STATX_MNT_ID_UNIQUE,
-              facts) == 0 &&
+    if (uring_statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask | URING_STATX_MNT_ID_UNIQUE,
+                    facts) == 0 &&
         uring_mount_kind(facts) != URING_MOUNT_OTHER)
         return fd;
     close(fd);

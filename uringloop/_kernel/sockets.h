@@ -87,9 +87,21 @@ static inline bool uring_enable_inq(int fd) {
     return setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof(on)) == 0;
 }
 
+/* sendmsg(2); where a seccomp filter refuses that, the first part that is not empty by send(2). */
+static inline ssize_t uring_send_message(int fd, const struct msghdr *message, int flags) {
+    ssize_t res = sendmsg(fd, message, flags);
+    size_t i = 0;
+
+    if (res >= 0 || !uring_is_forbidden(-errno) || message->msg_iovlen == 0)
+        return res;
+    while (i + 1 < message->msg_iovlen && message->msg_iov[i].iov_len == 0)
+        i++;
+    return send(fd, message->msg_iov[i].iov_base, message->msg_iov[i].iov_len, flags);
+}
+
 /* Receives without waiting. Returns the number of bytes, 0 at EOF, or -errno. *left* is what the
  * socket still has, a FIN counted as one byte; -1 if the socket does not report it (TCP does,
- * 4.18+). Without *reports_inq* there is no room for control messages: the kernel would open a
+ * 4.18+), or if a seccomp filter refuses recvmsg(2). Without *reports_inq* there is no room for control messages: the kernel would open a
  * descriptor that a UNIX peer has sent, and nothing would close it. */
 static inline ssize_t uring_receive(int fd, void *data, size_t size, bool reports_inq, int *left) {
     char control[CMSG_SPACE(sizeof(int))];
@@ -102,6 +114,10 @@ static inline ssize_t uring_receive(int fd, void *data, size_t size, bool report
     ssize_t res = reports_inq ? recvmsg(fd, &message, MSG_DONTWAIT)
                               : recv(fd, data, size, MSG_DONTWAIT);
 
+    if (res < 0 && reports_inq && uring_is_forbidden(-errno)) {
+        reports_inq = false;
+        res = recv(fd, data, size, MSG_DONTWAIT);
+    }
     if (res < 0)
         return -errno;
     *left = -1;

@@ -155,7 +155,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         try:
             super().__init__(busy_poll_us, batch_wait_us, soft=True)
         except OSError as exc:
-            raise backends.with_cause(exc) if exc.errno in backends.LACKS else exc from None
+            raise backends.with_cause(exc) from None
         if refusal is not None and warn_fallback:
             backends.warn_fallback_at_start(refusal)
 

@@ -13,6 +13,7 @@ import errno
 import inspect
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -23,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from uringloop._cpython import stdlib
+from uringloop._ring import backends
 
 if TYPE_CHECKING:
     from uringloop._loop.base import RunningLoop
@@ -60,7 +62,7 @@ class SignalState:
         Raises ValueError in a thread other than the main thread.
         """
         if self._pair is None:
-            self._pair = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._pair = _make_pair()
             self._process = os.getpid()
             _wakeup_fds.add(self._pair[1])
         if self._previous_fd is None:
@@ -163,12 +165,31 @@ if not stdlib.FORK_KEEPS_SIGNALS:
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+def _make_pair() -> tuple[int, int]:
+    """Return the ends of a pipe; of a pair of sockets where a sandbox refuses pipe2(2)."""
+    try:
+        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        if exc.errno not in backends.POLICIES:
+            raise
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    return reader.detach(), writer.detach()
+
+
 def begin_run(loop: RunningLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         try:
             loop._signals.install_wakeup_fd()
         except ValueError:
             # This is the main thread of a subinterpreter, which cannot handle signals.
+            return
+        except OSError as exc:
+            # A sandbox refuses fstat(2) or fcntl(2), by which Python checks a wake-up descriptor.
+            # Then a signal only ends a sleep that has begun, and add_signal_handler() raises.
+            if exc.errno not in backends.POLICIES:
+                raise
             return
         loop._signals.watch(loop)
 

@@ -53,7 +53,6 @@ from uringloop._kernel.libc cimport (
     POLLIN,
     POLLRDHUP,
     send,
-    sendmsg,
     SHUT_WR,
     shutdown,
     sockaddr_in6,
@@ -64,6 +63,7 @@ from uringloop._kernel.sockets cimport (
     uring_prep_recv_multishot,
     uring_prep_send,
     uring_prep_sendmsg,
+    uring_send_message,
     uring_receive,
     uring_enable_inq,
     uring_peek,
@@ -598,7 +598,8 @@ cdef class StreamTransport(WriteTransport):
         if self.queue.single:
             return send(
                 self.fd, self.queue.data, self.queue.data_size, MSG_DONTWAIT | MSG_NOSIGNAL)
-        return sendmsg(self.fd, &self.queue.gathered.message, MSG_DONTWAIT | MSG_NOSIGNAL)
+        return uring_send_message(
+            self.fd, &self.queue.gathered.message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
     cdef int end_output(self) except -1:
         if shutdown(self.fd, SHUT_WR) < 0:

@@ -46,10 +46,14 @@ REFUSALS = frozenset(
     )
 )
 
+# Those by which a seccomp filter or another policy refuses a system call.
+POLICIES = frozenset((errno.EACCES, errno.ENOSYS, errno.EPERM))
+
 SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 GROUP_SYSCTL = "/proc/sys/kernel/io_uring_group"
 STATUS = "/proc/self/status"
 USERS = "/proc/self/uid_map"
+RELEASE = "/proc/sys/kernel/osrelease"
 # Capability numbers, from linux/capability.h.
 CAP_IPC_LOCK = 14
 CAP_SYS_ADMIN = 21
@@ -58,14 +62,16 @@ CAP_SYS_RESOURCE = 24
 # The first kernel with DEFER_TASKRUN, whose rules this loop relies on.
 KERNEL_MIN = (6, 1)
 
+# The system call that makes a ring of the kernel.
+SETUP = "io_uring_setup"
 # The system calls that a container's seccomp profile must allow.
 ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 
 # Resources that a loop may run out of on either ring, with the remedy.
 LACKS = {
     errno.EAGAIN: "this user can start no more threads; `ulimit -u` gives more",
-    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, or, "
-    "for io_uring without CAP_IPC_LOCK, `ulimit -l`)",
+    errno.ENOMEM: "not enough memory; a larger limit gives more (the cgroup's, `ulimit -v`, "
+    "`ulimit -d`, or, for io_uring without CAP_IPC_LOCK, `ulimit -l`)",
     errno.EMFILE: "this process has no descriptors left; `ulimit -n` gives more",
     errno.ENFILE: "this machine can open no more files; sysctl fs.file-max gives more",
 }
@@ -167,7 +173,7 @@ def ignore_fallback(error: int, call: str) -> None:
 
 def fall(error: int, call: str) -> str:
     """Return why a running loop lost the kernel's ring: *call* failed with *error*."""
-    return f"{call} was refused while the loop ran: {reason_of(OSError(error, os.strerror(error)))}"
+    return f"{call} was refused while the loop ran: {os.strerror(error)}: {cause(error, call)}"
 
 
 def warn(message: str) -> None:
@@ -191,7 +197,9 @@ def with_cause(exc: OSError) -> OSError:
 
 
 def reason_of(exc: OSError) -> str:
-    return f"{exc.strerror}: {cause(exc.errno or 0)}"
+    # `os_error` in _kernel/errors.pxd puts the name of the call behind the reason.
+    named = re.search(r"\((\w+)\)$", exc.strerror or "")
+    return f"{exc.strerror}: {cause(exc.errno or 0, named[1] if named else SETUP)}"
 
 
 def startup_line(backend: Backend, reason: str) -> str:
@@ -204,8 +212,10 @@ def remedy_in(reason: str) -> str | None:
     return reason.partition("; ")[2] or None
 
 
-def cause(error: int) -> str:
-    """Return why the kernel refuses a ring, in one sentence that ends with the remedy."""
+def cause(error: int, call: str = SETUP) -> str:
+    """Return why *call*, which a ring needs, has failed, in one sentence with the remedy."""
+    if not call.startswith("io_uring"):
+        return cause_beside_io_uring(error, call)
     if error == errno.ENOSYS:
         return (
             "this kernel has no io_uring, or a seccomp profile or sandbox hides it "
@@ -218,7 +228,7 @@ def cause(error: int) -> str:
         )
     if error == errno.EINVAL and release() < KERNEL_MIN:
         return (
-            f"kernel {os.uname().release} is too old; "
+            f"kernel {kernel()} is too old; "
             f"a kernel from {'.'.join(map(str, KERNEL_MIN))} on supports what the loop needs"
         )
     if error in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -226,6 +236,16 @@ def cause(error: int) -> str:
             f"a sandbox has no io_uring, or not all of it (seccomp mode {seccomp_mode()}); {ALLOW}"
         )
     return LACKS.get(error, OTHERWISE)
+
+
+def cause_beside_io_uring(error: int, call: str) -> str:
+    """Return the same for a call that is none of io_uring's: a policy for io_uring is no cause."""
+    if error in POLICIES:
+        return (
+            f"a seccomp profile or another sandbox refuses the system call {call} "
+            f"(seccomp mode {seccomp_mode()}); allow {call} there"
+        )
+    return LACKS.get(error, f"{call} fails here; `python -m uringloop.doctor` tells more")
 
 
 def switched_off() -> str | None:
@@ -257,9 +277,18 @@ def is_capable(capability: int) -> bool:
     return int(status_of("CapEff") or "0", 16) >> capability & 1 == 1
 
 
+def kernel() -> str:
+    """Return the name of the kernel's release, as `uname -r` does."""
+    try:
+        return os.uname().release
+    except OSError:
+        # A sandbox refuses uname(2).
+        return read(RELEASE) or "unknown"
+
+
 def release() -> tuple[int, ...]:
     """Return the kernel's version: (6, 12) of 6.12.107+deb13-cloud-amd64."""
-    numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    numbers = re.match(r"(\d+)\.(\d+)", kernel())
     return tuple(map(int, numbers.groups())) if numbers else (0, 0)
 
 

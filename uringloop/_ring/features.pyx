@@ -17,7 +17,13 @@ from uringloop._kernel.io_uring cimport (
     URING_FEATURE_NO_IOWAIT,
     URINGLOOP_LIBURING,
 )
-from uringloop._ring.probes cimport uring_abilities, uring_try, uring_try_paths
+from uringloop._ring.probes cimport (
+    uring_abilities,
+    uring_ask_call,
+    uring_call_number,
+    uring_try,
+    uring_try_paths,
+)
 
 
 # The version of liburing that this was compiled with.
@@ -76,7 +82,7 @@ cdef int try_kernel() except -1:
         return 0
     res = uring_try(&found)
     if res < 0:
-        raise os_error(res, "io_uring")
+        raise os_error(res, found.call.decode())
     if found.quiet_sends:
         more |= QUIET_SENDS
     if found.has_ftruncate:
@@ -103,6 +109,17 @@ def disable(names):
 def kernel_ring_has_worked():
     """Return whether a ring of the kernel has been made and entered in this process."""
     return load_uint_acquire(&kernel_tried) != 0
+
+
+def number_of_call(str name):
+    """Return the number of the system call *name*, or -1 where this architecture lacks it."""
+    return uring_call_number(name.encode())
+
+
+def answer_to_call(str name):
+    """Return the errno of the system call *name* with wrong arguments, or -1 if it kills."""
+    cdef long number = uring_call_number(name.encode())
+    return uring_ask_call(number) if number >= 0 else 0
 
 
 def report(kernel):

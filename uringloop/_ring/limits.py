@@ -27,13 +27,19 @@ CGROUPS = "/sys/fs/cgroup"
 
 def limit_text(kind: int) -> str:
     """Return a limit as the doctor shows it: "SOFT of HARD"."""
-    both = resource.getrlimit(kind)
+    try:
+        both = resource.getrlimit(kind)
+    except OSError:
+        return "unknown: prlimit64 is refused"
     return " of ".join("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in both)
 
 
 def soft(kind: int) -> int | None:
-    """Return the soft limit, or None if there is none."""
-    value = resource.getrlimit(kind)[0]
+    """Return the soft limit, or None if there is none or a sandbox hides it."""
+    try:
+        value = resource.getrlimit(kind)[0]
+    except OSError:
+        return None
     return None if value == resource.RLIM_INFINITY else value
 
 

@@ -6,6 +6,9 @@
 #ifndef URINGLOOP_PROBES_H
 #define URINGLOOP_PROBES_H
 
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
 #include "_kernel/files.h"
 #include "_kernel/sockets.h"
 #include "_ring/uring.h"
@@ -17,11 +20,12 @@ typedef struct uring_abilities {
     int has_ftruncate;  /* the kernel has IORING_OP_FTRUNCATE */
     int has_epoll_wait; /* the kernel has IORING_OP_EPOLL_WAIT */
     unsigned facts;     /* the IORING_FEAT_ bits that the kernel reports */
+    const char *call;   /* the system call that has failed */
 } uring_abilities;
 
 typedef struct uring_trial {
     uring u;
-    int pair[2]; /* of UNIX stream sockets */
+    int pair[2]; /* of UNIX stream sockets; -1 if a security policy refuses them */
 } uring_trial;
 
 /* Returns 0 or -errno; the caller closes the trial in both cases. */
@@ -30,7 +34,9 @@ static inline int uring_trial_open(uring_trial *trial) {
 
     memset(trial, 0, sizeof(*trial));
     trial->pair[0] = trial->pair[1] = -1;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0)
+    trial->u.call = "socketpair";
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0 &&
+        !uring_is_forbidden(-errno))
         return -errno;
     res = uring_open(&trial->u, 4, 16);
     return res < 0 ? res : uring_enable(&trial->u);
@@ -49,6 +55,7 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     int res = uring_submit(&trial->u);
     unsigned head = uring_head(&trial->u);
 
+    trial->u.call = "io_uring_enter";
     if (res < 0 || head == uring_tail(&trial->u))
         return res < 0 ? res : 0;
     *completion = *uring_completion(&trial->u, head);
@@ -86,6 +93,7 @@ static inline int uring_try(uring_abilities *found) {
             results[i] = -1;
         res = res < 0 ? res : 0;
     }
+    found->call = trial.u.call;
     found->facts = trial.u.ring.features;
     found->has_ftruncate = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
     found->has_epoll_wait = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
@@ -93,6 +101,65 @@ static inline int uring_try(uring_abilities *found) {
     found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
                          results[1] < (int)sizeof(data) && results[2] == -EAGAIN;
     return res;
+}
+
+/* Returns the number of a system call of system_calls.py, -1 where this architecture lacks it. */
+static inline long uring_call_number(const char *name) {
+    static const struct {
+        const char *name;
+        long number;
+    } calls[] = {
+        {"accept4", SYS_accept4},
+        {"epoll_create1", SYS_epoll_create1},
+        {"epoll_ctl", SYS_epoll_ctl},
+        {"epoll_pwait", SYS_epoll_pwait},
+        {"epoll_pwait2", URING_SYS_EPOLL_PWAIT2},
+#ifdef SYS_epoll_wait
+        {"epoll_wait", SYS_epoll_wait},
+#endif
+        {"eventfd2", SYS_eventfd2},
+        {"io_uring_enter", 426},
+        {"io_uring_register", 427},
+        {"io_uring_setup", 425},
+        {"madvise", SYS_madvise},
+        {"openat2", URING_SYS_OPENAT2},
+        {"pidfd_open", 434},
+        {"pipe2", SYS_pipe2},
+        {"preadv2", SYS_preadv2},
+        {"prlimit64", SYS_prlimit64},
+        {"pwritev2", SYS_pwritev2},
+        {"recvmsg", SYS_recvmsg},
+        {"sendmsg", SYS_sendmsg},
+        {"socketpair", SYS_socketpair},
+        {"statmount", URING_SYS_STATMOUNT},
+        {"statx", SYS_statx},
+        {"uname", SYS_uname},
+        {"wait4", SYS_wait4},
+        {"waitid", SYS_waitid},
+    };
+
+    for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++)
+        if (strcmp(calls[i].name, name) == 0)
+            return calls[i].number;
+    return -1;
+}
+
+/* Makes a system call with arguments that none of those above accepts, in a child process, which a
+ * sandbox may kill for it. Returns the errno; -1 if the child was killed, 0 if there is none. */
+static inline int uring_ask_call(long number) {
+    volatile int error = -1;
+    pid_t child = vfork();
+
+    if (child == 0) {
+        syscall(number, -1L, -1L, -1L, -1L, -1L, -1L);
+        error = errno;
+        _exit(0);
+    }
+    if (child < 0)
+        return 0;
+    while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return error;
 }
 
 /* Returns whether the kernel can open a path from its caches alone, and describe its mount. */
@@ -105,7 +172,7 @@ static inline bool uring_try_paths(void) {
 
     if (fd < 0)
         return false;
-    has_id = statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
+    has_id = uring_statx(fd, "", AT_EMPTY_PATH, URING_STATX_MNT_ID_UNIQUE, &facts) == 0 &&
            facts.stx_mask & URING_STATX_MNT_ID_UNIQUE && uring_ask_mount(&facts, &mount);
     close(fd);
     return has_id;

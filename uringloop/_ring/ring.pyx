@@ -175,7 +175,7 @@ cdef class Ring:
         if res == -ENXIO:
             raise ValueError(f"this process may not use processor {thread_cpu}")
         if res < 0:
-            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
+            raise os_error(res, self.u.call.decode())
         # A kernel thread may take a quiet send while the loop sleeps: nothing would confirm it.
         self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
         uring_disable_features(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
@@ -349,14 +349,14 @@ cdef class Ring:
         if res == -EBADR and not self.u.threaded:
             # The kernel lost a completion for want of memory: what is in flight is unknown.
             return self.rebuild()
-        if uring_is_forbidden(res) and not self.u.threaded:
+        if uring_is_forbidden(res) and not self.u.threaded and self.u.soft == NULL:
             # Only record it: a protocol may be on the stack, and no other must be called from here.
             return self.forbid_enter(res)
         if res == -EEXIST:
             if self.runner:
                 raise wrong_thread()
             return self.rebuild()
-        raise os_error(res, "io_uring_enter")
+        raise os_error(res, "io_uring_enter" if self.u.soft == NULL else "epoll_wait")
 
     # ── completions ──────────────────────────────────────────────────────────────────────────
 
@@ -615,13 +615,15 @@ cdef class Ring:
     cdef int _open_successor(self, uring *fresh, bint soft) except -1:
         """Open a ring to replace this one; a software ring if the kernel refuses one."""
         cdef int res
+        cdef str call
         soft = soft or self.u.soft != NULL
         res = uring_open_successor(fresh, &self.u, soft)
-        if res < 0 and not soft and uring_open_successor(fresh, &self.u, True) == 0:
-            return self.forbid(res, "io_uring_setup")
-        if res < 0:
-            raise os_error(res, "epoll_create1" if soft else "io_uring_setup")
-        return 0
+        if res == 0:
+            return 0
+        call = fresh.call.decode()
+        if soft or uring_open_successor(fresh, &self.u, True) < 0:
+            raise os_error(res, call)
+        return self.forbid(res, call)
 
     cdef void _move_submissions(self, uring *fresh) noexcept:
         """Move prepared submissions to another ring; their operations stay in flight."""

@@ -66,6 +66,7 @@ typedef struct uring {
     struct io_uring ring;
     softring *soft;       /* the software ring; NULL for the kernel's */
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
+    const char *call;     /* the system call with which opening it has failed, or may fail next */
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
     /* Shared listening sockets, see shared_sockets.h. */
     int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
@@ -111,6 +112,7 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
     params.flags = flags;
     params.cq_entries = cq_entries;
     uring_clear(u);
+    u->call = "io_uring_setup";
     return io_uring_queue_init_params(sq_entries, &u->ring, &params);
 }
 
@@ -122,11 +124,13 @@ static inline int uring_finish_open(uring *u) {
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
     /* A forked child must not see the rings: one store there would corrupt the parent's. */
+    u->call = "madvise";
     res = io_uring_ring_dontfork(&u->ring);
     if (res < 0) {
         io_uring_queue_exit(&u->ring);
         return res;
     }
+    u->call = "io_uring_register";
     uring_store(&u->life, URING_DISABLED);
     return 0;
 }
@@ -155,6 +159,7 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
         return res;
     io_uring_queue_exit(&u->ring);
     uring_clear(u);
+    u->call = "io_uring_setup";
     memset(&params, 0, sizeof(params));
     params.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
                    IORING_SETUP_R_DISABLED | IORING_SETUP_SQPOLL;
@@ -176,7 +181,7 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     int res;
 
     uring_clear(u);
-    u->soft = softring_open(&u->ring, sq_entries, cq_entries, &res);
+    u->soft = softring_open(&u->ring, sq_entries, cq_entries, &u->call, &res);
     if (u->soft == NULL)
         return res;
     /* Emulated by uring_wait_twice. */
@@ -260,12 +265,6 @@ static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
     u->enter_flags &= old->enter_flags;
     u->enters = old->enters;
     return res;
-}
-
-/* Returns whether *res* says that a security policy forbids the call: the kernel itself returns
- * other errors to the loop's calls. */
-static inline bool uring_is_forbidden(int res) {
-    return res == -EPERM || res == -EACCES || res == -ENOSYS;
 }
 
 /* Points the queues of a ring whose mappings are gone to memory that can be read: the callback that

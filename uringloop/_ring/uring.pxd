@@ -18,6 +18,7 @@ cdef extern from "_ring/uring.h" nogil:
 
     struct uring:
         softring *soft
+        const char *call
         uint64_t enters
         uring_life life
         bint threaded

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include "_kernel/sockets.h"
 #include "_softring/faults.h"
 #include "_softring/queue.h"
 #include "_softring/waits.h"
@@ -64,6 +65,12 @@ static ssize_t soft_receive_message(const soft_request *request,
     part.iov_base = name + name_room + control_room;
     part.iov_len = buffer->len - before;
     res = recvmsg(request->sqe.fd, &message, (int)request->sqe.msg_flags | MSG_DONTWAIT);
+    if (res < 0 && uring_is_forbidden(-errno)) {
+        message.msg_controllen = 0;
+        res = recvfrom(request->sqe.fd, part.iov_base, part.iov_len,
+                       (int)request->sqe.msg_flags | MSG_DONTWAIT, message.msg_name,
+                       &message.msg_namelen);
+    }
     if (res < 0)
         return -errno;
     head->namelen = message.msg_namelen;
@@ -244,7 +251,7 @@ static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
     if (res != 0)
         return res;
     if (message != NULL)
-        res = sendmsg(sqe->fd, message, flags);
+        res = uring_send_message(sqe->fd, message, flags);
     else
         res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
     if (res < 0)
@@ -354,7 +361,7 @@ static void soft_submit_poll(softring *s, soft_request *request) {
 /* Takes the events now; a later call would also report those that arrive in the meantime. */
 static void soft_take_events(softring *s, soft_request *request) {
     struct epoll_event *events = (struct epoll_event *)(uintptr_t)request->sqe.addr;
-    int count = epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);
+    int count = uring_epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);
 
     if (count != 0)
         soft_finish(s, request, count < 0 ? -errno : count, 0);

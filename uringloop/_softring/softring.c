@@ -50,9 +50,10 @@ static void soft_lay_out(softring *s, unsigned sq_entries, unsigned cq_entries) 
 }
 
 softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned cq_entries,
-                        int *error) {
+                        const char **call, int *error) {
     softring *s = calloc(1, sizeof(*s));
 
+    *call = "calloc";
     *error = -ENOMEM;
     if (s == NULL)
         return NULL;
@@ -64,7 +65,7 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     if (s->table != NULL && s->memory != NULL) {
         soft_lay_out(s, sq_entries, cq_entries);
         *queues = s->queues;
-        *error = soft_open_waits(s);
+        *error = soft_open_waits(s, call);
     }
     if (*error < 0) {
         softring_close(s);

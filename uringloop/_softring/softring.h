@@ -23,10 +23,10 @@
 
 typedef struct softring softring;
 
-/* Makes a ring, and sets *queues* to its queues. The caller closes it. NULL and *error* on
- * failure. */
+/* Makes a ring, and sets *queues* to its queues. The caller closes it. On failure returns NULL and
+ * sets *error*, and *call* to the name of the call that has failed. */
 softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned cq_entries,
-                        int *error);
+                        const char **call, int *error);
 
 /* Closes a ring. Requests in flight are dropped; a thread finishes the one that it is executing. */
 void softring_close(softring *s);

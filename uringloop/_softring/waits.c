@@ -24,9 +24,19 @@
 /* The data of the events of the threads for files. */
 #define SOFT_POOL_DATA UINT64_MAX
 
-int soft_open_waits(softring *s) {
+int soft_open_waits(softring *s, const char **call) {
+    struct epoll_event event = {0};
+
+    *call = "epoll_create1";
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    return s->epoll_fd < 0 ? -errno : 0;
+    if (s->epoll_fd < 0)
+        return -errno;
+    /* An instance is never in itself: EINVAL. Later an EPERM means a file that epoll can not watch. */
+    *call = "epoll_ctl";
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event) < 0 &&
+        uring_is_forbidden(-errno))
+        return -errno;
+    return 0;
 }
 
 void soft_close_waits(softring *s) {

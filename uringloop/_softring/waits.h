@@ -4,7 +4,7 @@
 
 #include "_softring/state.h"
 
-int soft_open_waits(softring *s);
+int soft_open_waits(softring *s, const char **call);
 void soft_close_waits(softring *s);
 int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *attempt);
 void soft_finish(softring *s, soft_request *request, int res, unsigned flags);

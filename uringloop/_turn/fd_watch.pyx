@@ -33,7 +33,7 @@ from uringloop._kernel.epoll cimport (
     epoll_create1,
     epoll_ctl,
     epoll_event,
-    epoll_wait,
+    uring_epoll_wait,
 )
 from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
@@ -255,7 +255,7 @@ cdef class Watchers(Flushable):
         cdef int index = 0
         cdef unsigned int resumed = self.resumed
         if res > 0 and not self.direct and self.waits_in_ring():
-            res = epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
+            res = uring_epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
             if res < 0:
                 res = -errno
         try:
@@ -354,7 +354,7 @@ cdef class Watchers(Flushable):
         cdef int index
         cdef uint64_t key
         self.stale_batches = 0
-        for index in range(epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
+        for index in range(uring_epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
             key = self.events[index].data.u64
             # The ring and other threads (EpollSleep) have events without a descriptor.
             if <int><unsigned int>key >= 0 and self.watched_by(key) is None:

@@ -101,7 +101,7 @@ cdef class LoopCore:
         self.datagram_pool = new_datagram_pool(self.ring)
         fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         if fd < 0:
-            exc = os_error(-errno, "eventfd")
+            exc = os_error(-errno, "eventfd2")
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
