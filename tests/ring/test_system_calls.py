@@ -171,7 +171,7 @@ FAILS: dict[tuple[str, str], list[str]] = {
 # Without these the loop is on the software ring.
 RING = {"io_uring_setup", "io_uring_enter", "io_uring_register", "madvise"}
 
-# Those that this architecture has. For `accept4` see tests/net/test_accepting.py.
+# Those that this architecture has. An `accept4` that goes on failing has tests of its own.
 NAMES = [
     call.name
     for call in system_calls.TABLE
