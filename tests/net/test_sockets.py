@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import socket
+import sys
+import termios
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
@@ -24,6 +28,7 @@ from support.roles import (
     reset,
     silent_listener,
     turns,
+    until,
     unused_port,
 )
 from support.sockets import tcp_pair, unix_pair
@@ -33,6 +38,7 @@ import uringloop
 LOCALHOST = "127.0.0.1"
 NARROW = 16 * 1024
 
+T = TypeVar("T")
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -74,6 +80,11 @@ def listener() -> Iterator[socket.socket]:
         yield sock
 
 
+def unread(sock: socket.socket) -> int:
+    """Return how many bytes have arrived at *sock*."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 async def cancelled(task: asyncio.Task[object]) -> None:
     """Cancel *task* and wait for it."""
     task.cancel()
@@ -100,6 +111,56 @@ async def test_recv_waits_for_data(each_loop: Loop, pair: Pair) -> None:
     assert not receiving.done()
     right.send(b"late")
     assert await receiving == b"late"
+
+
+def at_once(operation: Awaitable[T]) -> T:
+    """Run *operation*, which must not wait, and return its result."""
+    steps: Generator[object, None, T] = operation.__await__()
+    with contextlib.closing(steps):
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+    raise AssertionError("waits")
+
+
+@pytest.mark.parametrize("mark", [1, 10])
+@on_loop
+async def test_what_has_arrived_is_received_at_once(each_loop: Loop, pair: Pair, mark: int) -> None:
+    """Also after a receive that took all there was, and below SO_RCVLOWAT."""
+    # Issue 51.
+    left, right = pair
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+    buffer = bytearray(100)
+    right.send(bytes(mark))
+    assert await each_loop.sock_recv(left, 100) == bytes(mark)
+    right.send(b"abc")
+    await until(lambda: unread(left) == 3)
+    assert at_once(each_loop.sock_recv(left, 100)) == b"abc"
+    right.send(b"de")
+    await until(lambda: unread(left) == 2)
+    assert at_once(each_loop.sock_recv_into(left, buffer)) == 2
+    right.send(b"f")
+    await until(lambda: unread(left) == 1)
+    assert at_once(each_loop.sock_recv_into(left, buffer)) == 1
+    assert buffer[:2] == b"fe"
+
+
+@on_loop
+async def test_a_waiting_recv_waits_for_the_low_water_mark(each_loop: Loop) -> None:
+    # AF_UNIX reports every byte.
+    left, right = tcp_pair()
+    with left, right:
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 10)
+        receiving = each_loop.create_task(each_loop.sock_recv(left, 100))
+        await turns(3)
+        right.send(b"below")
+        await until(lambda: unread(left) == 5)
+        await turns(3)
+        assert not receiving.done()
+        right.send(b" above")
+        assert await receiving == b"below above"
 
 
 @on_loop
@@ -549,19 +610,6 @@ async def test_the_socket_of_a_transport_is_refused(each_loop: Loop) -> None:
             await each_loop.sock_recv(ours, 1)
         transport.close()
         await turns(3)
-
-
-@on_loop
-async def test_a_reused_descriptor_has_no_state_of_the_former_socket(each_loop: Loop) -> None:
-    """The loop records by descriptor that a receive emptied a socket; the number is reused here."""
-    for number in range(20):
-        left, right = socket.socketpair()
-        left.setblocking(False)
-        with left, right:
-            right.send(b"one")
-            assert await each_loop.sock_recv(left, 100) == b"one"
-            right.send(b"two" * number + b"!")
-            assert await each_loop.sock_recv(left, 100) == b"two" * number + b"!"
 
 
 @on_loop

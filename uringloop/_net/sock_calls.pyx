@@ -5,7 +5,6 @@ and tries again. No operation refers to a buffer of the program, and cancelling 
 poll: no byte is lost. The sockets remain the program's: nothing here closes one. A socket that the
 program closes while a call waits stays open until the call has ended.
 
-A receive that returned less than it asked for has emptied its socket: the next receive polls first.
 The loop's methods `sock_recv`, `sock_recv_into` and `sock_sendall`, which programs call for every
 message, and `sock_connect` are these functions, one coroutine each. The first three use plain
 system calls if the socket is exactly a socket.socket; after an interruption the socket's own method
@@ -19,7 +18,6 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongAndOverflow
-from cpython.mem cimport PyMem_Calloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.string cimport strlen
 
@@ -40,7 +38,7 @@ from uringloop._kernel.libc cimport (
 )
 from uringloop._transport.transport cimport own
 from uringloop._turn.poll cimport PollOnce, poll_once
-from uringloop._turn.turn cimport EMPTIED_SIZE, LoopCore, SCRATCH_SIZE
+from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 from uringloop._net.resolver import ensure_resolved
 
@@ -138,24 +136,6 @@ cdef int finish(PollOnce waiter) except -1:
     return 0 if waiter is None else waiter.finish()
 
 
-cdef bint was_emptied(LoopCore loop, int fd) noexcept:
-    """Return and clear the mark of *fd*: after the poll the system call is tried again."""
-    if loop.emptied != NULL and 0 <= fd < EMPTIED_SIZE and loop.emptied[fd]:
-        loop.emptied[fd] = False
-        return True
-    return False
-
-
-cdef void note_received(LoopCore loop, int fd, Py_ssize_t count, Py_ssize_t wanted) noexcept:
-    # Without memory for the marks, and for higher descriptors, the system call is always tried
-    # first.
-    if 0 < count < wanted and 0 <= fd < EMPTIED_SIZE:
-        if loop.emptied == NULL:
-            loop.emptied = <unsigned char*>PyMem_Calloc(EMPTIED_SIZE, 1)
-        if loop.emptied != NULL:
-            loop.emptied[fd] = True
-
-
 cdef object try_recv(LoopCore loop, object sock, object n):
     """Return the bytes that the socket holds, or None if it holds none yet."""
     cdef Py_ssize_t res
@@ -165,20 +145,16 @@ cdef object try_recv(LoopCore loop, object sock, object n):
     cdef char *scratch
     if type(sock) is PLAIN and type(n) is int:
         wanted = PyLong_AsLongAndOverflow(n, &too_large)
-    if wanted > 0:
-        if was_emptied(loop, fd):
+    # A larger receive is passed to socket.recv().
+    if 0 < wanted <= SCRATCH_SIZE:
+        scratch = loop.scratch_memory()
+        res = recv(fd, scratch, wanted, MSG_DONTWAIT)
+        if res >= 0:
+            return PyBytes_FromStringAndSize(scratch, res)
+        if errno == EAGAIN:
             return None
-        # A larger receive is passed to socket.recv().
-        if wanted <= SCRATCH_SIZE:
-            scratch = loop.scratch_memory()
-            res = recv(fd, scratch, wanted, MSG_DONTWAIT)
-            if res >= 0:
-                note_received(loop, fd, res, wanted)
-                return PyBytes_FromStringAndSize(scratch, res)
-            if errno == EAGAIN:
-                return None
-            if errno != EINTR:
-                raise os_error(-errno, "")
+        if errno != EINTR:
+            raise os_error(-errno, "")
     try:
         return sock.recv(n)
     except (BlockingIOError, InterruptedError):
@@ -200,12 +176,9 @@ cdef object try_recv_into(LoopCore loop, object sock, object buf):
     cdef int fd = checked_fd(loop, sock)
     if type(sock) is PLAIN and is_plain_buffer(buf):
         PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
-        if view.len and was_emptied(loop, fd):
-            error = EAGAIN
-        elif view.len:
+        if view.len:
             res = recv(fd, view.buf, view.len, MSG_DONTWAIT)
             error = errno if res < 0 else 0
-        note_received(loop, fd, res, view.len)
         PyBuffer_Release(&view)
         if res >= 0:
             return res

@@ -33,8 +33,6 @@ cdef enum:
     # The most that read(2) takes from a pipe, and recv(2) from a program's socket. The kernel
     # allocates only the pages that a call has reached.
     SCRATCH_SIZE = 256 * 1024
-    # Descriptors in LoopCore.emptied.
-    EMPTIED_SIZE = 64 * 1024
 
 
 cdef enum:
@@ -73,9 +71,6 @@ cdef class LoopCore:
     cdef FreeList freelist      # of bytes objects
     cdef SenderCache senders    # of datagrams
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
-    # By descriptor: the newest receive of a sock_*() method has emptied the socket. A stale mark
-    # costs one poll. NULL before the first mark, freed with the loop.
-    cdef unsigned char *emptied
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     cdef list flush_list        # of Flushable, flushed at the end of the turn
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks

@@ -114,7 +114,6 @@ cdef class LoopCore:
         if self.waker is not None and self.waker.fd >= 0:
             close(self.waker.fd)
         PyMem_Free(self.scratch)
-        PyMem_Free(self.emptied)
 
     # ── scheduling ───────────────────────────────────────────────────────────────────────────
 
