@@ -41,6 +41,7 @@ NO_LONGER = "refused with the message that asyncio had before 3.11"
 ARITY = "Cython has a message of its own for a wrong number of arguments"
 ODD_REPORT = "logged; asyncio raises while it formats the report, which is lost"
 INTERNAL = "asyncio raises an exception from its internals, with an unrelated message"
+COPIED = "sent without its gaps; asyncio ends the connection, or before 3.12 refuses it in a list"
 IN_C = "limits are integers, and not larger than memory"
 DELIBERATE = {
     "plain: create_connection(local_addr=host)": INTERNAL,
@@ -54,6 +55,8 @@ DELIBERATE = {
     "plain: set_write_buffer_limits(high=1.5)": IN_C,
     "plain: set_write_buffer_limits(high=2**70)": IN_C,
     "plain: set_write_buffer_limits(low=2**70)": IN_C,
+    "plain: write(every second)": COPIED,
+    "plain: writelines([every second])": COPIED,
     "plain: Server(closed: start_serving)": INTERNAL,
     "plain: Server(unstarted, closed: start_serving)": INTERNAL,
     "plain: call_later(delay=1j)": NOT_A_TIME,
@@ -71,6 +74,12 @@ DELIBERATE = {
     "plain: call_exception_handler(exception='text'), default": ODD_REPORT,
     "plain: default_exception_handler(exception='text')": ODD_REPORT,
 }
+if transports.JOINED:
+    DELIBERATE |= {
+        "plain: after close: writelines([every second])": COPIED,
+        "plain: after abort: writelines([every second])": COPIED,
+        "plain: after write_eof: writelines([every second])": COPIED,
+    }
 
 UNCLOSED = re.compile("ResourceWarning: unclosed (<socket|transport <_Unix)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import random
 import socket
@@ -95,6 +96,21 @@ async def test_every_kind_of_buffer_is_written(each_loop: Loop, contexts: Contex
         assert await peer.read_exactly(len(expected)) == expected
         with pytest.raises(TypeError, match=r"^data: expecting a bytes-like instance, got str$"):
             transport.write("text")  # type: ignore[arg-type]
+
+
+@on_loop
+async def test_a_view_with_gaps_is_sent_without_them(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # Issue 51. asyncio ends the connection.
+    numbers = array.array("I", range(100))
+    async with tls_stream(loop, Collector(loop), contexts) as (transport, peer):
+        transport.write(memoryview(b"g-a-p-s-")[::2])
+        transport.writelines([b" ", memoryview(b"back")[::-1], b" "])
+        transport.write(memoryview(numbers)[::5])
+        transport.write(memoryview(numbers))
+        expected = b"gaps kcab " + numbers[::5].tobytes() + numbers.tobytes()
+        assert await peer.read_exactly(len(expected)) == expected
 
 
 @on_loop

@@ -320,6 +320,8 @@ cdef class DatagramTransport(FlowControl):
                 f"data argument must be a bytes-like object, not {type(data).__name__!r}")
         if not EMPTY_TOO and not data:
             return
+        if isinstance(data, memoryview) and not data.c_contiguous:
+            data = bytes(data)
         if self.address is not None:
             if addr is not None and addr != self.address:
                 raise ValueError(f"Invalid address: must be None or {self.address}")

@@ -179,7 +179,7 @@ cdef class WritePipeTransport(WriteTransport):
         """
         self.loop.check_owner()
         if self.life >= CLOSING:
-            if len(as_bytes(data) or b""):
+            if len(as_bytes(data)):
                 self.warn_lost()
             return
         self.put(data)

@@ -153,6 +153,13 @@ cdef int check_owner(object transport) except -1:
     return 0
 
 
+cdef object owned(object data):
+    """Return a copy of mutable *data*, which may be wider than bytes or have gaps."""
+    if type(data) is not bytes and isinstance(data, (bytearray, memoryview)):
+        return bytes(data)
+    return data
+
+
 cdef class TransportCore:
     """The compiled half of SSLTransport."""
 
@@ -164,6 +171,7 @@ cdef class TransportCore:
             check_owner(self)
         else:
             (<TLSCore>protocol).core_loop.check_owner()
+        data = owned(data)
         if type(data) is bytes and type(protocol) is PROTOCOL:
             core = <TLSCore>protocol
             if core.path == COMPILED and not core._write_backlog:
@@ -176,7 +184,7 @@ cdef class TransportCore:
         """Write the pieces, joined to as few records as they fill."""
         cdef list pieces
         check_owner(self)
-        pieces = list(list_of_data)
+        pieces = [owned(piece) for piece in list_of_data]
         if all([type(piece) is bytes for piece in pieces]):
             self.write(b"".join(pieces))
         else:

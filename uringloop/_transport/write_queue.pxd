@@ -39,4 +39,3 @@ cdef class WriteQueue:
 
 
 cdef bytes as_bytes(object data)
-cdef object not_contiguous()

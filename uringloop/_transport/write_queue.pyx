@@ -130,7 +130,7 @@ cdef class WriteQueue:
 
 
 cdef bytes as_bytes(object data):
-    """Return *data* as bytes; None for a memoryview that is not contiguous.
+    """Return *data* as bytes; of a memoryview with gaps, the bytes between them.
 
     Raises asyncio's TypeError for another type.
     """
@@ -138,10 +138,4 @@ cdef bytes as_bytes(object data):
         return data
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"data argument must be {BYTES_LIKE}, not {type(data).__name__!r}")
-    if isinstance(data, memoryview) and not data.c_contiguous:
-        return None
     return bytes(data)
-
-
-cdef object not_contiguous():
-    return BufferError("memoryview: underlying buffer is not C-contiguous")

@@ -29,7 +29,7 @@ from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN, load_life
-from uringloop._transport.write_queue cimport WriteQueue, as_bytes, not_contiguous
+from uringloop._transport.write_queue cimport WriteQueue, as_bytes
 from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
 
@@ -63,13 +63,6 @@ cdef list as_list(object list_of_data):
     return list(iterator)
 
 
-cdef bytes as_piece(object data):
-    cdef bytes owned = as_bytes(data)
-    if owned is None and LINES_ARE_JOINED:
-        raise TypeError
-    return owned
-
-
 cdef list odd_pieces(list pieces):
     """Convert *pieces* that write() would not take to bytes. Raises asyncio's TypeError."""
     if LINES_ARE_JOINED:
@@ -101,10 +94,6 @@ cdef class WriteTransport(FlowControl):
         self.loop.check_owner()
         owned = data if type(data) is bytes else as_bytes(data)
         self.check_eof()
-        if owned is None:
-            if self.loses_writes():
-                return self.warn_lost()
-            return self.write_failed(not_contiguous())
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
         if self.loses_writes():
@@ -121,13 +110,13 @@ cdef class WriteTransport(FlowControl):
             self.check_eof_of_lines()
         pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
         try:
-            items = [as_piece(data) for data in pieces]
+            items = [as_bytes(data) for data in pieces]
         except TypeError:
             items = odd_pieces(pieces)
         self.put_all(items)
 
     cdef int put_all(self, list items) except -1:
-        """Queue the *items* of writelines(); None is an item that is not contiguous."""
+        """Queue the *items* of writelines(), bytes objects."""
         cdef bytes owned
         cdef Py_ssize_t size = 0
         self.check_eof()
@@ -135,8 +124,6 @@ cdef class WriteTransport(FlowControl):
             # Empty data is not a lost write.
             return self.warn_lost() if items.count(b"") < len(items) else 0
         for owned in items:
-            if owned is None:
-                return self.write_failed(not_contiguous())
             if PyBytes_GET_SIZE(owned):
                 self.queue.push(owned)
                 size += PyBytes_GET_SIZE(owned)
