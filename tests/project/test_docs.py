@@ -239,6 +239,13 @@ def echoes(client: socket.socket) -> None:
     assert client.recv(100) == b"a line\n"
 
 
+def says_hello(client: socket.socket) -> None:
+    client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\nhello\n")
+
+
 def serves_metrics(client: socket.socket) -> None:
     client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     answer = client.makefile("rb").read()
@@ -260,7 +267,7 @@ def answers(client: socket.socket) -> None:
 
 # Requests to programs that run until Ctrl-C, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
-    ("README.md", "Use"): echoes,
+    ("README.md", "Use"): says_hello,
     ("docs/guide.md", "A first server"): echoes,
     ("docs/guide.md", "Many loops in one process"): echoes,
     ("docs/integrations.md", "aiohttp"): answers,

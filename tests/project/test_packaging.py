@@ -36,6 +36,7 @@ TOP_FILES = {
     ".ci/kernels",
     ".ci/kernels-guest",
     ".ci/liburings",
+    ".ci/readme",
     ".ci/run",
     ".ci/test-python",
     ".ci/test-sdist",
@@ -308,30 +309,58 @@ def pkg_config_that(tmp_path: Path, script: str) -> str:
     return str(program)
 
 
-def import_from(clone: Path) -> subprocess.CompletedProcess[str]:
-    """Run the benchmark of a copy of the package."""
+def import_from(package: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Import a copy of the package, after the statements *before*."""
     return subprocess.run(
-        [sys.executable, "-m", "uringloop.bench"],
-        cwd=clone.parent,
-        env={**os.environ, "PYTHONPATH": str(clone.parent)},
+        [sys.executable, "-P", "-c", f"{before}\nimport uringloop"],
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
         capture_output=True,
         text=True,
         timeout=60,
     )
 
 
-def test_import_without_compiled_modules_says_how_to_build_them(tmp_path: Path) -> None:
-    clone = tmp_path / "uringloop"
-    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+def copied_package(folder: Path, *ignored: str) -> Path:
+    """Copy the package, without compiled modules, into *folder*."""
+    patterns = shutil.ignore_patterns("*.so", "__pycache__", *ignored)
+    shutil.copytree(PACKAGE, folder / "uringloop", ignore=patterns)
+    return folder / "uringloop"
+
+
+def test_an_import_from_a_clone_says_how_to_use_or_build_the_modules(tmp_path: Path) -> None:
+    clone = copied_package(tmp_path)
     done = import_from(clone)
     assert done.returncode == 1
     assert f"ImportError: {clone} has no compiled modules for this Python" in done.stderr
+    assert f"{tmp_path} is a clone of the sources" in done.stderr
+    assert "in another folder or with -P" in done.stderr
     assert "pip install --editable ." in done.stderr
 
 
+def test_an_import_of_a_package_for_another_python_names_what_is_there(tmp_path: Path) -> None:
+    package = copied_package(tmp_path, "*.pyx")
+    (package / "_compiled.cpython-310-x86_64-linux-gnu.so").touch()
+    done = import_from(package)
+    assert "installed for another Python (_compiled.cpython-310-x86" in done.stderr
+    assert f"{sys.executable} -m pip install" in done.stderr
+
+
+def test_an_import_from_an_archive_says_that_it_is_one(tmp_path: Path) -> None:
+    copied_package(tmp_path / "in", "*.pyx")
+    archive = shutil.make_archive(str(tmp_path / "app"), "zip", tmp_path / "in")
+    done = import_from(Path(archive, "uringloop"))
+    assert f"ImportError: {archive}/uringloop has no compiled modules" in done.stderr
+    assert "it is in an archive" in done.stderr
+
+
+def test_an_import_in_a_frozen_program_says_what_to_add(tmp_path: Path) -> None:
+    done = import_from(copied_package(tmp_path, "*.pyx"), "import sys; sys.frozen = True")
+    assert "--collect-all uringloop" in done.stderr
+    assert "--include-package=uringloop" in done.stderr
+
+
 def test_a_broken_compiled_file_is_reported_by_its_path(tmp_path: Path) -> None:
-    clone = tmp_path / "uringloop"
-    shutil.copytree(ROOT / "uringloop", clone, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    clone = copied_package(tmp_path)
     broken = clone / f"_compiled{EXTENSION}"
     broken.write_text("no object code")
     done = import_from(clone)

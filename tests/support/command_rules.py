@@ -45,6 +45,7 @@ NOT_RUN = {
     "docker": "needs an engine, and an image with the package",
     "git": "needs the network",
     "journalctl": "needs systemd as the first process",
+    "mkdir": "makes a folder for a reader's own programs",
     "socat": "needs a program that another command starts",
     "systemctl": "needs systemd as the first process",
     "useradd": "changes the machine",
@@ -239,9 +240,10 @@ def check_pip(words: Words, shown: str) -> None:
 
 
 def check_apt_get(words: Words, shown: str) -> None:
-    # Packages that setup.py and the Makefile name in their errors, and two that depend on Python.
+    # Packages that setup.py and the Makefile name in their errors, two that depend on Python, and
+    # the programs of README's commands.
     named = f"{(ROOT / 'Makefile').read_text()} {(ROOT / 'setup.py').read_text()}"
-    named += " python3-dev python3-venv"
+    named += " curl git make python3-dev python3-venv"
     named += " -y --no-install-recommends"
     assert words[0] == "install" or words == ["update"]
     assert set(words[1:]) <= set(re.split(r"[\s;|()]+", named))
@@ -286,12 +288,18 @@ def check_venv(words: Words, shown: str) -> None:
     assert words == [".venv"]
 
 
+def check_source(words: Words, shown: str) -> None:
+    assert words == [".venv/bin/activate"]
+
+
 def check_cd(words: Words, shown: str) -> None:
     (folder,) = words
-    assert (ROOT / folder).is_dir(), folder
+    # A folder in the home of a reader.
+    assert folder.startswith("~/") or (ROOT / folder).is_dir(), folder
 
 
 CHECKS: dict[str, Callable[[Words, str], None]] = {
+    ".": check_source,
     "apt-get": check_apt_get,
     "bash": check_bash,
     "cd": check_cd,

@@ -18,7 +18,9 @@ from importlib.machinery import (
 from types import ModuleType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FILE = f"{PACKAGE}/_compiled{EXTENSION_SUFFIXES[0]}"
+# The build's name is the first one; Nuitka takes the last one, which has only ".so".
+FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
+FILE = next(filter(os.path.exists, FILES), FILES[0])
 # The packages of the modules that are loaded when they are imported.
 LATER = ("uringloop._files", "uringloop._testing")
 
@@ -76,14 +78,39 @@ class LaterFinder:
         return specify(name, ExtensionFileLoader(name, FILE))
 
 
+def cause_of_absence() -> str:
+    """Return why the shared file may be absent, and what to do about it."""
+    folder = os.path.dirname(PACKAGE)
+    if getattr(sys, "frozen", False) or "__compiled__" in globals():
+        return (
+            "this frozen program was made without them: add `--collect-all uringloop` for "
+            "PyInstaller, `--include-package=uringloop` for Nuitka, or `uringloop` to the packages "
+            "for cx_Freeze (docs/packaging.md)"
+        )
+    if not os.path.isdir(PACKAGE):
+        return (
+            "it is in an archive, from which Python loads no compiled modules: unpack the archive "
+            "first, as shiv and PEX do, or install the package into a folder (docs/packaging.md)"
+        )
+    if os.path.exists(f"{PACKAGE}/_turn/turn.pyx"):
+        return (
+            f"{folder} is a clone of the sources, which Python searches first: start Python in "
+            "another folder or with -P to use the installed package, or compile the modules here "
+            "with `pip install --editable .`"
+        )
+    others = [name for name in os.listdir(PACKAGE) if name.startswith("_compiled.cpython")]
+    return (
+        f"it was installed for another Python ({', '.join(others) or 'or in part'}): install it "
+        f"again with `{sys.executable} -m pip install --force-reinstall`"
+    )
+
+
 def load_all() -> tuple[str, ...]:
     """Load what a loop needs; return the names of all modules, in the order of their imports."""
-    # Python searches the current directory first, and finds a clone before an installed package.
     if not os.path.exists(FILE):
         raise ImportError(
-            f"{PACKAGE} has no compiled modules for this Python, as a clone of the sources has "
-            "none: start Python in another directory or with -P, or compile them here with "
-            "`pip install --editable .`",
+            f"{PACKAGE} has no compiled modules for this Python "
+            f"({os.path.basename(FILE)}): {cause_of_absence()}",
             name=__name__,
             path=FILE,
         )
