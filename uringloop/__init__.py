@@ -71,11 +71,6 @@ __all__ = [
 # The build reads the version from this line without importing the package.
 __version__ = "0.1.0"
 
-# repr(), pickles and tracebacks name the package instead of the private defining module.
-for _name in __all__:
-    if _name != "__version__" and _name not in DEFERRED:
-        globals()[_name].__module__ = __name__
-
 
 def __getattr__(name: str) -> Any:
     """Import a submodule, or the module of a deferred name, on first access."""

@@ -21,7 +21,3 @@ __all__ = ["DeadlockError", "Faults", "Loop", "Network", "Route", "TimeLimitErro
 
 if __name__ == "__main__":
     sys.exit(traces.main())
-
-# Tracebacks and help() name the module that a program imports.
-for _name in __all__:
-    globals()[_name].__module__ = __name__

@@ -111,10 +111,6 @@ def _warn_of_gil() -> None:
     )
 
 
-# As for the other public names, see uringloop/__init__.py.
-run_threads.__module__ = "uringloop"
-
-
 class Worker(Generic[T]):
     """One thread, its loop and its main. Public methods are the supervisor's."""
 

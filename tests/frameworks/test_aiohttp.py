@@ -306,7 +306,7 @@ uringloop.run(main())
 @pytest.mark.slow
 def test_a_program_with_server_and_client_ends_without_warnings() -> None:
     with process(python("-X", "dev", "-c", PROGRAM)) as running:
-        running.read_until("answer: uringloop$")
+        running.read_until("answer: uringloop.loop$")
         assert running.stop(signal.SIGTERM) == 0
         assert running.output.endswith("bye\n")
 

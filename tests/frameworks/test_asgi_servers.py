@@ -129,7 +129,7 @@ def test_a_hypercorn_program_runs_with_uringloop_run(end: signal.Signals) -> Non
     needs_elsewhere("hypercorn")
     path = os.pathsep.join([str(HERE), *filter(None, [os.getenv("PYTHONPATH")])])
     with process(python("-c", HYPERCORN), environment={"PYTHONPATH": path}) as running:
-        running.read_until("loop: uringloop$")
+        running.read_until("loop: uringloop.loop$")
         port = int(running.read_until(r"Running on http://127\.0\.0\.1:(\d+)")[1])
         speak_http(connector(("127.0.0.1", port)))
         assert running.stop(end) == 0
@@ -149,7 +149,7 @@ def test_the_uvicorn_command_serves_fastapi() -> None:
             order = json.dumps({"name": "tea", "count": 2})
             client.request("POST", "/orders", order, {"Content-Type": "application/json"})
             answer = json.loads(client.getresponse().read())
-        assert answer == {"name": "tea", "count": 3, "loop": "uringloop"}
+        assert answer == {"name": "tea", "count": 3, "loop": "uringloop.loop"}
         assert running.stop(signal.SIGTERM) in (-signal.SIGTERM, 0)
         assert "Finished server process" in running.output
 

@@ -87,7 +87,7 @@ def serving(folder: Path, command: Sequence[str], port: int) -> Iterator[Connect
     assert len(pids) == 2
     # Without a GIL granian's workers are threads of one process.
     assert len(set(pids)) == (1 if gil.free_threaded() else 2)
-    loop = "uringloop.Loop"
+    loop = "uringloop.loop.Loop"
     assert sorted(events) == sorted((w, pid, loop) for w in ("startup", "shutdown") for pid in pids)
 
 

@@ -54,7 +54,7 @@ def test_cells_from_a_pipe_are_awaited_on_the_loop(tmp_path: Path) -> None:
         output = running.output
         # Without the traceback that a cell raises on purpose.
         running.output = output.replace("Traceback (most recent call last)", "", 1)
-    assert "'uringloop'" in output
+    assert "'uringloop.loop'" in output
     assert "b'hello'" in output
     assert "'from a thread'" in output
     assert "LookupError: on purpose" in output

@@ -135,7 +135,7 @@ def test_cells_are_awaited_on_the_loop(made: Callable[[Path], str], tmp_path: Pa
         ("run", "print('still', 'here')"),
     )
     expected = [
-        "'uringloop'",
+        "'uringloop.loop'",
         "42",
         "b'hello'",
         "",
@@ -165,4 +165,4 @@ def test_a_cell_can_be_interrupted(tmp_path: Path) -> None:
     )
     by_cancel, by_exception = "interrupted by CancelledError", "interrupted by KeyboardInterrupt"
     assert printed[:4] == ["-> ok", by_cancel, by_cancel, by_exception]
-    assert printed[4:] == ["'uringloop'", "-> ok", "status 0"]
+    assert printed[4:] == ["'uringloop.loop'", "-> ok", "status 0"]

@@ -148,7 +148,7 @@ def test_a_server_that_uses_uvloop_serves_on_uringloop(
     with serving(tmp_path, words, port, workers) as (running, pids):
         for _ in range(20):
             pid, kind = ask(port).split()
-            assert (pid in pids, kind) == (True, "uringloop.Loop")
+            assert (pid in pids, kind) == (True, "uringloop.loop.Loop")
         if package == "sanic" and workers > 1:
             # Sanic loses a signal that arrives while its workers start, on any loop.
             return
@@ -171,4 +171,4 @@ def test_anyio_uses_uringloop_as_uvloop(tmp_path: Path) -> None:
     command = python("-m", "uringloop.as_uvloop", str(script))
     with process(command, environment={"PYTHONPATH": str(tmp_path)}) as running:
         assert running.wait() == 0
-    assert "uringloop.Loop" in running.output
+    assert "uringloop.loop.Loop" in running.output

@@ -102,7 +102,7 @@ class Server:
         """Read the output until *count* workers have started or shut down."""
         for _ in range(count):
             event = self.running.read_until(r"(startup|shutdown) of (\d+) on (\S+)")
-            assert event[3] == "uringloop.Loop"
+            assert event[3] == "uringloop.loop.Loop"
             change = self.workers.add if event[1] == "startup" else self.workers.remove
             change(int(event[2]))
 

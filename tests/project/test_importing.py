@@ -6,12 +6,15 @@ import ast
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import pickle
 import platform
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support import seccomp
@@ -114,7 +117,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
     }
     # The modules of private packages, except those that are loaded on first use.
     private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
-    apart = ("_as_uvloop", "_kernel", "_monitor", "_testing")
+    apart = ("_as_uvloop", "_kernel", "_monitor", "_pyinstaller", "_testing")
     private = {p for p in private if p.parent.name not in apart}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
     names = {name for name in names if not name.startswith("_files.")} | {"_files.operation"}
@@ -209,11 +212,49 @@ def test_public_names_are_listed_and_internals_are_not() -> None:
         assert getattr(uringloop, name) is not None
 
 
-def test_public_objects_have_the_package_as_module() -> None:
-    for name in set(uringloop.__all__) - {"__version__"}:
-        public = getattr(uringloop, name)
-        assert (public.__module__, public.__qualname__) == ("uringloop", name)
-        assert pickle.loads(pickle.dumps(public)) is public
+# Every public class and function, and every module in which users find more of them.
+PUBLIC = [
+    (module, name)
+    for module in ("uringloop", "uringloop.fs", "uringloop.streams", "uringloop.testing")
+    for name in importlib.import_module(module).__all__
+    if name != "__version__"
+]
+# Written in Cython: their source is not installed.
+COMPILED = {("uringloop.streams", "StreamReader"), ("uringloop.streams", "StreamWriter")}
+
+
+def definitions(path: str) -> dict[str, str]:
+    """Return the source of each class and function of a file, with its decorators, by name.
+
+    The last one counts: overloads stand before it.
+    """
+    text = Path(path).read_text()
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            lines = text.splitlines(keepends=True)[first - 1 : node.end_lineno]
+            found[node.name] = "".join(lines)
+    return found
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda value: value)
+def test_the_source_of_a_public_object_is_found(module: str, name: str) -> None:
+    public = getattr(importlib.import_module(module), name)
+    if isinstance(public, ModuleType):
+        assert inspect.getsource(public) == Path(str(public.__file__)).read_text()
+        return
+    assert pickle.loads(pickle.dumps(public)) is public
+    assert public.__doc__
+    assert name in pydoc.render_doc(public)
+    if (module, name) in COMPILED:
+        with pytest.raises((OSError, TypeError)):
+            inspect.getsource(public)
+        return
+    defined = sys.modules[public.__module__]
+    assert getattr(defined, name) is public
+    assert inspect.getsourcefile(public) == defined.__file__
+    assert inspect.getsource(public) == definitions(str(defined.__file__))[name]
 
 
 def test_submodules_are_imported_on_first_use() -> None:

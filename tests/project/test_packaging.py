@@ -264,7 +264,7 @@ def test_wheel_runs_where_it_is_installed(installed: Path, tmp_path: Path) -> No
     done = run(installed, "-I", "-W", "error", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     module, file = done.stdout.split()
-    assert module == "uringloop"
+    assert module == "uringloop.loop"
     assert Path(file).is_relative_to(installed.parents[1])
 
 

@@ -49,12 +49,12 @@ MARKED = """if True:
     @pytest.mark.uringloop_seeds(7)
     async def test_marked():
         loops.add(asyncio.get_running_loop())
-        assert type(asyncio.get_running_loop()).__module__ == "uringloop.testing"
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop._testing.loop"
 
     async def test_not_marked():
         assert len(loops) == 7
         assert asyncio.get_running_loop() not in loops
-        assert type(asyncio.get_running_loop()).__module__ == "uringloop"
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop.loop"
 """
 
 ANYIO = """if True:

@@ -503,7 +503,3 @@ class BufferedFile(LineFile, BinaryFile):
             await self._close_descriptor()
             raise
         await self._close_descriptor()
-
-
-BufferedFile.__module__ = "uringloop"
-RawFile.__module__ = "uringloop"

@@ -249,6 +249,3 @@ def make_file(
     except BaseException:
         buffer._give_up_descriptor()
         raise
-
-
-open.__module__ = "uringloop"

@@ -176,6 +176,3 @@ class FileReadTransport(asyncio.ReadTransport):
             call_connection_lost(self._protocol, self._reason)
         finally:
             self._file.close()
-
-
-connect_file.__module__ = "uringloop"

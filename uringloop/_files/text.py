@@ -456,6 +456,3 @@ class TextFile(LineText, AsyncFile[str]):
             if len(self._chars) < place.skip:
                 raise OSError("can't restore logical file position")
             self._used = place.skip
-
-
-TextFile.__module__ = "uringloop"

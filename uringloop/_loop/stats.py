@@ -27,7 +27,3 @@ class Stats(TypedDict):
     lag: float
     lag_max: float
     stalls: int
-
-
-# repr() and tracebacks name the package instead of this private module.
-Stats.__module__ = "uringloop"

@@ -34,8 +34,6 @@ start_stock_unix_server = streams.start_unix_server
 class StreamReaderProtocol(ProtocolCore, STOCK):
     """asyncio's StreamReaderProtocol, compiled where it runs for each message."""
 
-    __module__ = "uringloop.streams"
-
     # Set by asyncio's methods.
     _loop: asyncio.AbstractEventLoop
     _client_connected_cb: ClientConnected | None
