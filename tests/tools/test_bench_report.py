@@ -91,7 +91,7 @@ def made() -> tuple[Settings, str]:
 class Balanced(html.parser.HTMLParser):
     """A parser that checks that elements are closed, and collects all text."""
 
-    EMPTY = frozenset(("meta", "link", "br"))
+    EMPTY = frozenset(("meta", "link", "br", "wbr"))
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,11 +206,12 @@ def test_panels_without_data_are_left_out() -> None:
         (
             0.0,
             r"served 1\.\d\d times the requests per second of uvloop with 0\.67 of its CPU time "
-            r"for each; [4-6]\.\d\d times those of asyncio with 0\.20, on",
+            r"for each; served [4-6]\.\d\d times the requests per second of asyncio with 0\.20 of ",
         ),
         (
             9.0,
-            r"took for each request 0\.67 of the CPU time of uvloop; 0\.20 of that of asyncio, on",
+            r"took for each request 0\.67 of the CPU time of uvloop; "
+            r"took for each request 0\.20 of the CPU time of asyncio, on",
         ),
     ],
 )
@@ -222,6 +223,68 @@ def test_verdict_describes_the_ratio_in_words(rate: float, expected: str) -> Non
     assert verdict.endswith(", on average over 2 cells.")
     alone = [one for one in results if one.cell.loop == "uvloop"]
     assert summary.verdict(alone, rate) == "uringloop was not compared with another loop."
+
+
+def with_rounds(rates: dict[str, list[int]], cost_ns: dict[str, list[int]]) -> list[summary.Result]:
+    """Return the results of one cell, with these figures of each round."""
+    settings = Settings(sizes=(100,), clients=(1,))
+    (load,) = settings.loads
+    row = EchoRow(str(load), load, cells=cells_of(rates))
+    for name, requests in rates.items():
+        for number, cost in zip(requests, cost_ns[name], strict=True):
+            one = measurement(8.0, 1, random.Random(1))
+            taken = dataclasses.replace(
+                one, requests=number, answers=number, server_cpu_ns=number * cost
+            )
+            row.cells[name].rounds.append(taken)
+    return summary.compare([row])
+
+
+# Requests per second and CPU time of three rounds; a spread of half, and one of a tenth.
+WIDE, LOW, HIGH = [500, 1000, 1500], [700, 770, 800], [1100, 1200, 1300]
+
+
+@pytest.mark.parametrize(
+    ("ours", "costs", "rate", "expected"),
+    [
+        (
+            (WIDE, LOW),
+            (WIDE, LOW),
+            0.0,
+            "The rounds overlap, so no verdict on the requests per second of uvloop and the CPU "
+            "time of uvloop.",
+        ),
+        (
+            (WIDE, LOW),
+            (LOW, HIGH),
+            0.0,
+            "uringloop took for each request 0.64 of the CPU time of uvloop. "
+            "The rounds overlap, so no verdict on the requests per second of uvloop.",
+        ),
+        (
+            (HIGH, LOW),
+            (WIDE, LOW),
+            0.0,
+            "uringloop served 1.56 times the requests per second of uvloop. "
+            "The rounds overlap, so no verdict on the CPU time of uvloop.",
+        ),
+        (
+            (WIDE, LOW),
+            (LOW, HIGH),
+            9.0,
+            "uringloop took for each request 0.64 of the CPU time of uvloop.",
+        ),
+    ],
+)
+def test_there_is_no_verdict_where_the_rounds_overlap(
+    ours: tuple[list[int], list[int]],
+    costs: tuple[list[int], list[int]],
+    rate: float,
+    expected: str,
+) -> None:
+    names = ("uringloop", "uvloop")
+    results = with_rounds(dict(zip(names, ours, strict=True)), dict(zip(names, costs, strict=True)))
+    assert summary.verdict(results, rate) == expected
 
 
 @pytest.mark.parametrize(
@@ -323,29 +386,60 @@ def test_missing_matplotlib_is_reported_before_the_measurement(
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+
+# Says how many pixels of the table are cut off, and how wide the narrowest chart is.
+SIZES = """<script>
+const table = document.querySelector(".wide");
+const widths = [...document.querySelectorAll("figure svg")].map(one => one.clientWidth);
+document.body.dataset.cut = table.scrollWidth - table.clientWidth;
+document.body.dataset.chart = Math.min(...widths);
+</script>"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
-@pytest.mark.parametrize("dark", [False, True])
-def test_browser_shows_the_page_without_errors(
-    made: tuple[Settings, str], tmp_path: Path, dark: bool
-) -> None:
-    _, text = made
-    (tmp_path / "page.html").write_text(text)
-    picture = tmp_path / "page.png"
+def in_browser(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "page.html").write_text(text)
     assert CHROMIUM is not None
-    ended = subprocess.run(
+    return subprocess.run(
         [
             *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,3000"),
-            *(["--blink-settings=preferredColorScheme=0"] if dark else []),
-            *(f"--screenshot={picture}", (tmp_path / "page.html").as_uri()),
+            *(f"--user-data-dir={folder / 'profile'}", *options),
+            (folder / "page.html").as_uri(),
         ],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
+
+
+@pytest.mark.slow
+@browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_browser_shows_the_page_without_errors(
+    made: tuple[Settings, str], tmp_path: Path, dark: bool
+) -> None:
+    _, text = made
+    picture = tmp_path / "page.png"
+    preferred = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    ended = in_browser(
+        tmp_path, text, "--window-size=1400,3000", *preferred, f"--screenshot={picture}"
+    )
     assert "CONSOLE" not in ended.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@browser
+@pytest.mark.parametrize("width", [1200, 1400])
+def test_no_column_is_cut_off_and_labels_can_be_read(
+    made: tuple[Settings, str], tmp_path: Path, width: int
+) -> None:
+    _, text = made
+    ended = in_browser(tmp_path, text + SIZES, f"--window-size={width},900", "--dump-dom")
+    found = re.search(r'<body data-cut="(\d+)" data-chart="(\d+)"', ended.stdout)
+    assert found
+    cut, chart = map(int, found.groups())
+    assert cut == 0
+    # Their labels have 9 points at the charts' own width.
+    assert chart >= 4.2 * 96

@@ -10,6 +10,8 @@ import platform
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -86,6 +88,35 @@ def test_answer_names_the_program_and_its_versions(place: Path) -> None:
         assert (loop["class"], loop["debug"]) == ("Loop", False)
         assert set(loop["stats"]) == Stats.__required_keys__
         assert 0 < loop["thread_cpu"] <= answer["cpu"]
+
+
+WORKER = """
+import multiprocessing, os, sys
+from uringloop._monitor.snapshots import snapshot
+
+def tell(queue):
+    queue.put(snapshot()["command"])
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.SimpleQueue()
+    process = context.Process(target=tell, args=(queue,))
+    process.start()
+    print(queue.get())
+    process.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_worker_of_multiprocessing_has_the_command_of_its_service(
+    tmp_path: Path, method: str
+) -> None:
+    path = tmp_path / "service.py"
+    path.write_text(WORKER)
+    command = [sys.executable, "-W", "ignore", str(path), method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{' '.join(command)}\n", "")
 
 
 def test_answer_names_the_task_that_blocks(place: Path) -> None:

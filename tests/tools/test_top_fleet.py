@@ -198,6 +198,13 @@ def test_commands_are_cut_to_the_width(loop: object) -> None:
     assert lines[-1].endswith("…")
 
 
+def test_the_folders_of_interpreter_and_program_are_left_out(loop: object) -> None:
+    snapshot = snapshots.snapshot()
+    snapshot["command"] = "/srv/orders/.venv/bin/python3 /srv/orders/.venv/bin/uvicorn app:app /x"
+    view = render.overview_of([], [(Sample(snapshot), 0.0)], 150, [])
+    assert view.rows[0].cells[-1] == "python3 uvicorn app:app /x"
+
+
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 NAMED = """

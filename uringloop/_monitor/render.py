@@ -6,6 +6,7 @@ are more figures than loops, and more than fit beside each other.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -207,10 +208,17 @@ def _loop_rows(sample: Sample, silent_s: float) -> Iterator[Row]:
             size(rates["sent_bytes"]) + "/s" if rates is not None else "-",
             f"{snapshot['stats']['operations']:,}",
             duration(snapshot["stats"]["lag"]),
-            printable(sample.snapshot["command"]),
+            printable(_without_folders(sample.snapshot["command"])),
         ]
         alarms = [silent_s > 0 or is_blocked(loop), *[False] * (len(cells) - 1)]
         yield Row(f"{sample.snapshot['pid']:<7} {heading_of(loop)}", cells, alarms)
+
+
+def _without_folders(command: str) -> str:
+    """Return *command* without the folders of the interpreter and its program: both may be long."""
+    words = command.split(" ")
+    names = [os.path.basename(word) if word.startswith("/") else word for word in words[:2]]
+    return " ".join([*names, *words[2:]])
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, TypedDict
 
+from uringloop._monitor.commands import own_command
 from uringloop._turn.stats import open_loops, stats_of, thread_state_of
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 # The version of the answers: a new key does not change it, a changed meaning increments it.
 PROTOCOL = 1
-# Characters of the command line in an answer; some programs take all settings there.
-COMMAND_LENGTH_MAX = 500
 
 # Python's name for the first thread, unless the program renames it.
 MAIN_THREAD = "MainThread"
@@ -160,7 +159,7 @@ def snapshot() -> Snapshot:
     return {
         "protocol": PROTOCOL,
         "pid": os.getpid(),
-        "command": " ".join(sys.orig_argv)[:COMMAND_LENGTH_MAX],
+        "command": own_command(),
         "python": platform.python_version(),
         # Not imported: a private module may not import the package itself.
         "uringloop": sys.modules["uringloop"].__version__,

@@ -71,7 +71,9 @@ def _row(kind: str, cells: list[str]) -> str:
     parts = []
     for heading, text in zip(report.HEADINGS, cells, strict=True):
         side = ' class="word"' if heading in report.LEFT else ""
-        parts.append(f"<{kind}{side}>{html.escape(text)}</{kind}>")
+        # A heading may break behind a slash: twelve columns must fit into a window of 1,200 pixels.
+        words = html.escape(text).replace("/", "/<wbr>") if kind == "th" else html.escape(text)
+        parts.append(f"<{kind}{side}>{words}</{kind}>")
     # The row of the loop that the page is about.
     judged = ' class="judged"' if SUBJECT in cells else ""
     return f"<tr{judged}>{''.join(parts)}</tr>"

@@ -101,12 +101,16 @@ def compare(rows: list[EchoRow]) -> list[Result]:
 
 
 def verdict(results: list[Result], rate: float) -> str:
-    """Return the result in a sentence: SUBJECT compared with each other loop, over all cells."""
+    """Return the result in a sentence: SUBJECT compared with each other loop, over all cells.
+
+    A quantity whose rounds overlap those of the other loop has no verdict.
+    """
     measured = {(one.cell.loop, one.row.name): one.summary for one in results if one.summary}
     rows = list(dict.fromkeys(one.row.name for one in results))
     # The servers in C are not loops.
     others = {one.cell.loop for one in results} - {SUBJECT, *REFERENCES}
     parts: list[str] = []
+    open_questions: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):
         pairs = [
             (measured[SUBJECT, row], measured[name, row])
@@ -116,26 +120,42 @@ def verdict(results: list[Result], rate: float) -> str:
         if not pairs:
             continue
         cost = _mean_ratio(pairs, lambda one: one.server_cpu_ns)
-        speed = _mean_ratio(pairs, lambda one: one.requests_per_second)
-        if rate:
-            what = "that of" if parts else "the CPU time of"
-            parts.append(f"{cost} of {what} {name}")
-        elif parts:
-            parts.append(f"{speed} times those of {name} with {cost}")
-        else:
-            served = f"{speed} times the requests per second of {name}"
-            parts.append(f"{served} with {cost} of its CPU time for each")
-    if not parts:
+        # In an open loop the rate is given.
+        speed = "" if rate else _mean_ratio(pairs, lambda one: one.requests_per_second)
+        parts += _claim(name, speed, cost)
+        if not (speed or rate):
+            open_questions.append(f"the requests per second of {name}")
+        if not cost:
+            open_questions.append(f"the CPU time of {name}")
+    if not parts and not open_questions:
         return f"{SUBJECT} was not compared with another loop."
     means = f", on average over {len(rows)} cells" if len(rows) > 1 else ""
-    verb = "took for each request" if rate else "served"
-    return f"{SUBJECT} {verb} {'; '.join(parts)}{means}."
+    told = [f"{SUBJECT} {'; '.join(parts)}{means}."] if parts else []
+    if open_questions:
+        told.append(f"The rounds overlap, so no verdict on {' and '.join(open_questions)}.")
+    return " ".join(told)
+
+
+def _claim(name: str, speed: str, cost: str) -> list[str]:
+    """Return what is said about the loop *name*, without a ratio that is empty."""
+    if speed and cost:
+        return [
+            f"served {speed} times the requests per second of {name} "
+            f"with {cost} of its CPU time for each"
+        ]
+    if speed:
+        return [f"served {speed} times the requests per second of {name}"]
+    return [f"took for each request {cost} of the CPU time of {name}"] if cost else []
 
 
 def _mean_ratio(pairs: list[tuple[Summary, Summary]], take: Callable[[Summary], Quantity]) -> str:
-    """Return the geometric mean of one quantity's ratios."""
-    ratios = [take(ours).value / take(theirs).value for ours, theirs in pairs]
-    return f"{statistics.geometric_mean(ratios):.2f}"
+    """Return the geometric mean of one quantity's ratios; nothing if the rounds allow none."""
+    quantities = [(take(ours), take(theirs)) for ours, theirs in pairs]
+    least = statistics.geometric_mean([a.low / b.high for a, b in quantities])
+    most = statistics.geometric_mean([a.high / b.low for a, b in quantities])
+    if least <= 1 <= most:
+        return ""
+    return f"{statistics.geometric_mean([a.value / b.value for a, b in quantities]):.2f}"
 
 
 def notes(results: list[Result], rate: float) -> list[str]:

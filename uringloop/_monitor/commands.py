@@ -1,0 +1,44 @@
+"""The command of a process, as a person knows it: what `uringloop.top` shows beside its loops.
+
+Any thread may call this: it only reads /proc.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+# Characters of a command line in an answer; some programs take all settings there.
+LENGTH_MAX = 500
+# Python's command line in a process that multiprocessing has started: `spawn_main` or the server
+# of processes for `forkserver`.
+STARTED_BY_MULTIPROCESSING = "-c from multiprocessing."
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process, or the title that it has set; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsdecode(file.read()).replace("\0", " ").strip()[:LENGTH_MAX]
+    except OSError:
+        return ""
+
+
+@functools.cache
+def service_of(pid: int) -> str:
+    """Return the command of the process that has started *pid*, this one, by multiprocessing.
+
+    It is asked for once, because the other may end first; a forked child has another *pid*.
+    """
+    # Not imported: a process that multiprocessing has started has the module.
+    module = sys.modules.get("multiprocessing.process")
+    parent = module.parent_process() if module is not None else None
+    return command_line(parent.pid) if parent is not None and parent.pid else ""
+
+
+def own_command() -> str:
+    """Return the command of this process; a worker of multiprocessing has that of its service."""
+    pid = os.getpid()
+    own = command_line(pid) or " ".join(sys.orig_argv)[:LENGTH_MAX]
+    return (service_of(pid) or own) if STARTED_BY_MULTIPROCESSING in own else own
