@@ -205,7 +205,8 @@ def check_module(module: str, words: Words, shown: str) -> None:
         else:
             check_program(words[0], words[1:], shown)
         return
-    if module == "uringloop.workers.granian" and find_spec("granian") is None:
+    package, _, server = module.rpartition(".")
+    if package == "uringloop.workers" and find_spec(server) is None:
         return
     check_options(words, sys.executable, "-m", module)
     if module == "uringloop.doctor":

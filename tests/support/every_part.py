@@ -27,6 +27,7 @@ FOR_OTHERS = {
     "uringloop.pytest_plugin",
     "uringloop.workers.aiohttp",
     "uringloop.workers.granian",
+    "uringloop.workers.hypercorn",
     "uringloop.workers.uvicorn",
 }
 LOCALHOST = "127.0.0.1"

@@ -1,0 +1,34 @@
+"""hypercorn's command with uringloop: `python -m uringloop.workers.hypercorn app:app`.
+
+It accepts the options of `hypercorn`, whose `--worker-class` knows three names and no other: that
+of "asyncio", the default, stands for this loop here. Importing this module has that effect, for
+programs that call `hypercorn.run` themselves. The import is needed in the main process and in
+workers that multiprocessing spawns, which import the main module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from uringloop._ring import backends
+from uringloop.policy import new_event_loop
+
+try:
+    import hypercorn.__main__
+    import hypercorn.asyncio.run as servers
+except ImportError as exc:
+    raise ImportError("uringloop.workers.hypercorn needs hypercorn: pip install hypercorn") from exc
+
+
+def runner(**options: object) -> asyncio.Runner:
+    """Return the runner of a worker; its *options* may name another factory of loops."""
+    return asyncio.Runner(debug=bool(options.get("debug")), loop_factory=new_event_loop)
+
+
+# hypercorn's workers run their server by this name; it has no option for it.
+servers.Runner = runner
+
+if __name__ == "__main__":
+    backends.ask()
+    sys.exit(hypercorn.__main__.main())
