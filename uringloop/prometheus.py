@@ -5,35 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from uringloop._loop.stats import COUNTERS, GAUGES
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
 from uringloop.loop import Loop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Metrics that are current values; all others are counters, which only grow.
-GAUGES = frozenset(
-    ("operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "lag_max")
-)
-HELP = {
-    "turns": "Turns of the event loop.",
-    "kernel_entries": "System calls that submit operations or wait for completions.",
-    "submissions": "Operations submitted to the ring.",
-    "completions": "Completions received from the ring.",
-    "overflows": "Times that the kernel held completions back because the queue was full.",
-    "starved": "Receives that found no free buffer in the pool.",
-    "rearms": "Receives that were armed again.",
-    "operations": "Operations in flight.",
-    "buffers_out": "Receive buffers that hold data not consumed yet.",
-    "received_bytes": "Bytes received by transports.",
-    "sent_bytes": "Bytes sent by transports.",
-    "callbacks_ready": "Callbacks queued for the next turn.",
-    "timers_run": "Timers that have run.",
-    "timers_pending": "Timers that have not run yet.",
-    "lag": "Lateness of the last timer, or time for which the loop has been blocked, if longer.",
-    "lag_max": "Largest lag so far.",
-    "stalls": "Turns of at least 100 ms, or of at least stall_ms, since turns are timed.",
-}
 # Keyed like the result of histograms_of().
 HISTOGRAMS = {
     "lag": ("timer_lag", "Lateness of the first due timer of each turn."),
@@ -60,15 +38,15 @@ def text(loop: Loop, prefix: str = "uringloop", labels: Mapping[str, str] | None
 def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     stats = loop.stats()
     common = _labels(labels)
-    for name, help_text in HELP.items():
-        value = stats[name]  # type: ignore[literal-required]
-        metric = f"{prefix}_{name}"
-        if name.startswith("lag"):
-            metric += "_seconds"
-        elif name not in GAUGES:
-            metric += "_total"
-        yield from _head(metric, help_text, "gauge" if name in GAUGES else "counter")
-        yield f"{metric}{common} {value}"
+    for name, help_text in COUNTERS.items():
+        metric = f"{prefix}_{name}_total"
+        yield from _head(metric, help_text, "counter")
+        yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]
+    for name, help_text in GAUGES.items():
+        unit = "_seconds" if name.startswith("lag") else ""
+        metric = f"{prefix}_{name}{unit}"
+        yield from _head(metric, help_text, "gauge")
+        yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]
     # stats() counts a batch under the largest power of two that it reaches: 4 to 7 under 4.
     *sizes, _ = stats["batches"]
     bounds = [2 * size - 1 for size in sizes]

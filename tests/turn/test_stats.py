@@ -31,7 +31,7 @@ from support.tls_contexts import Contexts
 
 import uringloop
 from uringloop import prometheus
-from uringloop._loop.stats import Stats
+from uringloop._loop.stats import COUNTERS, GAUGES, HISTOGRAM, Stats
 
 # Entries of stats() about the present; all others count from the creation of the loop.
 PRESENT = {"operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "batches"}
@@ -62,6 +62,13 @@ def busy(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
+
+
+def test_every_figure_is_described_once(loop: uringloop.Loop) -> None:
+    described = [*COUNTERS, *GAUGES, *HISTOGRAM]
+    assert sorted(described) == sorted(Stats.__annotations__)
+    assert sorted(described) == sorted(loop.stats())
+    assert set(GAUGES) - PRESENT == {"lag_max"}
 
 
 # ── turns ────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,7 @@
-"""The type of what Loop.stats() returns, for type checkers and documentation."""
+"""What Loop.stats() returns: the type, and what each figure means.
+
+Metrics of Prometheus follow from here. `_turn/stats.pyx` makes the figures.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,30 @@ class Stats(TypedDict):
     lag: float
     lag_max: float
     stalls: int
+
+
+# Figures that only grow.
+COUNTERS = {
+    "turns": "Turns of the event loop.",
+    "kernel_entries": "System calls that submit operations or wait for completions.",
+    "submissions": "Operations submitted to the ring.",
+    "completions": "Completions received from the ring.",
+    "overflows": "Times that the kernel held completions back because the queue was full.",
+    "starved": "Receives that found no free buffer in the pool.",
+    "rearms": "Receives that were armed again.",
+    "received_bytes": "Bytes received by transports.",
+    "sent_bytes": "Bytes sent by transports.",
+    "timers_run": "Timers that have run.",
+    "stalls": "Turns of at least 100 ms, or of at least stall_ms, since turns are timed.",
+}
+# Figures of the present.
+GAUGES = {
+    "operations": "Operations in flight.",
+    "buffers_out": "Receive buffers that hold data not consumed yet.",
+    "callbacks_ready": "Callbacks queued for the next turn.",
+    "timers_pending": "Timers that have not run yet.",
+    "lag": "Lateness of the last timer, or time for which the loop has been blocked, if longer.",
+    "lag_max": "Largest lag so far.",
+}
+# Completions by turn, and their sum: a histogram.
+HISTOGRAM = {"batches", "batched"}
