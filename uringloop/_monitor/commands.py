@@ -5,7 +5,6 @@ Any thread may call this: it only reads /proc.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 
@@ -14,6 +13,8 @@ LENGTH_MAX = 500
 # Python's command line in a process that multiprocessing has started: `spawn_main` or the server
 # of processes for `forkserver`.
 STARTED_BY_MULTIPROCESSING = "-c from multiprocessing."
+# What service_of() has found: the service may end before its worker. A forked child adds its own.
+SERVICES: dict[int, str] = {}
 
 
 def command_line(pid: int) -> str:
@@ -25,16 +26,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
-@functools.cache
 def service_of(pid: int) -> str:
-    """Return the command of the process that has started *pid*, this one, by multiprocessing.
-
-    It is asked for once, because the other may end first; a forked child has another *pid*.
-    """
-    # Not imported: a process that multiprocessing has started has the module.
-    module = sys.modules.get("multiprocessing.process")
-    parent = module.parent_process() if module is not None else None
-    return command_line(parent.pid) if parent is not None and parent.pid else ""
+    """Return the command of the process that has started *pid*, this one, by multiprocessing."""
+    if pid not in SERVICES:
+        # Not imported: a process that multiprocessing has started has the module.
+        module = sys.modules.get("multiprocessing.process")
+        parent = module.parent_process() if module is not None else None
+        SERVICES[pid] = command_line(parent.pid) if parent is not None and parent.pid else ""
+    return SERVICES[pid]
 
 
 def own_command() -> str:
