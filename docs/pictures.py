@@ -114,7 +114,7 @@ ROWS = (
     (("_kernel", "_cpython"), "system calls, CPython's C API"),
 )
 # Packages without a box: each belongs to another package.
-NOT_SHOWN = {"_as_uvloop"}
+NOT_SHOWN = {"_as_uvloop", "_pyinstaller"}
 
 
 def packages(palette: Palette) -> tuple[str, Picture]:

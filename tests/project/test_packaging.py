@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 import uringloop
-from uringloop import __version__
+from uringloop import __version__, _pyinstaller
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "uringloop"
@@ -226,6 +226,17 @@ def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
     classifiers = metadata.get_all("Classifier") or []
     for minor in range(11, 16):
         assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+
+
+def test_a_wheel_has_the_hook_for_pyinstaller_and_names_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith("/entry_points.txt")]
+        assert archive.read(name).decode().split("\n")[:2] == [
+            "[pyinstaller40]",
+            "hook-dirs = uringloop._pyinstaller:hook_dirs",
+        ]
+        assert "uringloop/_pyinstaller/hook-uringloop.py" in archive.namelist()
+    assert Path(*_pyinstaller.hook_dirs(), "hook-uringloop.py").exists()
 
 
 # ── the wheel for other machines ─────────────────────────────────────────────────────────────

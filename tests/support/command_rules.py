@@ -59,7 +59,8 @@ PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 
 # Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
-    *("dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter", "sanic", "uvicorn"),
+    *("cxfreeze", "dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter"),
+    *("nuitka", "pyinstaller", "sanic", "uvicorn"),
 }
 
 # The arguments that print all options of a program, if not `--help`.

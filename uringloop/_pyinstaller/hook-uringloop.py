@@ -1,0 +1,24 @@
+"""What a program needs of this package, and PyInstaller does not find in its source code.
+
+The compiled modules share one file, which `_cpython/loading.py` opens by its path; what they import
+in turn stands in C; and the package imports some public modules when they are first named.
+"""
+
+from __future__ import annotations
+
+from PyInstaller.utils.hooks import collect_submodules
+
+# They run other programs, or need packages that a program may not have: PyInstaller finds them if
+# the program imports them.
+APART = (
+    "uringloop.__main__",
+    "uringloop._as_uvloop",
+    "uringloop._pyinstaller",
+    "uringloop.as_uvloop",
+    "uringloop.bench",
+    "uringloop.pytest_plugin",
+    "uringloop.top",
+    "uringloop.workers",
+)
+
+hiddenimports = collect_submodules("uringloop", filter=lambda name: not name.startswith(APART))
