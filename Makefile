@@ -61,7 +61,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults races soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults races soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate order mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -314,6 +314,9 @@ simulate:  ## Run random programs on a simulated kernel: SEEDS=10000, or one see
 	@URINGLOOP_DEBUG=1 $(MAKE) --no-print-directory .venv-simulate/installed VENV=.venv-simulate
 	PYTHONSAFEPATH=1 PYTHONPATH=tests .venv-simulate/bin/python -m simulation.run \
 	  $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
+
+order: $(DEV)/installed  ## Compare the order of events with asyncio's, in random programs: SEEDS=2000
+	PYTHONPATH=tests $(RUN_DEV) -m order --seeds $(or $(SEEDS),200) $(ARGS)
 
 mutants: $(DEV)/installed  ## Insert bugs, one at a time, and check that the simulation finds each
 	$(RUN_DEV) tests/simulation/mutants.py $(ARGS)
