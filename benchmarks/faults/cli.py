@@ -1,8 +1,8 @@
 """Behaviour of event loops under faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
 
-Runs each fault of peers.py, life.py, limits.py and ends.py on each loop, in a process of its own. A
-cell of the table shows the outcome: bytes lost, memory, descriptors, time to recovery. A violation
-is bold. The first line of a fault's docstring is the title of its row.
+Runs each fault of peers.py, readiness.py, life.py, limits.py and ends.py on each loop, in a process
+of its own. A cell of the table shows the outcome: bytes lost, memory, descriptors, time to
+recovery. A violation is bold. The first line of a fault's docstring is the title of its row.
 
 The exit status is 1 if a cell of uringloop or uringloop-soft has a violation, otherwise 0.
 """
@@ -20,11 +20,12 @@ from pathlib import Path
 from uringloop.bench import loops
 from uringloop.bench import markdown as md
 
-from . import ends, life, limits, peers
+from . import ends, life, limits, peers, readiness
 from .common import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *peers.FAULTS,
+    *readiness.FAULTS,
     *life.FAULTS,
     *limits.FAULTS,
     *life.PROGRAM_FAULTS,
