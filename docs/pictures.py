@@ -144,6 +144,7 @@ STEPS = (
     ("expire_timers", "note the timers that are due"),
     ("run_ready", "run the callbacks that were ready"),
     ("collect", "dispatch the completions that were there"),
+    ("deliver_due", "deliver what transports have kept"),
     ("run_due", "run the timers that were due"),
     ("rearm_all", "put watchers that have run onto the flush list"),
     ("flush_all", "one send for each transport that wrote"),
@@ -158,7 +159,7 @@ def turn(palette: Palette) -> tuple[str, Picture]:
         picture.box(150, y, 330, 44, name, note, palette.private)
         if step:
             picture.arrow(315, y - 14, 315, y - 1)
-    bottom = 10 + 6 * 58
+    bottom = 10 + (len(STEPS) - 1) * 58
     picture.box(
         600, 10 + 2 * 58, 140, bottom + 44 - (10 + 2 * 58), "kernel", "two queues", palette.kernel
     )
