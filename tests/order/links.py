@@ -42,6 +42,7 @@ class Link:
         self.file: Any = None
         self.peer: Peer
         self.received = 0
+        self.ended = False
         self.lost = False
         # The socket that was handed over, by its own descriptor.
         self.duplicate: int | None = None
@@ -85,6 +86,7 @@ class Link:
         self.happened("data")
 
     def on_eof(self, name: str = "") -> bool:
+        self.ended = True
         self.note(f"{name}eof")
         self.happened("eof")
         return self.made_as.stays_open
@@ -123,6 +125,8 @@ class Link:
         return uringloop.streams if compiled else asyncio
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # From Python 3.13 on a writer that nobody has closes its connection.
+        self.writer = writer
         self.on_made(writer.transport)
         await self.read(reader)
 

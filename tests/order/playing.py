@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from asyncio import selector_events
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ LIMIT_S = 10.0
 # Within so many turns a transport has sent what was written, and closed its socket. Before that the
 # peer does not end the connection: a loop may write at the end of a turn.
 SETTLED_TURNS = 6
+SETTLED = ("peer_eof", "peer_close", "peer_reset", "peer_read")
 
 # An end that has not come by then never comes.
 PATIENCE_S = 1.0
@@ -43,14 +45,28 @@ def play(program: Program, loop: Loop) -> Log:
     return playing.log
 
 
+# Older versions begin to read after connection_made() even if it has paused.
+MADE_MAY_PAUSE = "is_reading" in selector_events._SelectorTransport._add_reader.__code__.co_names  # type: ignore[attr-defined]
+
+
 def is_left_out(step: Step, link: Link) -> bool:
     """Return whether asyncio would fail on its own state, or its loop promises no result."""
+    if step.when == "made" and step.action in ("pause", "hand_over") and not MADE_MAY_PAUSE:
+        return True
+    if link.ended and step.action in ("pause", "resume", "hand_over"):
+        # If the connection stays open, asyncio tells the end again after a pause.
+        return True
     closing = link.transport.is_closing()
     kind = link.made_as.kind
     if kind in TLS_KINDS:
+        if step.action == "pause" and step.when == "made":
+            return True
         if step.action == "close":
             return closing or not link.transport.is_reading()
         return closing and step.action != "abort"
+    if kind in WRITE_ONLY and step.when == "made":
+        # asyncio watches the number of the descriptor afterwards, even if it is closed.
+        return step.action != "write"
     # A descriptor is closed in one of the next turns.
     return closing and (step.action == "hand_over" or kind in WRITE_ONLY)
 
@@ -122,8 +138,9 @@ class Playing:
         elif step.when == "task":
             self.tasks.append(self.loop.create_task(self.do_in_task(step)))
         elif step.when == "":
-            if step.action in ("peer_eof", "peer_close", "peer_reset", "peer_read"):
-                await self.settle(self.links[step.connection])
+            link = self.links[step.connection]
+            if step.action in SETTLED or (step.action == "peer_send" and link.lost):
+                await self.settle(link)
             self.do(step)
 
     async def do_in_task(self, step: Step) -> None:

@@ -65,7 +65,7 @@ class Watching:
 
 
 class Receiving(Watching):
-    """Receives in a task, by sock_recv()."""
+    """Receives in a task, by sock_recv(), one byte after the other."""
 
     def resume_reading(self) -> None:
         self.reading = True
@@ -79,7 +79,7 @@ class Receiving(Watching):
 
     async def receive(self) -> None:
         try:
-            while data := await self.link.loop.sock_recv(self.sock, BUFFER):
+            while data := await self.link.loop.sock_recv(self.sock, 1):
                 self.link.on_data(data)
         except asyncio.CancelledError:
             self.link.note("sock_recv is cancelled")
