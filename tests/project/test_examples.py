@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.loops import on_io_uring
 from support.roles import PATIENCE, wait_until
 from support.tls_contexts import CERTIFICATES, client_context
 
@@ -116,7 +117,7 @@ def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> I
 
 def test_examples_are_short() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert len(found) == 11
+    assert len(found) == 12
     assert {name: lines for name, lines in found.items() if lines >= 80} == {}
 
 
@@ -131,6 +132,49 @@ def test_echo(arguments: tuple[str, ...]) -> None:
         sender.start()
         assert received(client, len(data)) == data
         sender.join()
+
+
+def answer_to(address: Address, pieces: list[bytes]) -> bytes:
+    """Send *pieces* one after the other, and half-close; return all that comes back."""
+    with socket.create_connection(address, PATIENCE) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def send() -> None:
+            for piece in pieces:
+                client.sendall(piece)
+            client.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        answer = b"".join(iter(lambda: client.recv(1 << 20), b""))
+        sender.join()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("loop", "ring"),
+    [
+        pytest.param("uringloop", "io_uring", marks=on_io_uring),
+        ("uringloop", "soft"),
+        ("asyncio", ""),
+        ("uvloop", ""),
+    ],
+)
+def test_hand_over(loop: str, ring: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(loop)
+    if ring:
+        monkeypatch.setenv("URINGLOOP_BACKEND", ring)
+    data = os.urandom(1 << 20).replace(b"\n", b"")
+    line = [bytes([byte]) for byte in b"a name that comes byte by byte\n"]
+    greetings: set[bytes] = set()
+    with serving("hand_over.py", "--loop", loop) as address:
+        for pieces in ([b"name\n"], [b"name\n" + data], [*line, data], [b"no line"], []):
+            greeting, _, rest = answer_to(address, pieces).partition(b"\n")
+            assert rest == b"".join(pieces).upper()
+            greetings.add(greeting)
+    # One process has served all connections.
+    assert len(greetings) == 1
+    assert re.fullmatch(rb"process \d+", greetings.pop())
 
 
 def fetched(address: Address, path: str) -> tuple[int, bytes]:
