@@ -139,7 +139,8 @@ class Playing:
             self.tasks.append(self.loop.create_task(self.do_in_task(step)))
         elif step.when == "":
             link = self.links[step.connection]
-            if step.action in SETTLED or (step.action == "peer_send" and link.lost):
+            closing = link.transport is not None and link.transport.is_closing()
+            if step.action in SETTLED or (step.action == "peer_send" and closing):
                 await self.settle(link)
             self.do(step)
 
