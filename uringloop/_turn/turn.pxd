@@ -73,6 +73,9 @@ cdef class LoopCore:
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     cdef list flush_list        # of Flushable, flushed at the end of the turn
+    # The next flush_list, empty: the lists take turns, so that none is new after a run. None while
+    # flush_all() runs; a run that is nested in it makes its own.
+    cdef list flushed_list
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted

@@ -79,6 +79,7 @@ cdef class LoopCore:
         self.ready = ReadyQueue()
         self.inbox = Inbox()
         self.flush_list = []
+        self.flushed_list = []
         self.rearm_list = []
         self.deliveries = deque()
         self.timers = TimerHeap()
@@ -447,7 +448,8 @@ cdef class LoopCore:
         cdef Py_ssize_t count = list_size(<PyObject*>self.flush_list)
         if count:
             items = self.flush_list
-            self.flush_list = []
+            self.flush_list = [] if self.flushed_list is None else self.flushed_list
+            self.flushed_list = None
             try:
                 while index < count:
                     item = <Flushable>PyList_GET_ITEM_borrowed(items, index)
@@ -461,6 +463,9 @@ cdef class LoopCore:
                 # The remaining items still have work: they are flushed in the next turn.
                 self.flush_list = items[index:] + self.flush_list
                 raise
+            finally:
+                items.clear()
+                self.flushed_list = items
         self.queued_bytes = 0
         return 0
 
@@ -526,7 +531,7 @@ cdef class LoopCore:
     cdef int rearm_all(self) except -1:
         """Put the watchers onto the flush list: the callbacks for their events have run."""
         self.flush_list += self.rearm_list
-        self.rearm_list = []
+        self.rearm_list.clear()
         return 0
 
     cdef int add_delivery(self, Flushable item) except -1:
@@ -635,11 +640,9 @@ cdef class LoopCore:
             self.ready.spare.clear()
             self.timers.spare.clear()
             self.freelist.clear()
-            self.flush_list = []
-            self.rearm_list = []
-            self.deliveries.clear()
-            self.pool.starved = []
-            self.datagram_pool.starved = []
+            for each in (self.flush_list, self.rearm_list, self.deliveries, self.pool.starved,
+                         self.datagram_pool.starved):
+                each.clear()
             self.ring.close()
             self.pool.close()
             self.datagram_pool.close()
