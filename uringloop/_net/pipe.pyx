@@ -308,6 +308,10 @@ cdef class WritePipeTransport(WriteTransport):
     cdef bint busy(self) noexcept:
         return self.send_op.in_flight or self.watch_op.in_flight
 
+    cdef int take_ends(self) except -1:
+        WriteTransport.take_ends(self)
+        return self.loop.ring.take(&self.watch_op)
+
     # ── asyncio.WriteTransport ───────────────────────────────────────────────────────────────
 
     # asyncio's class of writing pipes has these, too, and does not support them.

@@ -607,11 +607,8 @@ cdef class StreamTransport(WriteTransport):
         return 0
 
     cdef int take_ends(self) except -1:
-        self.loop.ring.take(&self.recv_op)
-        self.loop.ring.take(&self.send_op)
-        if self.end_op != NULL:
-            self.loop.ring.take(self.end_op)
-        return 0
+        WriteTransport.take_ends(self)
+        return 0 if self.end_op == NULL else self.loop.ring.take(self.end_op)
 
     # ── get_extra_info() and the protocol ────────────────────────────────────────────────────
 

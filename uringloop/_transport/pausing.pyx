@@ -227,6 +227,9 @@ cdef class ReadTransport(Transport):
     cdef bint busy(self) noexcept:
         return self.recv_op.in_flight
 
+    cdef int take_ends(self) except -1:
+        return self.loop.ring.take(&self.recv_op)
+
     @property
     def _paused(self):
         return load_int(&self.paused) != 0

@@ -471,6 +471,10 @@ cdef class WriteTransport(FlowControl):
     cdef bint is_sending(self) noexcept:
         return self.send_op.in_flight
 
+    cdef int take_ends(self) except -1:
+        FlowControl.take_ends(self)
+        return self.loop.ring.take(&self.send_op)
+
     cdef int stop_operations(self) except -1:
         self.stop_reading()
         if self.send_op.quiet:
