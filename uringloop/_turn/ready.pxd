@@ -14,6 +14,10 @@ from uringloop._turn.spare_handles cimport SpareHandles
 # is not in this processor's cache.
 cdef enum:
     AHEAD = 4
+    # The capacity at first, a power of two; it grows by doubling.
+    AT_START = 64
+    # The queue keeps room for so many handles: a turn of a busy loop runs some hundred.
+    KEPT = 4096
 
 
 @cython.final
@@ -30,7 +34,7 @@ cdef class ReadyQueue:
 
     cdef inline int push(self, Handle handle) except -1:
         if self.count == self.capacity:
-            self.grow(self.count)
+            self.resize(self.count, 2 * self.capacity or AT_START)
         Py_INCREF(handle)
         self.place(self.count)[0] = <PyObject*>handle
         count_size(&self.count, 1)
@@ -46,7 +50,13 @@ cdef class ReadyQueue:
         return handle
 
     cdef int push_chain(self, PyObject *newest) except -1
-    cdef int grow(self, Py_ssize_t used) except -1
+    cdef int resize(self, Py_ssize_t used, Py_ssize_t capacity) except -1
+    cdef inline int shrink(self) except -1:
+        """Give memory back if three quarters are empty."""
+        if self.capacity > KEPT and 4 * self.count < self.capacity:
+            return self.give_back_memory()
+        return 0
+    cdef int give_back_memory(self) except -1
     cdef int clear(self) except -1
 
 

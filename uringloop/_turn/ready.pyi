@@ -2,7 +2,5 @@
 
 from typing import final
 
-READY_AT_START: int
-
 @final
 class ReadyQueue: ...

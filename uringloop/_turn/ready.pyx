@@ -15,12 +15,6 @@ from uringloop._turn.handles cimport traverse_queued
 from uringloop._turn.spare_handles cimport new_spare_handles
 
 
-# Initial capacity, a power of two; the queue grows by doubling.
-READY_AT_START = 64
-
-# A C global: module dictionaries may be cleared at shutdown.
-cdef Py_ssize_t FIRST = READY_AT_START
-
 cdef enum:
     # The time to run through them hides that of a read; 4 hid two thirds as much as 16.
     HANDLES_AHEAD = 16
@@ -46,7 +40,7 @@ cdef class ReadyQueue:
         cdef PyObject *handle = newest
         while handle != NULL:
             if end == self.capacity:
-                self.grow(end)
+                self.resize(end, 2 * self.capacity or AT_START)
             self.place(end)[0] = handle
             end += 1
             prefetch_ahead(handle, (<Handle>handle).older)
@@ -59,9 +53,8 @@ cdef class ReadyQueue:
             begin += 1
         return 0
 
-    cdef int grow(self, Py_ssize_t used) except -1:
-        """Double the capacity, and keep the first *used* items."""
-        cdef Py_ssize_t capacity = 2 * self.capacity or FIRST
+    cdef int resize(self, Py_ssize_t used, Py_ssize_t capacity) except -1:
+        """Set the capacity, and keep the first *used* items."""
         cdef PyObject **items = <PyObject**>PyMem_Malloc(capacity * sizeof(PyObject*))
         cdef Py_ssize_t index
         if items == NULL:
@@ -72,6 +65,18 @@ cdef class ReadyQueue:
         self.items = items
         self.capacity = capacity
         self.head = 0
+        return 0
+
+    cdef int give_back_memory(self) except -1:
+        """Halve the capacity: the queue is nearly empty, behind a burst of callbacks."""
+        try:
+            self.resize(self.count, self.capacity // 2)
+        except MemoryError:
+            # The queue keeps the memory that it has.
+            return 0
+        if self.capacity == KEPT:
+            # Handles of the burst: each keeps the memory around it from being given back.
+            self.spare.clear()
         return 0
 
     cdef int clear(self) except -1:

@@ -127,7 +127,10 @@ cdef class TimerHeap:
                 self._resize(max(self.capacity // 2, FIRST))
             except MemoryError:
                 # The heap keeps the memory that it has.
-                pass
+                return 0
+            if self.capacity == FIRST:
+                # Timers of a burst: each keeps the memory around it from being given back.
+                self.spare.clear()
         return 0
 
     cdef PyObject *next_due(self) except? NULL:

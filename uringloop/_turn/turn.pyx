@@ -404,7 +404,7 @@ cdef class LoopCore:
                 break
             self.run_owned(self.ready.pop(), spare)
             self.ring.check_process()
-        return 0
+        return self.ready.shrink()
 
     @cython.final
     cdef int run_owned(self, PyObject *handle, SpareHandles spare) except -1:
