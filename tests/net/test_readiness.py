@@ -249,6 +249,48 @@ async def test_a_paused_transport_takes_nothing_more(
         await abort_and_wait(transport)
 
 
+class Halting(Collector):
+    """Pauses at each piece, resumes in a callback, and notes what comes before the next piece."""
+
+    halts = False
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self.loop = loop
+        self.events: list[str] = []
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.halts:
+            self.events.append("data")
+            self.transport.pause_reading()
+            self.loop.call_soon(self.resume)
+
+    def resume(self) -> None:
+        self.transport.resume_reading()
+        self.loop.call_soon(self.events.append, "callback")
+
+
+@Pairs
+@Warmings
+@on_loop
+async def test_nothing_is_delivered_in_the_turn_of_resume_reading(
+    each_loop: Loop, pair: Pair, warming: int
+) -> None:
+    protocol = Halting(each_loop)
+    transport, peer = await connected(each_loop, protocol, pair)
+    with peer:
+        await warm(peer, protocol, warming)
+        await nothing_comes(each_loop)
+        protocol.halts = True
+        # More than two buffers of the pool, all of it before the loop looks.
+        sent = send_all_there_is_room_for(peer, 200_000)
+        await protocol.received(5 * warming + len(sent))
+        await turns(3)
+        assert protocol.events == ["data", "callback"] * (len(protocol.events) // 2)
+        await abort_and_wait(transport)
+
+
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
 @pytest.mark.parametrize("warming", [0, 2])
 @on_loop

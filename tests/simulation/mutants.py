@@ -82,8 +82,8 @@ MUTANTS = (
     Mutant(
         "bytes are delivered while reading is paused",
         "_net/stream.pyx",
-        "cdef bint stashing = self.paused or self.stash",
-        "cdef bint stashing = bool(self.stash)",
+        "cdef bint stashing = self.paused or self.stash or (",
+        "cdef bint stashing = bool(self.stash) or (",
     ),
     # State transitions that are left out.
     Mutant(

@@ -201,7 +201,9 @@ cdef class StreamTransport(WriteTransport):
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Copy the bytes of a receive buffer out, and deliver or stash them."""
         cdef char *memory = self.loop.pool.take(flags, size)
-        cdef bint stashing = self.paused or self.stash
+        # A cancelled receive may bring bytes in the turn of resume_reading.
+        cdef bint stashing = self.paused or self.stash or (
+            self.mode != MULTISHOT and self.is_busy_turn())
         cdef bytes data
         count_total(&self.loop.counters.received_bytes, size)
         self.busy_turn = self.loop.counters.turns

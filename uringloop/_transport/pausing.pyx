@@ -187,6 +187,9 @@ cdef class ReadTransport(Transport):
         """Deliver the first item of the stash, or receive what a poll has reported."""
         if self.paused or not OPEN <= self.life < CLOSING:
             return 0
+        if self.is_busy_turn():
+            # Reading was paused and resumed after this delivery had been queued.
+            return self.loop.add_delivery(self)
         try:
             if self.stash:
                 item = self.stash.pop(0)
