@@ -616,3 +616,16 @@ def test_paths_are_used_with_the_rights_of_the_user_that_the_process_has_become(
         ended = run_script(f"folder = {folder!r}\n{ANOTHER_USER}")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == ["True", "{65534}", "True"]
+
+
+def test_the_modules_of_threads_are_there_when_rights_are_given_up() -> None:
+    """A process that has given up its user may not be able to read the standard library."""
+    script = """
+        import sys, uringloop
+
+        loop = uringloop.Loop(sqpoll=100)
+        print("concurrent.futures.thread" in sys.modules)
+        loop.close()
+    """
+    done = run_script(script)
+    assert done.stdout == "True\n", done.stderr

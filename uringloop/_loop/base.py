@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import importlib
 import inspect
 import logging
 import sys
@@ -99,6 +100,10 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         argument_checks.check_range("busy_poll_us", busy_poll_us, argument_checks.WAIT_MAX_US)
         argument_checks.check_range("batch_wait_us", batch_wait_us, argument_checks.WAIT_MAX_US)
         argument_checks.check_range("sqpoll", sqpoll, argument_checks.IDLE_MAX_MS)
+        if sqpoll:
+            # Paths are used in its threads, perhaps by a process that has given up the right to
+            # read the standard library.
+            importlib.import_module("concurrent.futures.thread")
         if sqpoll_cpu is not None:
             argument_checks.check_processor("sqpoll_cpu", sqpoll_cpu)
             if not sqpoll:
