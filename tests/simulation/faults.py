@@ -17,6 +17,7 @@ HARMLESS = (
     "busy",
     "overtaken",
     "reordered",
+    "missed_end",
     "stall",
     "slow_disk",
 )

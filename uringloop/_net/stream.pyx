@@ -80,7 +80,7 @@ from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited
+from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited, uring_misses_ends
 from uringloop._transport.pausing cimport (
     BUFFERED,
     ENDED,
@@ -440,11 +440,12 @@ cdef class StreamTransport(WriteTransport):
 
     cdef bint prepare_multishot(self) except -1:
         """Prepare the pool, and watch for the end; return False if polls must go on."""
-        cdef bint soft = self.loop.ring.u.soft != NULL
         if not self.prepare_pool():
             self.polls_left = POLLS_FIRST
             return False
-        if soft or (self.end_op != NULL and self.end_op.in_flight):
+        if not uring_misses_ends(&self.loop.ring.u):
+            return True
+        if self.end_op != NULL and self.end_op.in_flight:
             return True
         if self.end_op == NULL:
             self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
@@ -471,7 +472,7 @@ cdef class StreamTransport(WriteTransport):
             self.polls_left = ALWAYS_POLLED
             return self.stop_taking()
         if (self.recv_op.in_flight and self.armed_mode == MULTISHOT
-                and self.loop.ring.u.soft == NULL):
+                and uring_misses_ends(&self.loop.ring.u)):
             # The loop has changed its ring, or its thread.
             return self.watch_end()
         return 0

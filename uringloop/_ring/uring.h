@@ -590,4 +590,10 @@ static inline int uring_ended_by(const uring *u, int fd, int res) {
     return u->soft == NULL ? res : softring_ended_by(u->soft, fd, res);
 }
 
+/* Returns whether a multishot receive may miss the end of its connection. Kernels from 6.5 on miss a
+ * reset, and on UNIX sockets any end, that is there with the last bytes; 6.1 does not. */
+static inline bool uring_misses_ends(const uring *u) {
+    return u->soft == NULL || softring_misses_ends(u->soft);
+}
+
 #endif

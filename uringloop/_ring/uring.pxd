@@ -77,3 +77,4 @@ cdef extern from "_ring/uring.h" nogil:
 
     int uring_accept(const uring *u, int fd, void *name, unsigned int *size)
     int uring_ended_by(const uring *u, int fd, int res)
+    bint uring_misses_ends(const uring *u)

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 /* An operation of a slow disk takes so long, doubled less than SOFT_SLOW_DOUBLINGS times: at most
@@ -112,6 +114,37 @@ int64_t soft_disk_delay(const softring *s) {
 }
 
 /* ── the ends of connections ────────────────────────────────────────────────────────────────── */
+
+void soft_begin_multishot(const softring *s, soft_request *request) {
+    request->misses_end = soft_fault(s, SOFT_FAULT_MISSED_END);
+}
+
+/* Returns whether the connection has an end of a kind that kernels miss: of TCP a reset, which the
+ * kernel does not count among what is left, as it does a FIN; of UNIX sockets any. */
+static bool soft_has_ended(int fd) {
+    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
+    int domain = 0;
+    socklen_t size = sizeof(domain);
+
+    if (poll(&look, 1, 0) <= 0 || getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) < 0)
+        return false;
+    return domain == AF_UNIX || look.revents & POLLERR;
+}
+
+/* From Linux 6.5 on, a multishot receive that begins its wait while bytes and the end are there
+ * receives the bytes, and waits on. 6.12.117 does that in a later wake-up, too. */
+bool soft_is_deaf(soft_request *request) {
+    int size = 0;
+
+    if (!request->misses_end || ioctl(request->sqe.fd, FIONREAD, &size) < 0)
+        return false;
+    if (size > 0 && !request->deaf && soft_has_ended(request->sqe.fd)) {
+        request->deaf = true;
+        /* The descriptor stays readable, and no receive changes that. */
+        request->mode = SOFT_BY_EDGE;
+    }
+    return request->deaf && size == 0;
+}
 
 int soft_end_with(soft_simulation *simulation, uint64_t inode, int error) {
     soft_ending *ending = malloc(sizeof(*ending));

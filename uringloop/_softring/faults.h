@@ -30,6 +30,12 @@ int soft_disk_failure(const softring *s, const struct io_uring_sqe *sqe);
 /* Returns for how many nanoseconds of the simulation's clock an operation of a file takes longer. */
 int64_t soft_disk_delay(const softring *s);
 
+/* Decides whether a multishot receive that begins misses an end. */
+void soft_begin_multishot(const softring *s, soft_request *request);
+
+/* Returns whether a multishot receive has missed the end of its connection. */
+bool soft_is_deaf(soft_request *request);
+
 /* Returns *res*, the result of a socket's system call, or the error that stands for it. */
 ssize_t soft_ended_by(const softring *s, int fd, ssize_t res, bool receives);
 

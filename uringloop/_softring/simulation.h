@@ -19,6 +19,7 @@ typedef enum soft_faults {
     SOFT_FAULT_BUSY,        /* an enter submits nothing: EAGAIN, EBUSY */
     SOFT_FAULT_OVERTAKEN,   /* a cancelled operation goes on for a while */
     SOFT_FAULT_REORDERED,   /* events are reported in another order */
+    SOFT_FAULT_MISSED_END,  /* a multishot receive misses an end that comes with bytes */
     /* Faults that end a connection, or delay one. */
     SOFT_FAULT_RESET,     /* ECONNRESET */
     SOFT_FAULT_NO_MEMORY, /* ENOMEM */

@@ -80,12 +80,14 @@ static ssize_t soft_receive_message(const soft_request *request,
     return res + (ssize_t)before;
 }
 
-static ssize_t soft_receive_once(softring *s, const soft_request *request,
+static ssize_t soft_receive_once(softring *s, soft_request *request,
                                  const struct io_uring_buf *buffer, size_t size) {
     ssize_t res;
 
     if (request->sqe.opcode == IORING_OP_RECVMSG)
         return soft_receive_message(request, buffer);
+    if (soft_is_deaf(request))
+        return -EAGAIN;
     res = soft_failure(s);
     if (res < 0)
         return res;
@@ -178,6 +180,8 @@ static void soft_submit_receive(softring *s, soft_request *request) {
         message = (const struct msghdr *)(uintptr_t)request->sqe.addr;
         request->sqe.addr3 = message->msg_namelen;
         request->sqe.__pad2[0] = message->msg_controllen;
+    } else if (request->mode == SOFT_BY_LEVEL) {
+        soft_begin_multishot(s, request);
     }
     /* A multishot receive is registered anyway, and epoll reports what is there. */
     if (request->mode == SOFT_ONCE && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&

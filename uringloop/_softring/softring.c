@@ -393,3 +393,7 @@ soft_bytes softring_bytes(const softring *s, int fd) {
 int softring_ended_by(const softring *s, int fd, int res) {
     return (int)soft_ended_by(s, fd, res, true);
 }
+
+bool softring_misses_ends(const softring *s) {
+    return s->simulation != NULL && s->simulation->chance[SOFT_FAULT_MISSED_END] != 0;
+}

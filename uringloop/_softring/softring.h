@@ -94,6 +94,9 @@ unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size);
  * *fd*; zeros if it never has. */
 soft_bytes softring_bytes(const softring *s, int fd);
 
+/* Returns whether a multishot receive may miss the end of its connection, as those of kernels do. */
+bool softring_misses_ends(const softring *s);
+
 /* Returns *res*, which has ended receiving from a socket, or the error that stands for it in a
  * simulation; see soft_end_with(). */
 int softring_ended_by(const softring *s, int fd, int res);

@@ -112,6 +112,8 @@ struct soft_request {
     int res;                       /* the thread's result */
     bool blocks_on_peer;           /* a thread may block on a peer: on a terminal or a pipe */
     bool cancel_pending;           /* it is WAITING: a simulated kernel ends it in the next enter */
+    bool misses_end;               /* a simulated kernel's receive; see soft_is_deaf() */
+    bool deaf;                     /* it has missed the end, and only receives what is there */
 };
 
 /* The linked requests that are being submitted. The last one has no IOSQE_IO_LINK. */

@@ -79,6 +79,7 @@ FAULTS = (
     "busy",
     "overtaken",
     "reordered",
+    "missed_end",
     "reset",
     "no_memory",
     "no_files",

@@ -23,13 +23,14 @@ class Faults:
     reordered: float = 0.0
     # What only this package's own code sees: no receive buffer is free, a multishot operation ends,
     # the completion queue is full, a wait is interrupted, an enter is refused, a cancelled
-    # operation goes on for a while.
+    # operation goes on for a while, a receive misses the end of a connection that comes with bytes.
     starved: float = 0.0
     ended: float = 0.0
     overflow: float = 0.0
     interrupted: float = 0.0
     busy: float = 0.0
     overtaken: float = 0.0
+    missed_end: float = 0.0
 
     # On connections between the program and its own servers, a piece of data is under way for up to
     # half a second longer, or is taken apart, into single bytes if it is short. A datagram between
