@@ -64,7 +64,7 @@ TABLE = (
         "a run of the software ring ends with the error",
     ),
     SystemCall("eventfd2", "lets other threads wake the loop", (), "there is no loop"),
-    SystemCall("accept4", "accepts connections", (), "servers accept no connection"),
+    SystemCall("accept4", "accepts connections", (), "servers report it every second"),
     SystemCall(
         "recvmsg",
         "receives large messages, and datagrams on the software ring",
@@ -81,6 +81,9 @@ TABLE = (
         "`socketpair` takes its place for signals; pipes fail, as Python's do",
     ),
     SystemCall("pidfd_open", "notices the end of a child", (), "a thread waits for each child"),
+    SystemCall(
+        "waitid", "asks how a child has ended", ("wait4",), "the end of a child is not noticed"
+    ),
     SystemCall("statx", "asks for facts about files", (), "`fstatat` takes its place"),
     SystemCall("openat2", "opens cached paths at once", (), "the ring opens them"),
     SystemCall("statmount", "finds out which files are local", (), "the ring opens them"),
