@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulation.ends import End
-from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
+from simulation.model import CROWDS, FORMS, KINDS, LAST, SERVED, SIZES, Difference, Model
 from simulation.mutants import MUTANTS, Mutant
 from simulation.streams import READS
 from support.leaks import open_fds
@@ -72,6 +72,15 @@ class Programs(RuleBasedStateMachine):
     )
     def change(self, number: int, what: str) -> None:
         self.model.run(getattr(self.model, what)(self.end(number)))
+
+    @rule(count=SMALL, how=st.sampled_from(LAST), tcp=st.booleans())
+    def last_words(self, count: int, how: str, tcp: bool) -> None:
+        self.model.run(self.model.last_words(count, how, tcp=tcp))
+
+    @precondition(connected)
+    @rule(number=NUMBERS, settled=st.booleans())
+    def hand_over(self, number: int, settled: bool) -> None:
+        self.model.run(self.model.hand_over(self.end(number), settled=settled))
 
     @precondition(connected)
     @rule(number=NUMBERS, high=st.sampled_from((0, 1000, 100_000)))

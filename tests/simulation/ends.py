@@ -10,6 +10,11 @@ from typing import Any
 # Errors with which a simulated kernel may end a connection, and errors that follow from those.
 FAILURES = {errno.ECONNRESET, errno.ENOMEM, errno.EPIPE, errno.ENOTCONN, errno.ECONNABORTED}
 
+# Small messages that come one in each turn: the first of a connection, and the first after a pause.
+FIRST = 4
+# A connection of larger messages may deliver several in a turn.
+SMALL = 2048
+
 # Probability that a protocol pauses reading while data is delivered.
 NAPS = 0.2
 
@@ -26,6 +31,7 @@ class End:
         self.reads = True
         # Actions of the program.
         self.reading_paused = False
+        self.resumes = 0
         self.ended = False
         # The transport of this end closes when the peer's transport closes.
         self.ends_with_peer = False
@@ -39,6 +45,14 @@ class End:
         self.stays_open = False
         # An end has failed, aborted, or closed with bytes in transit: these may be lost.
         self.lossy = False
+        # Callbacks that data_received() and resume_reading() have scheduled, and that have not run.
+        self.scheduled = 0
+        self.resuming = 0
+        # Messages since the start or the last pause, and whether all messages have been small.
+        self.messages = 0
+        self.small = True
+        # TLS has its own order: a record may bring both bytes and the end.
+        self.secure = False
 
     def _claim(self, holds: bool, claim: str) -> None:
         if not holds:
@@ -66,27 +80,63 @@ class End:
         """Whether all bytes that the peer has sent have arrived."""
         return self.peer is None or len(self.received) == len(self.peer.sent)
 
+    @property
+    def told(self) -> bool:
+        """Whether the peer has not ended, or this end has been told."""
+        peer = self.peer
+        if peer is None or not (self.reads and self.usable):
+            return True
+        return self.eof or (peer.usable and not peer.ended)
+
     # Callbacks of the loop.
 
     def connection_made(self, transport: Any) -> None:
         self._claim(self.transport is None, "connection_made twice")
         self.transport = transport
+        self.secure = transport.get_extra_info("sslcontext") is not None
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
         size = len(data)
-        begin = len(self.received)
         self._claim(size > 0, "no bytes received")
         self._claim(self.transport is not None, "bytes before connection_made")
         self._claim(not self.lost, "bytes after connection_lost")
         self._claim(not self.eof, "bytes after eof_received")
         self._claim(not self.reading_paused, "bytes while reading is paused")
-        self.received += data
-        if self.peer is not None:
-            self._claim(self.peer.sent[begin : begin + size] == data, "other bytes than were sent")
+        if not self.secure:
+            self._claim(not self.resuming, "bytes in the turn of resume_reading")
+            self.small &= size <= SMALL
+            if self.small and self.messages < FIRST:
+                self._claim(not self.scheduled, "bytes before what the last ones have scheduled")
+        self.messages += 1
+        self.scheduled += 1
+        self.model.loop.call_soon(self._ran)
+        self.add(data)
         if self.model.rng.random() < NAPS:
             self.nap()
         elif self.model.napping and self.model.rng.random() < NAPS:
             self.model.napping.pop(0).wake()
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        begin = len(self.received)
+        self.received += data
+        if self.peer is not None:
+            self._claim(
+                self.peer.sent[begin : len(self.received)] == data, "other bytes than were sent"
+            )
+
+    def _ran(self) -> None:
+        self.scheduled -= 1
+
+    def resume(self) -> None:
+        self.reading_paused = False
+        self.resumes += 1
+        self.messages = 0
+        self.resuming += 1
+        self.model.loop.call_soon(self._resumed)
+        self.transport.resume_reading()
+
+    def _resumed(self) -> None:
+        self.resuming -= 1
 
     def nap(self) -> None:
         """Pause from within a callback; a scheduled callback or another end resumes."""
@@ -101,12 +151,13 @@ class End:
 
     def wake(self) -> None:
         if self.usable and self.reading_paused:
-            self.reading_paused = False
-            self.transport.resume_reading()
+            self.resume()
 
     def eof_received(self) -> bool:
         self._claim(not self.eof, "eof_received twice")
         self._claim(not self.lost, "eof_received after connection_lost")
+        if not self.secure:
+            self._claim(not self.scheduled, "eof_received before what the bytes have scheduled")
         self.eof = True
         if not self.complete and not self.lossy:
             self._claim(self.model.harmful, "eof_received before all bytes")

@@ -10,6 +10,7 @@ import gc
 import os
 import random
 import socket
+import struct
 import threading
 import traceback
 import tty
@@ -23,7 +24,7 @@ from support.tls_contexts import client_context, server_context
 import uringloop
 from simulation.ends import Buffered, End, Plain
 from simulation.faults import is_harmful
-from simulation.streams import Conversation
+from simulation.streams import Conversation, tcp_pair
 from uringloop._ring.backends import Backend
 from uringloop.testing import Faults, Loop
 
@@ -33,8 +34,12 @@ FORMS = ("bytes", "bytearray", "memoryview", "lines")
 SIZES = (1, 7, 100, 1000, 4096, 20_000, 70_000, 300_000)
 # Numbers of simultaneous connections; of the largest a loop accepts some in a later turn.
 CROWDS = (2, 3, 5, 40)
+# How a stranger's connection ends.
+LAST = ("close", "half", "reset")
 # Turns after which a wait fails: far more than any fault needs. Sleeps advance the simulated clock.
 TURNS_MAX = 20_000
+# Turns after which a pause has taken effect, although enters are refused and cancels come late.
+PAUSE_TURNS = 40
 
 # The simulated clock may pass any usual timeout between two bytes.
 PATIENT: dict[str, Any] = {"ssl_handshake_timeout": 1e6, "ssl_shutdown_timeout": 1e6}
@@ -304,8 +309,7 @@ class Model:
     async def resume(self, end: End) -> None:
         if end.usable and end.reading_paused:
             self.note("resume", end)
-            end.reading_paused = False
-            end.transport.resume_reading()
+            end.resume()
 
     async def limit(self, end: End, high: int) -> None:
         if not end.usable or end.transport.is_closing():
@@ -329,6 +333,51 @@ class Model:
             end.aborted = True
             end.leave(failed=True)
             end.transport.abort()
+
+    async def hand_over(self, end: End, *, settled: bool) -> None:
+        """Pause, and detach the socket: what is not delivered is in it, or comes with it.
+
+        *settled*: the peer writes after the pause has taken effect. Those bytes are in the socket.
+        """
+        peer = end.peer
+        if not end.usable or peer is None or not hasattr(end.transport, "detach"):
+            return
+        self.note("hand over", end, settled)
+        await self.pause(end)
+        resumes = end.resumes
+        await self.turns(PAUSE_TURNS if settled else 0)
+        before = len(peer.sent)
+        await self.write(peer, self.rng.choice((1, 100, 5000)), "bytes")
+        await self.turns(self.rng.randrange(10))
+        if not end.usable or end.resumes != resumes:
+            return
+        try:
+            sock, data = end.transport.detach()
+        except (RuntimeError, OSError) as exc:
+            if not (isinstance(exc, RuntimeError) or self.harmful or end.lossy):
+                self.differs(f"detach: {exc!r}: {end}")
+            return
+        end.closed = True
+        end.add(data)
+        if settled and len(end.received) > before:
+            self.differs(f"bytes taken after a pause: {end}")
+        with sock:
+            await self._read_rest(end, sock)
+        end.leave(failed=True)
+
+    async def _read_rest(self, end: End, sock: socket.socket) -> None:
+        try:
+            while not end.complete and not end.lossy:
+                data = await self.loop.sock_recv(sock, 65536)
+                if not data:
+                    break
+                end.add(data)
+        except OSError as exc:
+            if not self.harmful and not end.lossy:
+                self.differs(f"a detached socket: {exc!r}: {end}")
+            return
+        if not (end.complete or end.lossy or self.harmful):
+            self.differs(f"bytes are missing after detach: {end}")
 
     # ── callbacks, sockets, datagrams, files ─────────────────────────────────────────────────
 
@@ -433,12 +482,42 @@ class Model:
         if difference is not None:
             raise Difference(difference)
 
+    async def last_words(self, messages: int, how: str, *, tcp: bool) -> None:
+        """A stranger sends small messages, one after the other, and its end with the last one."""
+        self.note("last words", messages, how, tcp)
+        end = self.end()
+        end.stays_open, end.lossy = False, how == "reset"
+        ours, stranger = tcp_pair() if tcp else socket.socketpair()
+        ours.setblocking(False)
+        sent = bytearray()
+        with stranger, contextlib.suppress(*(OSError,) if self.harmful else ()):
+            await self.loop.create_connection(lambda: end, sock=ours)
+            for _ in range(messages):
+                sent.extend(b"words")
+                stranger.send(b"words")
+                await self.until("words", lambda: end.lost or len(end.received) == len(sent))
+            sent.extend(b"last")
+            stranger.send(b"last")
+            if how == "half":
+                stranger.shutdown(socket.SHUT_WR)
+            elif how == "reset":
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if how != "half":
+                stranger.close()
+            await self.until("the end of a stranger is not told", lambda: end.lost)
+        if end.received != sent and not (self.harmful and sent.startswith(end.received)):
+            raise Difference(f"last words: {bytes(end.received)!r}")
+
     async def datagrams(self, count: int) -> None:
         self.note("datagrams", count)
         got: list[bytes] = []
+        differs = self.differs
+        end: Any
 
         class Receiver(asyncio.DatagramProtocol):
             def datagram_received(self, data: bytes, address: Any) -> None:
+                if not end.is_reading():
+                    differs("a datagram came while reading was paused")
                 got.append(data)
 
         end, _ = await self.loop.create_datagram_endpoint(Receiver, ("127.0.0.1", 0))
@@ -451,6 +530,13 @@ class Model:
         for data in sent:
             other.sendto(data)
             await self.turns(self.rng.randrange(2))
+            if self.rng.random() < 0.2:
+                end.pause_reading()
+                await self.turns(self.rng.randrange(3))
+            elif not end.is_reading():
+                end.resume_reading()
+        if not end.is_reading():
+            end.resume_reading()
         try:
             if self.harmful:
                 await self.turns(50)
@@ -586,6 +672,7 @@ class Model:
         for end in self.ends(lambda end: end.reading_paused):
             await self.resume(end)
         await self.until("bytes are missing", self._has_arrived)
+        await self.until("the end is not told", lambda: not self.ends(lambda end: not end.told))
         for end in [*self.ends(lambda end: True), *self.accepted]:
             # The reader of a pipe must see EOF when its writer is closed.
             if end.transport is not None and end.usable and not end.ends_with_peer:

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "no receive is armed after ENOBUFS",
         "_net/stream.pyx",
-        "        if res == -ENOBUFS:\n            return self.starve(self.loop.pool)",
-        "        if res == -ENOBUFS:\n            return 0",
+        "            self.stop_taking()\n            return self.want_recv()\n",
+        "            self.stop_taking()\n            return 0\n",
     ),
     Mutant(
         "no receive is armed after a multishot has ended",
@@ -73,17 +73,117 @@ MUTANTS = (
         "self.stash.insert(0, item)",
         "self.stash.append(item)",
     ),
+    # The transitions between polls and receives by the ring.
     Mutant(
-        "EOF is delivered before the bytes in the stash",
-        "_transport/pausing.pyx",
-        "        if self.paused or self.stash:\n            return self.stash_item(item)",
-        "        if self.paused:\n            return self.stash_item(item)",
+        "no poll watches for the end beside a multishot receive",
+        "_net/stream.pyx",
+        "        self.watch_end()\n        return True\n",
+        "        return True\n",
     ),
     Mutant(
-        "bytes are delivered while reading is paused",
+        "the end that a poll reports does not lead back to polls",
         "_net/stream.pyx",
-        "cdef bint stashing = self.paused or self.stash or (",
-        "cdef bint stashing = bool(self.stash) or (",
+        "            self.polls_left = ALWAYS_POLLED\n            return self.stop_taking()\n",
+        "            return 0\n",
+    ),
+    Mutant(
+        "a connection whose multishot receive is stopped does not go back to polls",
+        "_net/stream.pyx",
+        "        if self.mode == MULTISHOT:\n            self.mode = POLL_ONCE\n",
+        "",
+    ),
+    Mutant(
+        "a pause does not cancel the receive",
+        "_transport/pausing.pyx",
+        "        store_int(&self.paused, True)\n        self.stop_taking()\n",
+        "        store_int(&self.paused, True)\n",
+    ),
+    Mutant(
+        "what a poll reports is received while reading is paused",
+        "_transport/pausing.pyx",
+        "        if self.paused or self.stash or self.receiving == ENDED or self.life >= CLOSING:\n"
+        "            # The next",
+        "        if self.receiving == ENDED or self.life >= CLOSING:\n            # The next",
+    ),
+    Mutant(
+        "what a poll reports in a busy turn is received at once",
+        "_transport/pausing.pyx",
+        "        if self.is_busy_turn():\n            self.readable = True\n            return 0\n",
+        "",
+    ),
+    Mutant(
+        "what a poll reports for large messages in a busy turn is received at once",
+        "_net/stream.pyx",
+        "return 0 if self.is_busy_turn() else self.read_directly()",
+        "return self.read_directly()",
+    ),
+    Mutant(
+        "what was put off in a busy turn is not received later",
+        "_transport/pausing.pyx",
+        "            return self.loop.add_delivery(self)\n        return self.submit_recv()",
+        "            return 0\n        return self.submit_recv()",
+    ),
+    Mutant(
+        "the end is told in the turn of the last bytes",
+        "_net/stream.pyx",
+        "        if self.is_busy_turn():\n            # Bytes",
+        "        if False:\n            # Bytes",
+    ),
+    Mutant(
+        "the whole stash is delivered in one turn",
+        "_transport/pausing.pyx",
+        "                self.deliver_item(item)\n            elif",
+        "                self.deliver_item(item)\n"
+        "                while self.stash and not self.paused and self.life < CLOSING:\n"
+        "                    self.deliver_item(self.stash.pop(0))\n            elif",
+    ),
+    Mutant(
+        "the rest of the stash is not delivered",
+        "_transport/pausing.pyx",
+        "other items.\n                    self.loop.add_delivery(self)\n",
+        "other items.\n                    pass\n",
+    ),
+    Mutant(
+        "resume_reading receives in its own turn",
+        "_transport/pausing.pyx",
+        "of no account.\n        self.busy_turn = self.loop.counters.turns\n",
+        "of no account.\n",
+    ),
+    Mutant(
+        "a delivery that was queued before a pause is made in the turn of resume_reading",
+        "_transport/pausing.pyx",
+        "        if self.is_busy_turn():\n            # Reading",
+        "        if False:\n            # Reading",
+    ),
+    Mutant(
+        "a cancelled receive delivers in the turn of resume_reading",
+        "_net/stream.pyx",
+        "            self.mode != MULTISHOT and self.is_busy_turn())\n",
+        "            False)\n",
+    ),
+    Mutant(
+        "deliveries that are due are not made",
+        "_turn/turn.pyx",
+        "            item.deliver_more()\n",
+        "",
+    ),
+    Mutant(
+        "a detached socket comes without the bytes that were taken from it",
+        "_net/stream.pyx",
+        'data = b"".join([item for item in self.stash or () if item is not EOF])',
+        'data = b""',
+    ),
+    Mutant(
+        "no receive of datagrams is armed after ENOBUFS",
+        "_net/datagram.pyx",
+        "        if res == -ENOBUFS:\n            return self.starve(self.loop.datagram_pool)\n",
+        "        if res == -ENOBUFS:\n            return 0\n",
+    ),
+    Mutant(
+        "no datagram is received after a poll",
+        "_net/datagram.pyx",
+        "            return self.on_readable() if res > 0 else 0\n",
+        "            return 0\n",
     ),
     # State transitions that are left out.
     Mutant(

@@ -29,7 +29,7 @@ from typing import Any
 from support.leaks import open_fds
 
 from simulation import faults
-from simulation.model import CROWDS, FORMS, KINDS, SERVED, SIZES, Difference, Model
+from simulation.model import CROWDS, FORMS, KINDS, LAST, SERVED, SIZES, Difference, Model
 from simulation.streams import READS
 
 # Time limit of a seed in seconds; most take milliseconds. A seed that hangs prints its traceback.
@@ -53,12 +53,16 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.write(end, rng.choice(SIZES), rng.choice(FORMS))
         if rng.random() < 0.05:
             await model.write_eof(end)
+    elif what < 0.52:
+        await model.last_words(rng.randrange(10), rng.choice(LAST), tcp=rng.random() < 0.5)
     elif what < 0.6:
         await model.pause(end)
     elif what < 0.72:
         await model.resume(end)
-    elif what < 0.75:
+    elif what < 0.74:
         await model.write_eof(end)
+    elif what < 0.75:
+        await model.hand_over(end, settled=rng.random() < 0.5)
     elif what < 0.78:
         await model.close(end)
     elif what < 0.79:

@@ -63,6 +63,13 @@ READS: dict[str, tuple[Read, ...]] = {
 }
 
 
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    return ours, theirs
+
+
 class Conversation:
     """Two ends of one connection, each with what it has sent and what has arrived there."""
 
@@ -76,7 +83,7 @@ class Conversation:
 
     async def hold(self) -> None:
         """Connect, send in both directions, and receive until both ends are at their end."""
-        ours, theirs = socket.socketpair() if self.layer == "plain" else await self.tcp_pair()
+        ours, theirs = socket.socketpair() if self.layer == "plain" else tcp_pair()
         limit = self.rng.choice(LIMITS)
         secure: dict[str, Any] = {}
         if self.layer == "tls":
@@ -103,12 +110,6 @@ class Conversation:
                     await writer.wait_closed()
             # If one has failed, the others end with the connection.
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def tcp_pair(self) -> tuple[socket.socket, socket.socket]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            ours = socket.create_connection(listener.getsockname())
-            theirs, _ = listener.accept()
-        return ours, theirs
 
     async def accept(self, theirs: socket.socket, limit: int) -> End:
         """Make streams of the accepted end, a server's."""
