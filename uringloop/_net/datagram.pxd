@@ -27,7 +27,7 @@ cdef class DatagramTransport(FlowControl):
     cdef int receive(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1
     cdef int recvfrom_some(self) except -1
-    cdef int deliver_received(self, bytes data, list control, object address) except -1
+    cdef bint is_merging(self) except -1
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef int deliver_send_error(self, object exc) except -1

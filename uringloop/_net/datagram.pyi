@@ -13,7 +13,6 @@ _T = TypeVar("_T", bound=DatagramTransport)
 
 RECEIVED_MAX: int
 RECEIVE_SIZE: int
-CONTROL_SIZE: int
 UDP_GRO: int
 RETRY_DELAY: float
 HEADER_SIZE: int

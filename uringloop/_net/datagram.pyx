@@ -20,7 +20,6 @@ that the socket has no room for is queued, and sent when a poll reports room.
 import asyncio
 import errno as error_numbers
 import socket
-import sys
 from collections import deque
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -66,10 +65,6 @@ from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
 RECEIVED_MAX = 16
 # asyncio's: for a socket that does not return the size of its datagram.
 RECEIVE_SIZE = 256 * 1024
-# Room for the control messages of a datagram: the size of merged ones, behind a time stamp and a
-# count of losses, which a program may have enabled on its socket. Other families get none: the
-# kernel would open descriptors that a UNIX peer has sent.
-CONTROL_SIZE = 80
 # udp(7); the socket module has no name for it.
 UDP_GRO = 104
 # Seconds until the next attempt on a socket that a poll reports as ready although it is not: a
@@ -121,6 +116,13 @@ cdef class DatagramTransport(FlowControl):
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
         return self.arm(sqe)
 
+    cdef bint is_merging(self) except -1:
+        """Whether the program has asked the kernel to merge the datagrams of a sender."""
+        try:
+            return self.sock.getsockopt(socket.IPPROTO_UDP, UDP_GRO) != 0
+        except OSError:
+            return False
+
     cdef bint prepare_pool(self) except -1:
         """Prepare the pool, or poll from now on if there is no memory; return False if starved."""
         try:
@@ -147,6 +149,10 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int receive_ready(self) except -1:
+        if not self.polled and self.is_merging():
+            # Only a receive into the pool's buffers says where the merged datagrams begin.
+            self.polls_left = 0
+            return 0
         if not self.recvfrom_some() and self.life < CLOSING and self.receiving == IDLE:
             # The poll has reported a socket that is not ready: it may be half closed.
             return self.delay_recv(RETRY_DELAY)
@@ -252,8 +258,7 @@ cdef class DatagramTransport(FlowControl):
             try:
                 if size < 0:
                     raise os_error(-errno, "")
-                data, control, _, address = self.sock.recvmsg(
-                    size or RECEIVE_SIZE, 0 if self.polled else CONTROL_SIZE)
+                data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
@@ -263,22 +268,13 @@ cdef class DatagramTransport(FlowControl):
             except BaseException as exc:
                 self.fatal_error(exc, READ_FAILED)
             else:
-                self.deliver_received(data, control, address)
+                if not data and self.is_replaced():
+                    # The EOF of a stream socket.
+                    self.end_input()
+                count_total(&self.loop.counters.received_bytes, len(data))
+                self.deliver(data, address)
             count += 1
         return count
-
-    cdef int deliver_received(self, bytes data, list control, object address) except -1:
-        """Deliver what recvmsg(2) has returned."""
-        if not data and self.is_replaced():
-            # The EOF of a stream socket.
-            self.end_input()
-        count_total(&self.loop.counters.received_bytes, len(data))
-        for level, kind, value in control:
-            if level == socket.IPPROTO_UDP and kind == UDP_GRO:
-                merged_size = int.from_bytes(value[:4], sys.byteorder)
-                if 0 < merged_size < len(data):
-                    return self.deliver_merged(data, merged_size, address)
-        return self.deliver(data, address)
 
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, tuple):
