@@ -80,10 +80,11 @@ static void submit_receive(void) {
     if (!(how & 1)) {
         io_uring_prep_recv(sqe, from->near, s->memory, size, how & 2 ? MSG_WAITALL : 0);
     } else if (how & 2) {
-        uring_prep_recv_multishot(sqe, from->near, 0, how & 4);
+        uring_prep_recv_multishot(sqe, from->near, 0);
         s->multishot = true;
     } else {
-        uring_prep_recv_select(sqe, from->near, 0, how & 4);
+        io_uring_prep_recv(sqe, from->near, NULL, 0, 0);
+        uring_select_buffer(sqe, 0);
     }
     from->receiver = s;
     start(s, sqe, 0);
@@ -128,7 +129,7 @@ static void submit_datagrams(void) {
     sqe = submission();
     s->group = 1;
     if (how & 1) {
-        uring_prep_recvmsg_multishot(sqe, f.datagrams[0], 1, how & 2);
+        uring_prep_recvmsg_multishot(sqe, f.datagrams[0], 1);
         s->multishot = true;
     } else {
         io_uring_prep_send(sqe, f.datagrams[0], s->memory, many(MEMORY), MSG_NOSIGNAL);
