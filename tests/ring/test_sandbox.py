@@ -29,6 +29,19 @@ from support.tls_contexts import client_context, server_context
 def close_sandbox(calls, error):
     numbers = tuple(seccomp.ALONE[call] for call in calls.split("+"))
     seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | getattr(errno, error), numbers)
+
+async def many_datagrams():
+    # More than an endpoint polls for: then it registers a buffer pool.
+    arrived = asyncio.Queue()
+    class Mailbox(asyncio.DatagramProtocol):
+        def datagram_received(self, data, address):
+            arrived.put_nowait(data)
+    mail, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+        Mailbox, ("127.0.0.1", 0))
+    for _ in range(9):
+        mail.sendto(b"x", mail.get_extra_info("sockname"))
+        await arrived.get()
+    return mail
 """
 
 # Every kind of traffic starts before the sandbox is closed, and again afterwards.
@@ -224,8 +237,7 @@ async def main():
     for _ in range(10):
         await asyncio.sleep(0)
     close_sandbox(CALLS, ERROR)
-    # The first datagram endpoint registers a buffer pool.
-    mail, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, ("127.0.0.1", 0))
+    mail = await many_datagrams()
     transport.close()
     received = bytearray()
     while part := await loop.sock_recv(peer, 1 << 20):
@@ -271,15 +283,11 @@ async def ask(server, number):
             return False
         if (number, turn) == (CLIENTS // 2, ROUNDS // 2):
             close_sandbox(CALLS, ERROR)
-            asyncio.get_running_loop().create_task(datagrams())
+            asyncio.get_running_loop().create_task(many_datagrams())
     writer.write_eof()
     ended = await reader.read() == b""
     writer.close()
     return ended
-
-async def datagrams():
-    loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(asyncio.DatagramProtocol, ("127.0.0.1", 0))
 
 async def main():
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
