@@ -397,9 +397,27 @@ def test_ring_with_a_kernel_thread_works_on_without_setup_and_register(calls: st
     assert run(SQPOLL, calls) == ["b'echo' io_uring"]
 
 
+# The loop has nothing to do but to sleep, for which it enters.
+SLEEPING = (
+    PRELUDE
+    + """
+async def main():
+    close_sandbox(CALLS, ERROR)
+    await asyncio.sleep(0.05)
+
+loop = uringloop.Loop(sqpoll=1)
+try:
+    loop.run_until_complete(main())
+except PermissionError as exc:
+    print(exc)
+os._exit(0)
+"""
+)
+
+
 def test_ring_with_a_kernel_thread_raises_an_error_that_names_the_call() -> None:
     # The thread keeps receiving, and a new ring would lose those bytes.
-    assert run(SQPOLL, "enter") == ["[Errno 1] Operation not permitted (io_uring_enter)"]
+    assert run(SLEEPING, "enter") == ["[Errno 1] Operation not permitted (io_uring_enter)"]
 
 
 # ── the warning ──────────────────────────────────────────────────────────────────────────────
