@@ -19,7 +19,7 @@ import pytest
 from support.datagrams import Mailbox
 from support.leaks import open_fds
 from support.protocols import Collector
-from support.roles import abort_and_wait, nothing_comes, on_loop, released, reset, turns, until
+from support.roles import abort_and_wait, end, nothing_comes, on_loop, released, turns, until
 from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import Contexts
 
@@ -84,15 +84,6 @@ def send_all_there_is_room_for(peer: socket.socket, size: int) -> bytes:
 
 
 # ── every end is told ────────────────────────────────────────────────────────────────────────
-
-
-def end(peer: socket.socket, how: str) -> None:
-    if how == "reset":
-        reset(peer)
-    elif how == "half":
-        peer.shutdown(socket.SHUT_WR)
-    else:
-        peer.close()
 
 
 @pytest.mark.parametrize("size", [0, 4, 10_000, 100_000])

@@ -246,6 +246,16 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
+def end(peer: socket.socket, how: str) -> None:
+    """End a peer's stream by "reset", by "half" (its output only), or by "close"."""
+    if how == "reset":
+        reset(peer)
+    elif how == "half":
+        peer.shutdown(socket.SHUT_WR)
+    else:
+        peer.close()
+
+
 @contextlib.contextmanager
 def silent_listener(address: tuple[str, int]) -> Iterator[tuple[str, int]]:
     """Listen with a full backlog: a connection attempt to it is neither accepted nor refused."""

@@ -8,22 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from support.protocols import Collector
-from support.roles import nothing_comes, reset
+from support.roles import end, nothing_comes
 from support.sockets import tcp_pair, unix_pair
 
 from uringloop import testing
 
 # After so many small messages a connection receives by the ring.
 MESSAGES = 9
-
-
-def end(peer: socket.socket, how: str) -> None:
-    if how == "reset":
-        reset(peer)
-    elif how == "half":
-        peer.shutdown(socket.SHUT_WR)
-    else:
-        peer.close()
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "half"])
