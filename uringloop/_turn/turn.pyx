@@ -344,8 +344,6 @@ cdef class LoopCore:
             before = self.ring.completions - before
             count_total(&self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)], 1)
             count_total(&self.counters.batched, before)
-        if self.pool.has_starved():
-            self.rearm_starved(self.pool)
         if self.datagram_pool.has_starved():
             self.rearm_starved(self.datagram_pool)
         return 0
@@ -573,7 +571,8 @@ cdef class LoopCore:
         return 0
 
     cdef bint has_starved(self) noexcept:
-        return self.pool.has_starved() or self.datagram_pool.has_starved()
+        # Streams do not starve: without a buffer they poll.
+        return self.datagram_pool.has_starved()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
