@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
+import multiprocessing
 import os
 import select
 import signal
@@ -65,6 +67,26 @@ async def in_thread() -> object:
 async def in_a_pool_of_processes() -> object:
     with concurrent.futures.ProcessPoolExecutor(1) as pool:
         return await asyncio.get_running_loop().run_in_executor(pool, nap, WORK_S)
+
+
+def send_later(peer: Any) -> None:
+    time.sleep(WORK_S)
+    peer.send("x")
+
+
+async def by_a_process_of_multiprocessing(*, duplex: bool) -> object:
+    """The program keeps its copy of the child's end, as most do."""
+    ours, theirs = multiprocessing.Pipe(duplex)
+    child = multiprocessing.get_context("spawn").Process(target=send_later, args=(theirs,))
+    loop = asyncio.get_running_loop()
+    with ours, theirs:
+        child.start()
+        readable = loop.create_future()
+        loop.add_reader(ours.fileno(), readable.set_result, None)
+        await readable
+        loop.remove_reader(ours.fileno())
+        child.join()
+        return ours.recv()
 
 
 async def by_a_blocking_client() -> object:
@@ -181,6 +203,8 @@ async def seen_by_a_program_that_spins() -> object:
     [
         in_thread,
         in_a_pool_of_processes,
+        functools.partial(by_a_process_of_multiprocessing, duplex=False),
+        functools.partial(by_a_process_of_multiprocessing, duplex=True),
         by_a_blocking_client,
         by_a_child_that_only_its_pipe_tells_of,
         by_unix_socket,
@@ -195,6 +219,19 @@ def test_work_takes_its_time(work: Callable[[], Coroutine[Any, Any, object]]) ->
     _, took = run(work())
     # The loop may take a part of that time to begin.
     assert WORK_S * 0.5 <= took < PATIENCE_S / 2
+
+
+def test_the_clock_does_not_wait_for_an_idle_pool() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+            await asyncio.get_running_loop().run_in_executor(pool, nap, 0)
+            await asyncio.sleep(PATIENCE_S)
+
+    began = time.monotonic()
+    with asyncio.Runner(loop_factory=testing.Loop) as runner:
+        runner.run(main())
+    assert time.monotonic() - began < PATIENCE_S / 2
 
 
 @contextlib.contextmanager

@@ -573,13 +573,21 @@ cdef class TestingCore(LoopCore):
         return self._rest_s - self._owed_s if self._is_idle() else 0.0
 
     def _waits(self):
-        """Return the descriptors that the ring waits for, each with the events of poll(2)."""
+        """Return the descriptors that the ring waits for, each with the events of poll(2).
+
+        That by which signals wake the loop is left out.
+        """
         cdef int[WAITS_MAX] fds
         cdef unsigned int[WAITS_MAX] events
         cdef unsigned int count = softring_waits(
             <softring*>self.ring.u.soft, fds, events, WAITS_MAX)
         cdef unsigned int index
-        return [(fds[index], events[index]) for index in range(min(count, <unsigned int>WAITS_MAX))]
+        cdef int signals = -1 if self.signal_waker is None else self.signal_waker.fd
+        return [
+            (fds[index], events[index])
+            for index in range(min(count, <unsigned int>WAITS_MAX))
+            if fds[index] != signals
+        ]
 
     def _newest_call(self):
         """Return a number that differs after another thread has called the loop."""

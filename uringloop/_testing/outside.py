@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING
 
 from uringloop._testing import children, errors, other_loops
-from uringloop._testing.peers import Peers, Traffic
+from uringloop._testing.peers import Peers, Traffic, is_own, watched
 from uringloop._testing.thread_states import WATCHDOG_S, Threads, ThreadState
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Outside:
         if traffic is Traffic.ASKED:
             return pause, True
         threads = self.threads.look(time_s)
-        if self.works(threads):
+        if self.works(threads, waits):
             return pause, True
         may_speak = traffic is Traffic.OPEN or self.loop._files_wait()
         rest_s = QUIET_S - quiet_s if may_speak else 0.0
@@ -111,8 +111,11 @@ class Outside:
             rest_s = max(rest_s, QUIET_S - served_s, ASKED_S - quiet_s)
         return max(rest_s, 0.0), False
 
-    def works(self, threads: ThreadState) -> bool:
-        """Return whether a thread, a child or a timer of the process does something by itself."""
+    def works(self, threads: ThreadState, waits: list[tuple[int, int]]) -> bool:
+        """Return whether a thread, a child or a timer of the process does something by itself.
+
+        *waits* are the descriptors that the loop waits for, with events of poll(2).
+        """
         if threads is ThreadState.WORKS or self.loop._children:
             return True
         if self.calls and threads is not ThreadState.BLOCKED:
@@ -123,8 +126,10 @@ class Outside:
             return True
         found = children.running() - self.older_children
         if found and not self.calls:
-            # Those of a pool wait for calls.
-            found -= {child.pid for child in multiprocessing.active_children()}
+            started = {child.pid for child in multiprocessing.active_children()}
+            # Those of a pool wait for calls. One that this process has a pipe with may work.
+            if started and not any(is_own(fd) for fd, _ in watched(waits)):
+                found -= started
         return bool(found)
 
     def forget(self) -> None:
