@@ -163,8 +163,6 @@ FAILS: dict[tuple[str, str], list[str]] = {
     ("epoll_create1", "soft"): LOOP,
     ("epoll_ctl", "io_uring"): ["child", "reader"],
     ("epoll_ctl", "soft"): LOOP,
-    ("eventfd2", "io_uring"): LOOP,
-    ("eventfd2", "soft"): LOOP,
     ("pipe2", "io_uring"): ["child", "pipes"],
     ("pipe2", "soft"): ["child", "pipes"],
 }

@@ -88,12 +88,6 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *address, size_t size)
 
 
-cdef extern from "<sys/eventfd.h>" nogil:
-    int EFD_CLOEXEC
-    int EFD_NONBLOCK
-    int eventfd(unsigned int value, int flags)
-
-
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int getpagesize()

@@ -1,4 +1,4 @@
-/* The write that ends a loop's sleep from another thread. */
+/* How another thread ends a loop's sleep: it writes to an eventfd, or sets a timerfd. */
 #ifndef URINGLOOP_KERNEL_WAKEUP_H
 #define URINGLOOP_KERNEL_WAKEUP_H
 
@@ -6,20 +6,34 @@
 #include <stdbool.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 
-/* Returns whether the number may still be an eventfd's. Only anonymous files, of which eventfds are
- * one kind, have no type. Other code may have closed all descriptors and opened files since. */
-static inline bool uring_may_be_eventfd(int fd) {
+/* Returns a descriptor for uring_wake(), which the caller polls and never reads, or -errno. It is an
+ * eventfd, or a timerfd where a filter refuses that call. */
+static inline int uring_new_wake_fd(void) {
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int error = errno;
+
+    if (fd < 0)
+        fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    return fd >= 0 ? fd : -error;
+}
+
+/* Returns whether the number may still be a wake-up descriptor's. Only anonymous files, such as
+ * eventfds and timerfds, have no type. Other code may have closed all descriptors and opened files since. */
+static inline bool uring_may_wake(int fd) {
     struct stat found;
 
     /* Any error but EBADF comes from a filter that refuses the call: that says nothing. */
     return fstat(fd, &found) == 0 ? !(found.st_mode & S_IFMT) : errno != EBADF;
 }
 
-/* Adds one to an eventfd; writes to no other kind of file. */
+/* Makes the descriptor readable, once more if it is readable; writes to no other kind of file. */
 static inline void uring_wake(int fd) {
-    if (uring_may_be_eventfd(fd))
-        eventfd_write(fd, 1);
+    const struct itimerspec at_once = {.it_value.tv_nsec = 1};
+
+    if (uring_may_wake(fd) && eventfd_write(fd, 1) < 0 && errno == EINVAL)
+        timerfd_settime(fd, 0, &at_once, NULL);
 }
 
 #endif

@@ -133,6 +133,7 @@ static inline long uring_call_number(const char *name) {
         {"socketpair", SYS_socketpair},
         {"statmount", URING_SYS_STATMOUNT},
         {"statx", SYS_statx},
+        {"timerfd_create", SYS_timerfd_create},
         {"uname", SYS_uname},
         {"wait4", SYS_wait4},
         {"waitid", SYS_waitid},

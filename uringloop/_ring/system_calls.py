@@ -63,7 +63,9 @@ TABLE = (
         ("epoll_wait", "epoll_pwait"),
         "a run of the software ring ends with the error",
     ),
-    SystemCall("eventfd2", "lets other threads wake the loop", (), "there is no loop"),
+    SystemCall(
+        "eventfd2", "lets other threads wake the loop", ("timerfd_create",), "there is no loop"
+    ),
     SystemCall("accept4", "accepts connections", (), "servers report it every second"),
     SystemCall(
         "recvmsg",

@@ -27,7 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -162,7 +161,7 @@ typedef struct soft_pool {
     unsigned holders;     /* threads, and the ring */
     bool closed;          /* the ring is closed: results are discarded */
     unsigned *flags;      /* the ring's flags, to set TASKRUN; invalid once closed */
-    int wake_fd;          /* the ring's eventfd; invalid once closed */
+    int wake_fd;          /* by which they wake the ring (wakeup.h); invalid once closed */
     atomic_bool sleeping; /* the ring's thread sleeps, or is about to */
 } soft_pool;
 

@@ -411,8 +411,8 @@ int soft_open_pool(softring *s) {
 
     if (pool == NULL)
         return -ENOMEM;
-    pool->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    res = pool->wake_fd < 0 ? -errno : soft_watch_pool(s, pool->wake_fd);
+    pool->wake_fd = uring_new_wake_fd();
+    res = pool->wake_fd < 0 ? pool->wake_fd : soft_watch_pool(s, pool->wake_fd);
     if (res < 0) {
         if (pool->wake_fd >= 0)
             close(pool->wake_fd);

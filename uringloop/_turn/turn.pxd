@@ -142,6 +142,7 @@ cdef class LoopCore:
             return owned_timer(spare)
         return TimerHandle.__new__(TimerHandle)
     cdef Handle schedule(self, object callback, tuple args, object context)
+    cdef object new_future(self)
     cdef dict options_of_futures(self)
     cdef inline int push(self, Handle handle) except -1:
         """Append *handle* to the ready queue, behind all that were scheduled before."""

@@ -35,10 +35,9 @@ from uringloop._kernel.atomics cimport (
     count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
     store_int_release, store_long, store_long_release, store_ns)
 from uringloop._kernel.clock cimport uring_clock_ns
-from uringloop._kernel.errors cimport errno, os_error
-from uringloop._kernel.libc cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, pthread_getcpuclockid, pthread_self, sched_yield)
-from uringloop._kernel.wakeup cimport uring_wake
+from uringloop._kernel.errors cimport os_error
+from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
+from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
@@ -100,9 +99,9 @@ cdef class LoopCore:
         # The pools allocate their memory at first use.
         self.pool = new_stream_pool(self.ring)
         self.datagram_pool = new_datagram_pool(self.ring)
-        fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        fd = uring_new_wake_fd()
         if fd < 0:
-            exc = os_error(-errno, "eventfd2")
+            exc = os_error(fd, "eventfd2")
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
@@ -264,6 +263,9 @@ cdef class LoopCore:
         return 0
 
     def create_future(self):
+        return self.new_future()
+
+    cdef object new_future(self):
         return PyObject_Call(<PyObject*>FUTURE, NO_ARGS, self.options_of_futures())
 
     cdef dict options_of_futures(self):
