@@ -220,7 +220,11 @@ PUBLIC = [
     if name != "__version__"
 ]
 # Written in Cython: their source is not installed.
-COMPILED = {("uringloop.streams", "StreamReader"), ("uringloop.streams", "StreamWriter")}
+COMPILED = {
+    ("uringloop", "StreamTransport"),
+    ("uringloop.streams", "StreamReader"),
+    ("uringloop.streams", "StreamWriter"),
+}
 
 
 def definitions(path: str) -> dict[str, str]:

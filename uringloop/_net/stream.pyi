@@ -16,6 +16,8 @@ SMALL_RECEIVE: int
 
 @final
 class StreamTransport(WriteTransport):
+    """The transport of a TCP or UNIX stream connection without TLS."""
+
     _start_tls_compatible: ClassVar[bool]
     _sendfile_compatible: ClassVar[object]
 

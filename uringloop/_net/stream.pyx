@@ -129,6 +129,8 @@ cdef object EOF = object()
 
 @cython.final
 cdef class StreamTransport(WriteTransport):
+    """The transport of a TCP or UNIX stream connection without TLS."""
+
     # asyncio's start_tls() and sendfile() test these.
     _start_tls_compatible = True
     _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
