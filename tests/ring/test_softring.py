@@ -380,7 +380,7 @@ async def test_events_that_no_operation_consumes_do_not_keep_the_loop_awake(
 
 @pytest.mark.parametrize("refusal", ["", "ENOSYS", "EPERM"])
 def test_timers_are_punctual_without_epoll_pwait2(refusal: str) -> None:
-    earliest, later, plain, echoed = output(f"""
+    later, plain, echoed = output(f"""
         import asyncio, errno, time
         import uringloop
         from support import seccomp
@@ -408,15 +408,15 @@ def test_timers_are_punctual_without_epoll_pwait2(refusal: str) -> None:
             async with server:
                 reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
                 writer.write(b"ping")
-                print(late[0], late[10], plain[10], await reader.read())
+                print(late[0], plain[0], await reader.read())
                 writer.close()
                 await writer.wait_closed()
         uringloop.run(main())
         """).split()
     # Early only by the time between the test's clock and the loop's.
-    assert float(earliest) > -0.0005
-    # Without epoll_pwait2 (5.11) timers are rounded up to a millisecond. A low percentile, since
-    # other processes dominate the median.
+    assert float(later) > -0.0005
+    # Without epoll_pwait2 (5.11) timers are rounded up to a millisecond. The smallest of 50, since
+    # other processes delay the others.
     rounded = refusal or kernel_version() < (5, 11)
     assert float(later) - float(plain) < (0.0018 if rounded else 0.0006)
     assert echoed == "b'ping'"
