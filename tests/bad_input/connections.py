@@ -380,10 +380,6 @@ UNIX_SERVER: dict[str, Call] = {
     **_sockets(lambda s, sock: _serve_unix(sock=sock)(s)),
 }
 
-if sys.version_info >= (3, 13):
-    # asyncio reads the first letter of the socket's name since 3.13, and this socket has no name.
-    del UNIX_SERVER["sock=UNIX"]
-
 # ── methods of servers ───────────────────────────────────────────────────────────────────────
 
 

@@ -386,9 +386,12 @@ async def create_unix_server(
 
 
 def _socket_file(sock: socket.socket) -> tuple[str | bytes, int] | None:
-    """Return the path and inode of a bound UNIX socket; None for an abstract name."""
+    """Return the path and inode of a bound UNIX socket; None for an abstract name.
+
+    A socket without a name raises IndexError, as in asyncio.
+    """
     path = sock.getsockname()
-    if not path or path[0] in (0, "\0"):
+    if path[0] in (0, "\0"):
         return None
     try:
         return path, _stat(path).st_ino
