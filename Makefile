@@ -422,7 +422,7 @@ clean:  ## Remove everything that make created
 	@if [ -e $* ] && [ ! -e $*/made-by-make ] && ! ls $*/python-* >/dev/null 2>&1; then \
 	  echo "$* is not an environment of make's, which would remove it: name another VENV" >&2; exit 1; fi
 	@$(MAKE) --no-print-directory requirements
-	rm -rf $*
+	@rm -rf $*
 	@mkdir $* && touch $*/made-by-make
 	$(PYTHON) -m venv $*
 	@touch $@

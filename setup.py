@@ -30,16 +30,16 @@ MODULES_HEADER = Path("build/compiled_modules.h")
 # Imports at the top of a .pyx or .pxd; those within functions do not affect the order of loading.
 IMPORTED = re.compile(r"^from (uringloop\.[\w.]+) c?import", re.MULTILINE)
 HOW_TO_INSTALL = """\
-uringloop needs liburing {wanted} or newer to build, with its header files: {problem}.
-Install it and try again:
+To build uringloop, a C compiler, Python's header files and liburing {wanted} or newer are needed:
+{problems}.
+Install what is missing, and try again:
 
-    Debian, Ubuntu     apt-get install liburing-dev pkg-config gcc
-    Fedora, RHEL       dnf install liburing-devel pkgconf-pkg-config gcc
-    Alpine             apk add liburing-dev pkgconf gcc musl-dev
-    Arch               pacman -S liburing pkgconf gcc
+    Debian, Ubuntu     apt-get install gcc liburing-dev pkg-config python3-dev
+    Fedora, RHEL       dnf install gcc liburing-devel pkgconf-pkg-config python3-devel
+    Alpine             apk add gcc liburing-dev musl-dev pkgconf python3-dev
+    Arch               pacman -S gcc liburing pkgconf
     from source        https://github.com/axboe/liburing: ./configure && make install
 """
-
 
 NAMESAKE = """\
 A distribution called uringloop, version {version}, is installed in {folder}: {which}.
@@ -49,26 +49,35 @@ Its package has the same name as this one's. Remove it and try again:
 """
 
 
-def stop(problem: str) -> None:
-    wanted = ".".join(map(str, LIBURING_MIN))
-    raise SystemExit("\n" + HOW_TO_INSTALL.format(wanted=wanted, problem=problem))
+PKG_CONFIG = os.environ.get("PKG_CONFIG", "pkg-config")
 
 
 def pkg_config(*arguments: str) -> str:
-    command = os.environ.get("PKG_CONFIG", "pkg-config")
-    if shutil.which(command) is None:
-        stop(f"{command} is not there to find it")
-    done = subprocess.run([command, *arguments, "liburing"], capture_output=True, text=True)
-    if done.returncode != 0:
-        stop("pkg-config does not find it")
+    done = subprocess.run([PKG_CONFIG, *arguments, "liburing"], capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def missing() -> list[str]:
+    """Return what a build lacks, as sentences without their ends."""
+    found = []
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        found.append(f"the compiler {compiler} is not there")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        found.append(f"{header} is not there")
+    if shutil.which(PKG_CONFIG) is None:
+        found.append(f"{PKG_CONFIG}, which finds liburing, is not there")
+    elif not (version := pkg_config("--modversion")):
+        found.append("pkg-config does not find liburing")
+    elif tuple(int(part) for part in version.split(".")[:2]) < LIBURING_MIN:
+        found.append(f"liburing {version} is too old")
+    return found
 
 
 def liburing() -> dict[str, list[str]]:
     """Return arguments for the compiler and the linker; prefer the static library."""
     version = pkg_config("--modversion")
-    if tuple(int(part) for part in version.split(".")[:2]) < LIBURING_MIN:
-        stop(f"version {version} is too old")
     archive = Path(pkg_config("--variable=libdir")) / "liburing.a"
     found = {"extra_compile_args": pkg_config("--cflags").split(), "extra_link_args": []}
     found["extra_compile_args"].append(f'-DURINGLOOP_LIBURING="{version}"')
@@ -128,6 +137,9 @@ def write_modules_header(sources: list[Path]) -> None:
 
 
 def extensions(debug: bool, coverage: bool) -> list[Extension]:
+    if problems := missing():
+        wanted = ".".join(map(str, LIBURING_MIN))
+        raise SystemExit("\n" + HOW_TO_INSTALL.format(wanted=wanted, problems="; ".join(problems)))
     options = liburing()
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
     # Warnings in code that Cython generates.

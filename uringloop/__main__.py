@@ -17,6 +17,7 @@ TOOLS = {
     "bench": "compare event loops on this machine",
     "as_uvloop": "run a program that imports uvloop on uringloop",
     "workers.granian": "run granian with uringloop in its workers",
+    "workers.hypercorn": "run hypercorn with uringloop in its workers",
 }
 
 

@@ -33,12 +33,12 @@ BENEFITS = {
     "multishot_recv": "one submission for all receives of a socket",
     "unix_multishot": "the same on UNIX sockets, with a poll that watches for the peer's end",
     "quiet_sends": "no completion for a send that sent everything",
-    "no_iowait": "a sleeping loop does not count as iowait (6.15)",
-    "min_wait": "the option batch_wait_us has an effect (6.12)",
+    "no_iowait": "a sleeping loop does not count as iowait",
+    "min_wait": "the option batch_wait_us has an effect",
     "cached_files": "data in the page cache is read without a submission",
-    "cached_paths": "paths in the kernel's cache are examined and opened without one (6.8)",
-    "truncate": "a file's size is changed by a submission, not in a thread (6.9)",
-    "epoll_wait": "add_reader and add_writer need no system call for each turn (6.15)",
+    "cached_paths": "paths in the kernel's cache are examined and opened without one",
+    "truncate": "a file's size is changed by a submission, not in a thread",
+    "epoll_wait": "add_reader and add_writer need no system call for each turn",
     "epoll_sleep": "a loop busy with add_reader and add_writer sleeps in epoll_wait(2)",
     "nameless_files": "a file written by `write_atomic` has no name until it is complete",
     "compiled_tls": "TLS records pass between the ring and OpenSSL without Python code",
@@ -49,7 +49,22 @@ BENEFITS = {
     "task_set": "tasks are put into asyncio's set of all tasks without Python code (until 3.13)",
 }
 
+# The first kernel that has a feature, of those that are newer than KERNEL_MIN.
+SINCE = {
+    "no_iowait": (6, 15),
+    "min_wait": (6, 12),
+    "cached_paths": (6, 8),
+    "truncate": (6, 9),
+    "epoll_wait": (6, 15),
+}
+
 Report = dict[str, object]
+
+
+def benefit(feature: str) -> str:
+    """Return what a feature brings, and the first kernel that has it."""
+    since = SINCE.get(feature)
+    return BENEFITS[feature] + (f" ({since[0]}.{since[1]})" if since else "")
 
 
 def known(fact: Callable[[], str]) -> str:
@@ -126,9 +141,14 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
     disabled = [name for name, state in states.items() if state == "disabled"]
     if disabled:
         lines.append(f"{backends.DISABLE_VARIABLE} switches off: {', '.join(disabled)}")
-    absent = [name for name in features.FEATURES if states[name] == "absent"]
-    if absent and backend == backends.IO_URING:
-        lines.append(f"a newer kernel supports: {', '.join(absent)}")
+    if backend == backends.IO_URING:
+        absent = [name for name in features.FEATURES if states[name] == "absent"]
+        old = [name for name in absent if backends.release() < SINCE.get(name, (0, 0))]
+        if old:
+            lines.append(f"a newer kernel supports: {', '.join(old)}")
+        refused = [name for name in absent if name not in old]
+        if refused:
+            lines.append(f"a sandbox, or the lack of a privilege, refuses: {', '.join(refused)}")
     lines += system_calls.advice()
     return lines + other_transports() + limits.advice(backend == backends.IO_URING)
 
@@ -171,7 +191,7 @@ def text_of(report: Report) -> str:
     for name, value in report.items():
         if isinstance(value, dict):
             lines += ["", "Features"]
-            lines += [f"  {key:<18}{state:<10}{BENEFITS[key]}" for key, state in value.items()]
+            lines += [f"  {key:<18}{state:<10}{benefit(key)}" for key, state in value.items()]
         elif isinstance(value, list):
             lines += ["", "Advice", *(f"  {line}" for line in value or ["nothing to do"])]
         else:

@@ -40,12 +40,16 @@ Words = list[str]
 # Programs that are not run, with the reason: only a shell parses the command. apt-get, pip and
 # sysctl, which change the machine or the environment, have rules that check their words instead.
 NOT_RUN = {
+    "cat": "joins files that another command makes",
+    "cp": "needs a program of the reader's",
     "curl": "needs a server that another block starts, or the network",
     "echo": "prints its arguments",
     "docker": "needs an engine, and an image with the package",
     "git": "needs the network",
     "journalctl": "needs systemd as the first process",
+    "kill": "ends a program that another line starts",
     "mkdir": "makes a folder for a reader's own programs",
+    "openssl": "makes files for a reader's own programs",
     "socat": "needs a program that another command starts",
     "systemctl": "needs systemd as the first process",
     "useradd": "changes the machine",
@@ -60,7 +64,7 @@ PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 # Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
     *("cxfreeze", "dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter"),
-    *("nuitka", "pyinstaller", "sanic", "uvicorn"),
+    *("nuitka", "pex", "pyinstaller", "sanic", "shiv", "uvicorn"),
 }
 
 # The arguments that print all options of a program, if not `--help`.

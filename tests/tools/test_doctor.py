@@ -112,7 +112,24 @@ def test_every_feature_is_listed_with_its_benefit() -> None:
     lines = text.splitlines()
     for name, brings in doctor.BENEFITS.items():
         (line,) = [line for line in lines if line.strip().startswith(f"{name} ")]
-        assert line.endswith(brings)
+        since = doctor.SINCE.get(name)
+        assert line.endswith(f"{brings} ({since[0]}.{since[1]})" if since else brings)
+
+
+@pytest.mark.parametrize(("release", "newer"), [((6, 9), "no_iowait"), ((6, 18), "")])
+def test_only_an_older_kernel_is_blamed_for_what_is_absent(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, ...], newer: str
+) -> None:
+    monkeypatch.setattr(backends, "release", lambda: release)
+    absent = {"cached_paths", "no_iowait"}
+    states = {name: "absent" if name in absent else "used" for name in features.FEATURES}
+    lines = doctor.advice("io_uring", "", states)
+    expected = [f"a newer kernel supports: {newer}"] if newer else []
+    named = ", ".join(name for name in features.FEATURES if name in absent and name != newer)
+    assert lines[: len(expected) + 1] == [
+        *expected,
+        f"a sandbox, or the lack of a privilege, refuses: {named}",
+    ]
 
 
 def test_facts_are_those_of_the_process() -> None:

@@ -83,7 +83,8 @@ def cause_of_absence() -> str:
     folder = os.path.dirname(PACKAGE)
     if getattr(sys, "frozen", False) or "__compiled__" in globals():
         return (
-            "this frozen program was made without them: add `--collect-all uringloop` for "
+            "this frozen program was made without them. If it was made in a clone of uringloop's "
+            "sources, make it in another folder. Otherwise add `--collect-all uringloop` for "
             "PyInstaller, `--include-package=uringloop` for Nuitka, or `uringloop` to the packages "
             "for cx_Freeze (docs/packaging.md)"
         )
@@ -94,9 +95,10 @@ def cause_of_absence() -> str:
         )
     if os.path.exists(f"{PACKAGE}/_turn/turn.pyx"):
         return (
-            f"{folder} is a clone of the sources, which Python searches first: start Python in "
-            "another folder or with -P to use the installed package, or compile the modules here "
-            "with `pip install --editable .`"
+            f"{folder} is a clone of the sources, which Python searches first: start the program "
+            "in another folder to use the installed package (`python -P` does not search the "
+            "clone, but uvicorn and gunicorn do), or compile the modules here with "
+            "`pip install --editable .`"
         )
     others = [name for name in os.listdir(PACKAGE) if name.startswith("_compiled.cpython")]
     return (

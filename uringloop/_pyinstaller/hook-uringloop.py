@@ -6,7 +6,9 @@ in turn stands in C; and the package imports some public modules when they are f
 
 from __future__ import annotations
 
-from PyInstaller.utils.hooks import collect_submodules
+from pathlib import Path
+
+from PyInstaller.utils.hooks import collect_submodules, get_package_paths
 
 # They run other programs, or need packages that a program may not have: PyInstaller finds them if
 # the program imports them.
@@ -20,5 +22,12 @@ APART = (
     "uringloop.top",
     "uringloop.workers",
 )
+
+found = Path(get_package_paths("uringloop")[1])
+if not list(found.glob("_compiled*.so")):
+    raise SystemExit(
+        f"{found} has no compiled modules: it is a clone of uringloop's sources. "
+        "Run PyInstaller in another folder, where Python finds the installed package."
+    )
 
 hiddenimports = collect_submodules("uringloop", filter=lambda name: not name.startswith(APART))
