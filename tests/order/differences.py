@@ -107,6 +107,7 @@ def smaller(program: Program) -> Iterator[Program]:
         for simpler in (
             replace(made_as, early=""),
             replace(made_as, stays_open=False),
+            replace(made_as, warm=0),
             replace(made_as, flavour="protocol"),
         ):
             if simpler != made_as:

@@ -42,14 +42,24 @@ class Link:
         self.file: Any = None
         self.peer: Peer
         self.received = 0
+        self.datagrams = 0
+        # What it receives meanwhile is not noted.
+        self.warming = False
         self.ended = False
         self.lost = False
         # The socket that was handed over, by its own descriptor.
         self.duplicate: int | None = None
+        # Bytes that came with it.
+        self.handed_over = 0
         # Bytes may come in any number of pieces.
         self.large = False
+        self.has_data = False
         # The turn of the last call that makes the transport send or close.
         self.touched_at = -1000
+        # The turn in which the peer has sent last.
+        self.sent_at = -1
+        # It was closed before the protocol had got what the loop may have taken.
+        self.left_unread = False
         self.tasks: list[asyncio.Task[None]] = []
         self.made: asyncio.Future[None] = loop.create_future()
 
@@ -80,10 +90,20 @@ class Link:
         self.received += len(data)
         if data != PATTERN[start : start + len(data)]:
             self.note("wrong bytes")
-        if not self.large or self.received == len(data):
+        if self.warming:
+            return
+        if not self.large or not self.has_data:
             size = 0 if self.large else len(data)
             self.log.add_piece(f"{self.number} {name}data", self.number, size)
+        self.has_data = True
         self.happened("data")
+
+    def on_datagram(self, data: bytes, name: str) -> None:
+        self.received += len(data)
+        self.datagrams += 1
+        if not self.warming:
+            self.note(f"{name}datagram {len(data)}")
+            self.happened("data")
 
     def on_eof(self, name: str = "") -> bool:
         self.ended = True
@@ -150,6 +170,21 @@ class Link:
         if self.duplicate is None and self.fileno() != -1:
             self.duplicate = os.dup(self.fileno())
 
+    def hand_over_paused(self) -> None:
+        """Stop reading, and give the socket to somebody else."""
+        if self.transport.is_reading():
+            self.transport.pause_reading()
+        self.hand_over()
+
+    def detach(self) -> None:
+        """Give a socket away whose bytes the loop may have taken, and end the connection here."""
+        if hasattr(self.transport, "detach"):
+            sock, data = self.transport.detach()
+            self.duplicate, self.handed_over = sock.detach(), len(data)
+        else:
+            self.hand_over_paused()
+            self.transport.abort()
+
     def fileno(self) -> int:
         """Return the descriptor of the transport, or -1 after its end."""
         # A closed pipe has no number.
@@ -157,10 +192,18 @@ class Link:
             return -1 if self.file is None else int(self.file.fileno())
         return -1
 
+    def is_paused(self) -> bool:
+        """Return whether reading is paused; a datagram endpoint of asyncio cannot pause."""
+        return not getattr(self.transport, "is_reading", lambda: True)()
+
+    def is_under_way(self) -> bool:
+        """Return whether the peer has sent something that the protocol has not got yet."""
+        return self.received != self.peer.sent or (self.peer.sent_eof and not self.ended)
+
     def rest(self) -> int:
-        """Return how many bytes the socket has that was handed over."""
+        """Return how many bytes were handed over, with the socket or in it."""
         assert self.duplicate is not None
-        total = 0
+        total = self.handed_over
         os.set_blocking(self.duplicate, False)
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while piece := os.read(self.duplicate, 1 << 20):
@@ -183,9 +226,7 @@ class Recorder(asyncio.Protocol):
         self.link.on_data(data, self.name)
 
     def datagram_received(self, data: bytes, address: object) -> None:
-        self.link.note(f"{self.name}datagram {len(data)}")
-        self.link.received += len(data)
-        self.link.happened("data")
+        self.link.on_datagram(data, self.name)
 
     def error_received(self, exc: Exception) -> None:
         self.link.note(f"{self.name}error {said(exc)}")

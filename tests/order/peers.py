@@ -36,6 +36,7 @@ class Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.sent = 0
+        self.sent_eof = False
         self.ended = False
         # The other end over TCP, once the loop has told it.
         self.other: Callable[[], int] = lambda: -1
@@ -52,6 +53,7 @@ class Peer:
             self.sent += self.sock.send(data)
 
     def send_eof(self) -> None:
+        self.sent_eof = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
         self._arrived(lambda state, received: state not in OPEN_STATES)
@@ -96,6 +98,7 @@ class PipePeer(Peer):
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.sent = 0
+        self.sent_eof = False
         self.ended = False
         os.set_blocking(fd, False)
 

@@ -13,7 +13,17 @@ from typing import Any
 from order.connecting import connect
 from order.links import Buffered, Link, Loop, Recorder, said
 from order.log import Log
-from order.programs import DATAGRAMS, LARGE, TLS_KINDS, WRITE_ONLY, Program, Step
+from order.programs import (
+    DATAGRAMS,
+    DATAGRAMS_FIRST,
+    ENDING,
+    LARGE,
+    TLS_KINDS,
+    WARMING,
+    WRITE_ONLY,
+    Program,
+    Step,
+)
 
 # A program takes milliseconds, unless something never happens.
 LIMIT_S = 10.0
@@ -58,6 +68,9 @@ def is_left_out(step: Step, link: Link) -> bool:
         return True
     closing = link.transport.is_closing()
     kind = link.made_as.kind
+    if step.action == "hand_over" and kind == "udp" and link.datagrams >= DATAGRAMS_FIRST:
+        # The ring has taken what is under way.
+        return link.is_under_way()
     if kind in TLS_KINDS:
         if step.action == "pause" and step.when == "made":
             return True
@@ -104,12 +117,26 @@ class Playing:
                 link.note(f"connect fails: {said(exc)}")
             else:
                 link.note("is open")
+                await self.warm(link)
             if link is not self.links[-1]:
                 await self.turns(SETTLED_TURNS)
         for step in self.program.steps:
             await self.drive(step)
             await self.turns(step.turns)
         await self.end()
+
+    async def warm(self, link: Link) -> None:
+        """Let the connection receive some messages, one after the other, unless it is paused."""
+        size = link.made_as.warm
+        if not size:
+            return
+        link.warming = True
+        for _ in range(WARMING):
+            if link.transport.is_closing() or link.is_paused():
+                break
+            link.peer.send(size)
+            await self.until(lambda: link.received == link.peer.sent)
+        link.warming = False
 
     def prepare(self) -> None:
         """Tell each connection what to do in its callbacks."""
@@ -142,6 +169,8 @@ class Playing:
             closing = link.transport is not None and link.transport.is_closing()
             if step.action in SETTLED or (step.action == "peer_send" and closing):
                 await self.settle(link)
+            if step.action.startswith("peer"):
+                await self.until_delivered(link)
             self.do(step)
 
     async def do_in_task(self, step: Step) -> None:
@@ -156,6 +185,23 @@ class Playing:
         """Let the loop send and close what it has been told to."""
         await self.turns(link.touched_at + SETTLED_TURNS - self.turn)
 
+    async def until_delivered(self, link: Link) -> None:
+        """Let a protocol get what was sent in an earlier turn, if asyncio would tell both together.
+
+        What is sent within a turn is there together on each loop, but for datagrams.
+        """
+        for _ in range(SETTLED_TURNS):
+            if link.made_as.kind in DATAGRAMS:
+                waits = link.datagrams >= DATAGRAMS_FIRST
+            else:
+                waits = link.made_as.warm > 0 and link.sent_at != self.turn
+                # What comes while a socket rests is told together. TLS lets it go on in a pause.
+                if waits and link.made_as.kind not in TLS_KINDS:
+                    waits = not link.is_paused()
+            if not waits or not link.is_under_way():
+                break
+            await self.turns(1)
+
     async def end(self) -> None:
         """End all connections, and note what each side has got."""
         await self.turns(SETTLED_TURNS)
@@ -165,7 +211,9 @@ class Playing:
         for link in self.links:
             if link.peer.ended:
                 continue
-            link.note(f"peer has {link.peer.receive()}")
+            received = link.peer.receive()
+            # A socket that is closed with unread bytes in it resets the connection.
+            link.note(f"peer has {received.partition(',')[0] if link.left_unread else received}")
         for link in self.links:
             if link.transport is None:
                 continue
@@ -178,8 +226,11 @@ class Playing:
             await self.leave(link)
 
     async def until_lost(self) -> None:
+        await self.until(lambda: all(link.lost for link in self.links))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not all(link.lost for link in self.links) and time.monotonic() < deadline:
+        while not holds() and time.monotonic() < deadline:
             await self.turns(1)
 
     async def leave(self, link: Link) -> None:
@@ -221,6 +272,7 @@ class Playing:
         peer = link.peer
         if peer.ended:
             return
+        link.sent_at = self.turn
         if step.action == "peer_send":
             peer.send(step.size)
         elif step.action == "peer_eof":
@@ -238,6 +290,8 @@ class Playing:
             return
         if step.action in ("write", "write_eof", "close", "abort"):
             link.touched_at = self.turn
+        if step.action in ENDING:
+            link.left_unread |= link.made_as.takes_ahead and link.is_under_way()
         if step.action == "write":
             data = bytes(step.size)
             if link.made_as.kind in DATAGRAMS:
@@ -261,14 +315,14 @@ class Playing:
             link.transport.set_protocol(Buffered(link, "new "))
 
     def hand_over(self, link: Link) -> None:
-        """Stop reading, and give the socket to somebody else."""
+        """Give the socket to somebody else."""
         if link.made_as.kind in DATAGRAMS:
             link.hand_over()
             link.transport.abort()
-            return
-        if link.transport.is_reading():
-            link.transport.pause_reading()
-        link.hand_over()
+        elif link.made_as.takes_ahead:
+            link.detach()
+        else:
+            link.hand_over_paused()
 
 
 class Making:

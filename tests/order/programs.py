@@ -25,6 +25,14 @@ Left out is what has no order on asyncio itself, or where it fails:
   asked for: programs ask for one byte.
 - asyncio tells the end again after a pause if the connection stays open: no pauses after the end.
 - How many turns a call that connects takes is nobody's promise: other connections rest meanwhile.
+- A connection that has been warmed up receives by the ring, or by a poll that stays armed. What is
+  sent while other bytes are under way comes in another turn than on asyncio, whose recv() takes
+  what has come since the selector's report (docs/decisions/0004): a peer waits until the protocol
+  has got what it sent in earlier turns. Whoever is given the socket gets it from detach(), for the
+  ring may have taken bytes; how the peer sees an end that leaves such bytes unread is not compared.
+- Behind four datagrams a loop may deliver several in a turn, and the ring takes them ahead of the
+  protocol (docs/decisions/0005): each is sent when the one before has come, and a socket is not
+  handed over while one is under way.
 - Timers are due at once, or already: how long a turn takes is the machine's affair.
 """
 
@@ -57,14 +65,18 @@ ENDING = ("close", "abort")
 STREAM = (*PEER, *READING, *ENDING, "write", "write", "write_eof", "set_protocol", "hand_over")
 TLS = (*PEER, *READING, *ENDING, "write", "write", "set_protocol")
 
+STREAMS = (
+    "tcp client",
+    "tcp server",
+    "tcp socket",
+    "unix client",
+    "unix server",
+    "unix socket",
+)
+
 # The actions of each kind of connection.
 ACTIONS: dict[str, tuple[str, ...]] = {
-    "tcp client": STREAM,
-    "tcp server": STREAM,
-    "tcp socket": STREAM,
-    "unix client": STREAM,
-    "unix server": STREAM,
-    "unix socket": STREAM,
+    **dict.fromkeys(STREAMS, STREAM),
     "add_reader": (*PEER, *READING, "close", "hand_over"),
     # asyncio loses what it has received for a task that is cancelled before it goes on.
     "sock_recv": PEER,
@@ -83,6 +95,13 @@ WRITE_ONLY = ("write pipe", "write socket")
 DATAGRAMS = ("udp", "unix datagrams")
 TLS_KINDS = ("tls client", "tls server")
 WATCHED = ("add_reader", "sock_recv")
+
+# Messages that a connection has received before the steps: after four small ones the ring takes
+# bytes ahead of the protocol, after four large ones a poll stays armed.
+WARMING = 8
+SMALL, BIG = 1, 20_000
+# A datagram endpoint may take several in a turn, or ahead of the protocol, behind so many.
+DATAGRAMS_FIRST = 4
 
 # Streams are asyncio's StreamReader, "compiled" the reader of uringloop.streams on its loops.
 FLAVOURS = ("protocol", "buffered", "streams", "compiled")
@@ -109,6 +128,13 @@ class Connection:
     early: str = ""
     # What eof_received() returns.
     stays_open: bool = False
+    # The size of the messages that it has received before the steps, or 0.
+    warm: int = 0
+
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether the ring takes a stream's bytes before the protocol gets them."""
+        return self.warm == SMALL and self.kind not in DATAGRAMS
 
 
 @dataclass(frozen=True)
@@ -184,6 +210,19 @@ def early_of(kind: str) -> tuple[str, ...]:
     return EARLY
 
 
+def warms_of(kind: str) -> tuple[int, ...]:
+    """Return with which messages a connection may be warmed up."""
+    if kind in DATAGRAMS:
+        return (0, SMALL)
+    return (0, SMALL, BIG) if kind in STREAMS or kind in TLS_KINDS else (0,)
+
+
+def warmed(connection: Connection, rng: random.Random) -> Connection:
+    """Warm a connection up, or not. Its peer does nothing early then."""
+    warm = rng.choice((0, *warms_of(connection.kind)))
+    return replace(connection, warm=warm, early="") if warm else connection
+
+
 def generate(kind: str, seed: int) -> Program:
     """Choose a program."""
     rng = random.Random(f"{kind} {seed}")
@@ -195,13 +234,17 @@ def generate(kind: str, seed: int) -> Program:
         for _ in range(count)
     )
     steps = [random_step(rng, kind, count) for _ in range(rng.randrange(2, 14))]
+    connections = tuple(warmed(it, rng) for it in connections)
     return Program(connections, tuple(limited(steps)))
 
 
 def generate_crowd(kind: str, seed: int) -> Program:
     """Choose a program in which many peers send and end at once, before the loop looks."""
     rng = random.Random(f"crowd {kind} {seed}")
-    connections = tuple(Connection(kind, rng.choice(flavours_of(kind))) for _ in range(CROWD))
+    connections = tuple(
+        Connection(kind, rng.choice(flavours_of(kind)), warm=rng.choice((0, 0, SMALL, BIG)))
+        for _ in range(CROWD)
+    )
     steps = []
     for number in range(CROWD):
         for action in rng.choice((("peer_send",), (), ("peer_send", "peer_eof"))):

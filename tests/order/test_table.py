@@ -6,6 +6,7 @@ What is expected is what the installed asyncio does.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -16,7 +17,16 @@ from support.loops import each_ring
 from order.differences import LOOPS, difference, differs
 from order.links import Loop
 from order.log import Log
-from order.programs import ACTIONS, WRITE_ONLY, Connection, Program, Step, early_of, flavours_of
+from order.programs import (
+    ACTIONS,
+    WRITE_ONLY,
+    Connection,
+    Program,
+    Step,
+    early_of,
+    flavours_of,
+    warms_of,
+)
 
 # Enough for all that a step has caused.
 REST = 8
@@ -87,10 +97,9 @@ def test_connections_begin_in_the_order_of_asyncio(kind: str, flavour: str, back
 @each_ring
 @EACH_ROW
 def test_connections_end_in_the_order_of_asyncio(kind: str, flavour: str, backend: str) -> None:
-    for end in ends_of(kind):
-        for stays_open in (False, True):
-            steps = (Step("soon", turns=REST), *data_of(kind), *end, *END)
-            check(Program((Connection(kind, flavour, "", stays_open),), steps), backend)
+    for end, warm, stays_open in itertools.product(ends_of(kind), warms_of(kind), (False, True)):
+        steps = (Step("soon", turns=REST), *data_of(kind), *end, *END)
+        check(Program((Connection(kind, flavour, "", stays_open, warm),), steps), backend)
 
 
 # ── subprocesses ────────────────────────────────────────────────────────────────────────────
