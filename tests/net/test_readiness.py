@@ -316,6 +316,28 @@ async def test_datagrams_behind_the_first_stay_in_the_socket(
         assert mailbox.data == [b"hello"] * warming + [b"leave"]
 
 
+@pytest.mark.parametrize("warming", [0, 2, 9])
+@on_loop
+async def test_datagrams_come_without_delay_after_a_short_pause(
+    loop: uringloop.Loop, warming: int
+) -> None:
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    transport, mailbox = await loop.create_datagram_endpoint(Mailbox, local_addr=("127.0.0.1", 0))
+    with peer:
+        peer.connect(transport.get_extra_info("sockname"))
+        for count in range(1, warming + 1):
+            peer.send(b"hello")
+            await mailbox.received(count)
+        await nothing_comes(loop)
+        transport.pause_reading()  # type: ignore[attr-defined]
+        transport.resume_reading()  # type: ignore[attr-defined]
+        peer.send(b"at once")
+        await turns(2)
+        assert mailbox.data == [b"hello"] * warming + [b"at once"]
+        transport.abort()
+        await until(lambda: bool(mailbox.lost))
+
+
 # ── the bytes that were taken are handed over ────────────────────────────────────────────────
 
 

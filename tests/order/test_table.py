@@ -19,6 +19,8 @@ from order.links import Loop
 from order.log import Log
 from order.programs import (
     ACTIONS,
+    STREAMS,
+    TLS_KINDS,
     WRITE_ONLY,
     Connection,
     Program,
@@ -78,6 +80,54 @@ def ends_of(kind: str) -> list[tuple[Step, ...]]:
     ]
 
 
+# What a warmed-up connection has received, or not yet, when it pauses, and what comes then.
+PAUSES: dict[str, tuple[Step, ...]] = {
+    "a short pause, behind bytes": (
+        Step("peer_send", size=1),
+        Step("chain", size=5),
+        Step("pause"),
+        Step("resume", turns=REST),
+    ),
+    "a short pause, before bytes and the end": (
+        Step("pause"),
+        Step("resume"),
+        Step("chain", size=6),
+        Step("peer_send", size=1),
+        Step("peer_eof", turns=REST),
+    ),
+    "a short pause, before bytes and a reset": (
+        Step("pause"),
+        Step("resume"),
+        Step("chain", size=6),
+        Step("peer_send", size=1),
+        Step("peer_reset", turns=REST),
+    ),
+    "a short pause for bytes": (
+        Step("pause", when="data"),
+        Step("resume", when="data"),
+        Step("chain", size=6),
+        Step("peer_send", size=1, turns=2),
+        Step("peer_send", size=1, turns=REST),
+    ),
+    "two short pauses": (
+        Step("peer_send", size=1, turns=1),
+        Step("chain", size=5),
+        Step("pause"),
+        Step("resume"),
+        Step("pause"),
+        Step("resume", turns=REST),
+    ),
+    "two pauses": (
+        Step("chain", size=REST),
+        Step("peer_send", size=1),
+        Step("pause"),
+        Step("resume", turns=1),
+        Step("pause", turns=2),
+        Step("resume", turns=REST),
+    ),
+}
+PAUSING = [(kind, flavour) for kind in (*STREAMS, *TLS_KINDS) for flavour in flavours_of(kind)]
+
 ROWS = [(kind, flavour) for kind in ACTIONS for flavour in flavours_of(kind)]
 EACH_ROW = pytest.mark.parametrize(("kind", "flavour"), ROWS)
 
@@ -100,6 +150,16 @@ def test_connections_end_in_the_order_of_asyncio(kind: str, flavour: str, backen
     for end, warm, stays_open in itertools.product(ends_of(kind), warms_of(kind), (False, True)):
         steps = (Step("soon", turns=REST), *data_of(kind), *end, *END)
         check(Program((Connection(kind, flavour, "", stays_open, warm),), steps), backend)
+
+
+@each_ring
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize(("kind", "flavour"), PAUSING)
+def test_connections_pause_in_the_order_of_asyncio(
+    kind: str, flavour: str, pause: str, backend: str
+) -> None:
+    for warm in warms_of(kind):
+        check(Program((Connection(kind, flavour, warm=warm),), PAUSES[pause]), backend)
 
 
 # ── subprocesses ────────────────────────────────────────────────────────────────────────────

@@ -219,8 +219,8 @@ MUTANTS = (
     Mutant(
         "a receive that was started does not become ARMED",
         "_transport/pausing.pyx",
-        "        self.receiving = ARMED\n",
-        "",
+        "        self.receiving = ARMED\n        self.busy_turn",
+        "        self.busy_turn",
     ),
     Mutant(
         "a receive without a free buffer does not become STARVED",

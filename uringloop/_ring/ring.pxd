@@ -58,7 +58,7 @@ cdef struct Operation:
     bint in_flight             # between start and the terminal completion
     bint cancelled             # on a ring with a kernel thread: ends with the run, too
     bint quiet                 # posts a completion only if it fails
-    unsigned int sequence      # position of its submission, if it is quiet
+    unsigned int sequence      # position of its submission, if it is quiet, or of its cancel
     unsigned char opcode       # of its submission, if it is traced
     unsigned int number        # its number in the trace
 
@@ -101,6 +101,7 @@ cdef class Ring:
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int cancel(self, Operation *op) except -1
+    cdef bint take_cancel_back(self, Operation *op) noexcept
     cdef int submit(self) except -1
     cdef int submit_only(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1

@@ -99,6 +99,7 @@ from uringloop._ring.uring cimport (
     uring_submit_and_collect,
     uring_submit_only,
     uring_submitted,
+    uring_take_cancel_back,
     uring_tail,
 )
 
@@ -274,6 +275,8 @@ cdef class Ring:
         cdef io_uring_sqe *sqe = self.submission()
         uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        if not op.quiet:
+            op.sequence = uring_sequence(&self.u)
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, op.opcode, op.number)
         if self.u.threaded and op.in_flight and not ends_with_run(op):
@@ -281,6 +284,10 @@ cdef class Ring:
             op.cancelled = True
             self.run_count += 1
         return 0
+
+    cdef bint take_cancel_back(self, Operation *op) noexcept:
+        """Undo the newest cancel of *op*; return False if it has been submitted."""
+        return uring_take_cancel_back(&self.u, op.sequence, <uint64_t><uintptr_t>op)
 
     # ── entering the kernel ──────────────────────────────────────────────────────────────────
 

@@ -39,6 +39,7 @@ cdef class ReadTransport(Transport):
     cdef Receiving receiving
     cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint readable              # a poll has reported input that is not received yet
+    cdef bint pause_cancels         # a pause, and nothing else, has cancelled the receive
     cdef uint64_t busy_turn         # in which something was armed or delivered last
     cdef list stash                 # items that arrived while paused; None before the first one
 

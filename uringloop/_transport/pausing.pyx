@@ -6,7 +6,8 @@
      ├──rearm()── STARVED <──starve()── IDLE
      └──_recv_later()── DELAYED <──delay_recv()── IDLE
 
-end_input() cancels a receive that is still in flight; ENDED stays when that receive completes.
+end_input() cancels a receive that is still in flight; ENDED stays when that receive completes. A
+resume_reading() in the turn of the pause takes the pause's cancel back: the receive stays ARMED.
 
 A poll takes nothing from the descriptor: it may stay armed while reading is paused. A receive by
 the ring takes bytes before the protocol is called, and so `pause_reading` cancels it; what it has
@@ -86,6 +87,7 @@ cdef class ReadTransport(Transport):
 
     cdef int cancel_recv(self) except -1:
         """Cancel the receive; what it has received by then is still delivered."""
+        self.pause_cancels = False
         if self.receiving == ARMED and self.recv_op.in_flight:
             self.receiving = CANCELLING
             self.loop.ring.cancel(&self.recv_op)
@@ -238,11 +240,14 @@ cdef class ReadTransport(Transport):
         return load_int(&self.paused) != 0
 
     def pause_reading(self):
+        cdef bint was_armed
         self.loop.check_owner()
         if self.life >= CLOSING or self.paused:
             return
+        was_armed = self.receiving == ARMED
         store_int(&self.paused, True)
         self.stop_taking()
+        self.pause_cancels = was_armed and self.receiving == CANCELLING
         if self.loop.in_debug_mode():
             logger.debug("%r pauses reading", self)
 
@@ -255,6 +260,10 @@ cdef class ReadTransport(Transport):
         self.busy_turn = self.loop.counters.turns
         if self.stash:
             self.loop.add_delivery(self)
+        elif (self.receiving == CANCELLING and self.pause_cancels
+                and self.loop.ring.take_cancel_back(&self.recv_op)):
+            # A poll after the end of the receive would report a turn late.
+            self.receiving = ARMED
         else:
             self.want_recv()
         if self.loop.in_debug_mode():
