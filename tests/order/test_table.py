@@ -125,6 +125,21 @@ PAUSES: dict[str, tuple[Step, ...]] = {
         Step("pause", turns=2),
         Step("resume", turns=REST),
     ),
+    "a pause before bytes that have arrived, and more": (
+        Step("peer_send", size=1, turns=1),
+        Step("pause"),
+        Step("peer_send", size=1, turns=2),
+        Step("chain", size=5),
+        Step("resume", turns=REST),
+    ),
+    "a pause before bytes that have arrived, and the end": (
+        Step("peer_send", size=1, turns=1),
+        Step("pause"),
+        Step("peer_send", size=1),
+        Step("peer_eof", turns=2),
+        Step("chain", size=5),
+        Step("resume", turns=REST),
+    ),
 }
 PAUSING = [(kind, flavour) for kind in (*STREAMS, *TLS_KINDS) for flavour in flavours_of(kind)]
 

@@ -84,6 +84,7 @@ from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited, uring_mis
 from uringloop._transport.pausing cimport (
     BUFFERED,
     ENDED,
+    IDLE,
     POLLS_FIRST,
     STREAM_READER,
     TLS,
@@ -417,7 +418,8 @@ cdef class StreamTransport(WriteTransport):
         if not borrow_buffer(self, &view):
             return -EINTR
         if (self.paused or self.stash or self.life >= CLOSING or self.protocol is not protocol
-                or self.receiving == ENDED or self.armed_mode == MULTISHOT
+                or self.receiving == ENDED
+                or (self.armed_mode == MULTISHOT and self.recv_op.in_flight)
                 or uring_is_inherited(&self.loop.ring.u)):
             # By what get_buffer() has done, a nested run included; the caller looks what is left.
             size = -EINTR
@@ -530,10 +532,21 @@ cdef class StreamTransport(WriteTransport):
         return True
 
     cdef int deliver_item(self, object item) except -1:
-        if not isinstance(item, bytes):
-            return self.deliver_last(item)
-        self.busy_turn = self.loop.counters.turns
-        return deliver(self, item)
+        """Deliver also what has come behind *item*: a selector would report all of it together."""
+        cdef Py_ssize_t total = 0
+        while isinstance(item, bytes):
+            self.busy_turn = self.loop.counters.turns
+            total += len(item)
+            deliver(self, item)
+            if self.paused or self.life >= CLOSING or total >= AT_ONCE_MAX:
+                return 0
+            if not self.stash:
+                return self.receive_ready() if self.receiving == IDLE else 0
+            if not isinstance(self.stash[0], bytes):
+                # The end: what the bytes have caused comes first.
+                return 0
+            item = self.stash.pop(0)
+        return self.deliver_last(item)
 
     # ── handing over ─────────────────────────────────────────────────────────────────────────
 
