@@ -57,7 +57,7 @@ class Link:
         # The turn of the last call that makes the transport send or close.
         self.touched_at = -1000
         # The turn in which the peer has sent last.
-        self.sent_at = -1
+        self.sent_at = -1000
         # It was closed before the protocol had got what the loop may have taken.
         self.left_unread = False
         self.tasks: list[asyncio.Task[None]] = []

@@ -37,6 +37,7 @@ class Peer:
         self.sock = sock
         self.sent = 0
         self.sent_eof = False
+        self.has_reset = False
         self.ended = False
         # The other end over TCP, once the loop has told it.
         self.other: Callable[[], int] = lambda: -1
@@ -65,6 +66,7 @@ class Peer:
 
     def reset(self) -> None:
         reset(self.sock)
+        self.has_reset = True
         self.ended = True
         self._arrived(lambda state, received: state == RESET_STATE)
 
@@ -99,6 +101,7 @@ class PipePeer(Peer):
         self.fd = fd
         self.sent = 0
         self.sent_eof = False
+        self.has_reset = False
         self.ended = False
         os.set_blocking(fd, False)
 

@@ -28,8 +28,9 @@ Left out is what has no order on asyncio itself, or where it fails:
 - A connection that has been warmed up receives by the ring, or by a poll that stays armed. What is
   sent while other bytes are under way comes in another turn than on asyncio, whose recv() takes
   what has come since the selector's report (docs/decisions/0004): a peer waits until the protocol
-  has got what it sent in earlier turns. Whoever is given the socket gets it from detach(), for the
-  ring may have taken bytes; how the peer sees an end that leaves such bytes unread is not compared.
+  has got what it sent in earlier turns, and large messages. Whoever is given the socket gets it
+  from detach(), for the ring may have taken bytes, and not behind a reset. How the peer sees an end
+  that leaves such bytes unread is not compared.
 - Behind four datagrams a loop may deliver several in a turn, and the ring takes them ahead of the
   protocol (docs/decisions/0005): each is sent when the one before has come, and a socket is not
   handed over while one is under way.

@@ -14,6 +14,7 @@ from support.loops import each_ring
 from order.differences import LOOPS, difference, differs, on_asyncio, smallest
 from order.links import Link
 from order.log import Log
+from order.peers import Peer
 from order.programs import BIG, DATAGRAMS, SMALL, Connection, Program, Step, generate
 
 
@@ -153,3 +154,23 @@ def test_bytes_that_the_ring_has_taken_are_not_in_the_socket(
     # Only detach() returns them.
     monkeypatch.setattr(Link, "detach", Link.hand_over_paused)
     check(difference(program, backend), "-0 handed over all", "+0 handed over 8")
+
+
+@each_ring
+def test_detach_raises_the_reset_that_the_ring_has_taken(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Programs leave out what follows it.
+    unnoticed = property(lambda peer: False, lambda peer, value: None)
+    monkeypatch.setattr(Peer, "has_reset", unnoticed, raising=False)
+    program = Program(
+        (Connection("tcp socket", "streams", warm=SMALL),),
+        (Step("hand_over", when="data"), SENT, Step("peer_reset", turns=3)),
+    )
+    check(
+        difference(program, backend),
+        "-0 read eof",
+        "+0 step 0 fails: ConnectionResetError 104",
+        "+0 read fails: ConnectionResetError 104",
+        "-0 handed over all",
+    )
