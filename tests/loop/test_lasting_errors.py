@@ -146,6 +146,38 @@ def test_the_turn_ends_whatever_error_stays(backend: str, error: str, call: str)
     assert (ended.returncode, ended.stdout) == (0, "turned\n"), ended.stderr
 
 
+BLOCKING = (
+    PRELUDE
+    + """
+import signal
+
+async def main():
+    left, right = socket.socketpair()
+    refuse("pwritev2", "EOPNOTSUPP")
+    transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.Protocol, left)
+    os.set_blocking(left.fileno(), True)
+    # Ends this process if the write waits for room.
+    signal.alarm(10)
+    transport.write(bytes(1 << 22))
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert transport.get_write_buffer_size() > 0
+    transport.abort()
+    print("turned")
+
+uringloop.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+@each_ring
+def test_a_blocking_socket_stops_no_turn_where_a_kernel_lacks_nowait(backend: str) -> None:
+    # As kernels before 6.4 do.
+    ended = seccomp.run("-c", BLOCKING, URINGLOOP_BACKEND=backend)
+    assert (ended.returncode, ended.stdout) == (0, "turned\n"), ended.stderr
+
+
 INTERRUPTED = (
     PRELUDE
     + """

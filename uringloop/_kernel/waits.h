@@ -32,6 +32,12 @@ static inline bool uring_is_ready(int fd, short events) {
     return poll(&one, 1, 0) != 0;
 }
 
+static inline bool uring_is_kind(int fd, mode_t kind) {
+    struct stat found;
+
+    return fstat(fd, &found) == 0 && (found.st_mode & S_IFMT) == kind;
+}
+
 /* Read and write without waiting, like read(2) and writev(2). Pipes support that from 6.4 on,
  * sockets too; FIFOs and terminals do not (6.18). */
 static inline ssize_t uring_read_now(int fd, void *data, size_t size) {
@@ -50,11 +56,16 @@ static inline bool uring_lacks_nowait(int error) {
     return error == EOPNOTSUPP || error == ENOSYS || error == EPERM;
 }
 
-/* The same by other calls, which may wait if another owner of a blocking file comes first. */
+/* The same by other calls. Those on blocking files that are no sockets may wait, if another owner
+ * comes first. */
 static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
-    if (!uring_is_nonblocking(fd) && !uring_is_ready(fd, POLLIN)) {
-        errno = EAGAIN;
-        return -1;
+    if (!uring_is_nonblocking(fd)) {
+        if (!uring_is_ready(fd, POLLIN)) {
+            errno = EAGAIN;
+            return -1;
+        }
+        if (uring_is_kind(fd, S_IFSOCK))
+            return recv(fd, data, size, MSG_DONTWAIT);
     }
     return read(fd, data, size);
 }
@@ -62,7 +73,7 @@ static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
 /* A blocking pipe or terminal gets only what it has room for if it polls as writable: a terminal may
  * have room for a single byte. To other devices the size of a write may matter. */
 static inline ssize_t uring_write_if_ready(int fd, const struct iovec *parts, int count) {
-    struct stat found;
+    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     size_t room = 0;
 
     if (!uring_is_nonblocking(fd)) {
@@ -70,9 +81,11 @@ static inline ssize_t uring_write_if_ready(int fd, const struct iovec *parts, in
             errno = EAGAIN;
             return -1;
         }
+        if (uring_is_kind(fd, S_IFSOCK))
+            return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (isatty(fd))
             room = 1;
-        else if (fstat(fd, &found) == 0 && S_ISFIFO(found.st_mode))
+        else if (uring_is_kind(fd, S_IFIFO))
             room = PIPE_BUF;
     }
     if (room == 0)
