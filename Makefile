@@ -61,7 +61,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 RUN_TOOLS = PYTHONSAFEPATH=1 $(TOOLS)/bin/python
 
 .NOTPARALLEL:
-.PHONY: help bench compare bench-peers bench-files bench-servers faults races soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends uml-ends test-python pythons kernels asan ubsan simulate order mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
+.PHONY: help bench compare bench-peers bench-files bench-servers faults races soak test test-soft test-dev test-rings test-frameworks test-frameworks-streams dev test-debug lint type test-all free-threaded threads-stress unix-ends resets uml-ends test-python pythons kernels asan ubsan simulate order mutants fuzz tsan tsan-threads valgrind docs sdist wheel liburings clean requirements
 
 help:  ## List the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -260,6 +260,9 @@ unix-ends: build/unix-ends  ## End UNIX streams under receives of io_uring; no e
 
 uml-ends:  ## The same on another kernel, as User-mode Linux: ARGS="trixie 6.12 1000000"
 	@.ci/uml-ends $(or $(ARGS),sid 7.2)
+
+resets: $(VENV)/installed  ## Reset connections in many states on both rings; none may stay: ARGS="--count 10000"
+	for ring in io_uring soft; do $(RUN) tests/net/resets.py --backend $$ring $(ARGS) || exit 1; done
 
 build/unix-ends: tests/net/unix_ends.c
 	@mkdir -p build

@@ -1,4 +1,4 @@
-"""`make kernels --ends`: the numbers that a kernel's console reports, and what fails a kernel."""
+"""`make kernels` with --ends and --resets: the numbers of a kernel's console, and what fails it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.loops import on_io_uring
+from support.loops import each_ring, on_io_uring
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "tests" / "net" / "unix_ends.c"
+RESETS = ROOT / "tests" / "net" / "resets.py"
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -71,3 +72,29 @@ def test_the_guest_reads_what_the_program_prints(
     assert {(mode, end) for mode, end, *_ in found} == {("SINGLE", "SHUT_WR")}
     # Of each size, a quarter is ended on the same processor, and fractions are dropped.
     assert sum(int(count) for _, _, count, _, _ in found) == 100
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_kinds_of_resets_are_listed_and_a_failed_one_fails(
+    failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = script("kernels", monkeypatch)
+    numbers = {"kind": "inet 4 with new", "peers": 200, "lost": 200 - failed, "failed": failed}
+    told = [("doctor", {"kernel": "7.2.13 #1"}), ("resets", numbers), ("end", None)]
+    log = tmp_path / "console.log"
+    log.write_text("".join(f"{kernels.RESULT}{json.dumps(pair)}\n" for pair in told))
+    outcome = kernels.outcome_of("sid", log)
+    assert outcome.problems == ([f"resets: {numbers}"] if failed else [])
+    row = f"| 7.2.13 | inet 4 with new | 200 | {200 - failed} | {failed} |"
+    assert row in kernels.report_of([outcome])
+
+
+@pytest.mark.slow
+@each_ring
+def test_no_connection_stays_open_behind_a_reset(backend: str) -> None:
+    program = [sys.executable, str(RESETS), "--count=200", "--only=4 with", f"--backend={backend}"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    kinds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(kinds) == 2 * 3
+    assert all(kind["lost"] == kind["peers"] >= 200 for kind in kinds)
