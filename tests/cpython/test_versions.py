@@ -130,6 +130,32 @@ def test_whether_close_removes_the_file_is_as_in_asyncio(used: str, there: str) 
     assert outcome(replaced, program) == there
 
 
+@pytest.mark.parametrize(("used", "closed"), [("Exception", "True"), ("transport", "False")])
+def test_what_a_failed_function_of_a_server_does_is_as_in_asyncio(used: str, closed: str) -> None:
+    replaced = f"asyncio.StreamReaderProtocol.connection_made = lambda self, transport: {used}"
+    program = """
+        from uringloop import streams
+
+        transports = []
+        # Their exceptions keep the writer, which would close the connection when it is dropped.
+        reported = []
+
+        def fail(reader, writer):
+            transports.append(writer.transport)
+            raise ValueError
+
+        loop.set_exception_handler(lambda loop, context: reported.append(context))
+        server = await streams.start_server(fail, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            while not reported:
+                await asyncio.sleep(0)
+        print(transports[0].is_closing())
+        transports[0].abort()
+        server.close()
+    """
+    assert outcome(replaced, program) == closed
+
+
 @pytest.mark.parametrize(
     "kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM], ids=str
 )

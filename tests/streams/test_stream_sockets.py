@@ -397,6 +397,38 @@ async def test_a_handler_that_raises_is_reported_and_its_connection_closed(
 
 
 @on_loop
+async def test_a_plain_function_that_raises_is_reported_as_in_asyncio(each_loop: Loop) -> None:
+    """Its connection is closed on Pythons whose asyncio closes it."""
+    streams = streams_of(each_loop)
+    closes = "Exception" in asyncio.StreamReaderProtocol.connection_made.__code__.co_names
+    error = ValueError("function")
+    transports: list[asyncio.WriteTransport] = []
+
+    def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transports.append(writer.transport)
+        raise error
+
+    calls = record_handler_calls(each_loop)
+    server = await streams.start_server(fail, LOCALHOST, 0)
+    reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+    await until(lambda: bool(calls))
+    (call,) = calls
+    assert call["exception"] is error
+    assert transports[0].is_closing() == closes
+    if closes:
+        assert call["message"] == "Unhandled exception in client_connected_cb"
+        assert call["transport"] is transports[0]
+        assert await reader.read() == b""
+    else:
+        assert "connection_made" in call["message"]
+        transports[0].abort()
+    writer.close()
+    await released(writer.transport)
+    server.close()
+    await no_connections_left(server)
+
+
+@on_loop
 async def test_a_cancelled_handler_closes_its_connection(loop: Loop) -> None:
     """As with asyncio's classes of Python 3.13, on each version."""
     streams = streams_of(loop)

@@ -201,6 +201,10 @@ CANCEL_CLOSES_CLIENTS = uses_name(asyncio, "Server.serve_forever", "close_client
 # of its handler. Since gh-114914 (3.11.9, 3.12.3, 3.13) a dropped writer closes it, with a warning.
 PROTOCOL_KEEPS_WRITER = uses_name(
     streams, "StreamReaderProtocol.connection_made", "_stream_writer")
+# What a server's plain function raises is reported like a coroutine's exception, and the connection
+# is closed; before, it stays open until its writer is dropped (gh-155941: 3.16, 3.15.2, 3.14.10).
+SERVERS_REPORT_CALLBACKS = uses_name(
+    streams, "StreamReaderProtocol.connection_made", "Exception")
 # sock_sendfile() sets the position of its file even if nothing was sent (gh-150107, Python 3.16
 # and 3.14.10); the function that does so no longer gets the number of bytes that were sent.
 SENDFILE_ALWAYS_MOVES = "total_sent" not in variables(

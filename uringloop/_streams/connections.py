@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from uringloop._cpython.stdlib import PROTOCOL_KEEPS_WRITER
+from uringloop._cpython.stdlib import PROTOCOL_KEEPS_WRITER, SERVERS_REPORT_CALLBACKS
 from uringloop._streams.reader import StreamReader
 from uringloop._streams.stream_protocol import ProtocolCore
 from uringloop._streams.stream_writer import StreamWriter
@@ -53,7 +53,14 @@ class StreamReaderProtocol(ProtocolCore, STOCK):
         writer = StreamWriter(transport, self, reader, self._loop)
         if PROTOCOL_KEEPS_WRITER:
             self._stream_writer = writer
-        result = connected(reader, writer)
+        try:
+            result = connected(reader, writer)
+        except Exception as exc:
+            if not SERVERS_REPORT_CALLBACKS:
+                raise
+            report(self._loop, transport, exc)
+            self._strong_reader = None
+            return
         if asyncio.iscoroutine(result):
             self._task = self._loop.create_task(result)
             self._task.add_done_callback(partial(handler_ended, self._loop, transport))
@@ -69,14 +76,21 @@ def handler_ended(
         return
     exc = task.exception()
     if exc is not None:
-        loop.call_exception_handler(
-            {
-                "message": "Unhandled exception in client_connected_cb",
-                "exception": exc,
-                "transport": transport,
-            }
-        )
-        transport.close()
+        report(loop, transport, exc)
+
+
+def report(
+    loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, exc: BaseException
+) -> None:
+    """Report what a server's function or coroutine has raised, and close its connection."""
+    loop.call_exception_handler(
+        {
+            "message": "Unhandled exception in client_connected_cb",
+            "exception": exc,
+            "transport": transport,
+        }
+    )
+    transport.close()
 
 
 def new_protocol(
