@@ -9,7 +9,6 @@ on uvloop: the call counts as a file in `socket._io_refs`, which defers close().
 """
 
 import socket
-from asyncio import Future
 
 cimport cython
 from cpython.object cimport PyObject
@@ -86,7 +85,7 @@ cdef class PollOnce:
 
     cdef int wait_again(self) except -1:
         """Begin the next wait, for a call that needs several."""
-        self.future = Future(loop=self.loop)
+        self.future = self.loop.new_future()
         return self.arm()
 
     cdef int keep_open(self, object sock) except -1:
@@ -134,7 +133,7 @@ cdef PollOnce poll_once(LoopCore loop, int fd, unsigned int mask):
     waiter.fd = fd
     waiter.mask = mask
     waiter.epoll_fd = -1
-    waiter.future = Future(loop=loop)
+    waiter.future = loop.new_future()
     operation_init(&waiter.poll_op, poll_once_on_poll, <PyObject*>waiter)
     waiter.arm()
     return waiter
