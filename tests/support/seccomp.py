@@ -180,6 +180,9 @@ async def ask(opening, size):
     return same
 
 async def main(folder):
+    loop = asyncio.get_running_loop()
+    # In development mode a step of 0.1 s, on a busy machine, would be reported.
+    loop.slow_callback_duration = 60
     path = os.path.join(folder, "socket")
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         address = server.sockets[0].getsockname()
@@ -188,7 +191,6 @@ async def main(folder):
     async with await asyncio.start_unix_server(echo, path):
         asked = [ask(asyncio.open_unix_connection(path), size) for size in (0, 1, 99, 500_000)]
         print("unix", await asyncio.gather(*asked))
-    loop = asyncio.get_running_loop()
     left, there = await loop.create_datagram_endpoint(Mail, ("127.0.0.1", 0))
     right, back = await loop.create_datagram_endpoint(
         Mail, remote_addr=left.get_extra_info("sockname"))
