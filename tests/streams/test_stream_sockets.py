@@ -420,7 +420,7 @@ async def test_a_plain_function_that_raises_is_reported_as_in_asyncio(each_loop:
         assert call["transport"] is transports[0]
         assert await reader.read() == b""
     else:
-        assert "connection_made" in call["message"]
+        assert "connection_made" in str(call["message"])
         transports[0].abort()
     writer.close()
     await released(writer.transport)
