@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -501,21 +502,25 @@ def simulate(seeds: int) -> str | None:
     """Run seeds until one fails; return the failure, or None."""
     environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER}/tests"}
     command = [sys.executable, "-m", "simulation.run", "--seeds", str(seeds), "--stop"]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=FOLDER / "build",
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-    except subprocess.TimeoutExpired:
-        return "does not end"
-    if done.returncode == 0:
+    with subprocess.Popen(
+        command,
+        cwd=FOLDER / "build",
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as run:
+        try:
+            printed, _ = run.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            # Its workers end with it.
+            os.killpg(run.pid, signal.SIGKILL)
+            return "does not end"
+    if run.returncode == 0:
         return None
-    told = [line for line in done.stdout.splitlines() if line.startswith("found: ")]
-    return told[0].removeprefix("found: ") if told else f"status {done.returncode}"
+    told = [line for line in printed.splitlines() if line.startswith("found: ")]
+    return told[0].removeprefix("found: ") if told else f"status {run.returncode}"
 
 
 def main() -> int:
