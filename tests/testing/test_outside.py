@@ -74,10 +74,11 @@ def send_later(peer: Any) -> None:
     peer.send("x")
 
 
-async def by_a_process_of_multiprocessing(*, duplex: bool) -> object:
+async def by_a_process_of_multiprocessing(method: str, *, duplex: bool) -> object:
     """The program keeps its copy of the child's end, as most do."""
     ours, theirs = multiprocessing.Pipe(duplex)
-    child = multiprocessing.get_context("spawn").Process(target=send_later, args=(theirs,))
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=send_later, args=(theirs,))
     loop = asyncio.get_running_loop()
     with ours, theirs:
         child.start()
@@ -203,8 +204,9 @@ async def seen_by_a_program_that_spins() -> object:
     [
         in_thread,
         in_a_pool_of_processes,
-        functools.partial(by_a_process_of_multiprocessing, duplex=False),
-        functools.partial(by_a_process_of_multiprocessing, duplex=True),
+        functools.partial(by_a_process_of_multiprocessing, "spawn", duplex=False),
+        functools.partial(by_a_process_of_multiprocessing, "spawn", duplex=True),
+        functools.partial(by_a_process_of_multiprocessing, "forkserver", duplex=True),
         by_a_blocking_client,
         by_a_child_that_only_its_pipe_tells_of,
         by_unix_socket,
@@ -221,12 +223,48 @@ def test_work_takes_its_time(work: Callable[[], Coroutine[Any, Any, object]]) ->
     assert WORK_S * 0.5 <= took < PATIENCE_S / 2
 
 
-def test_the_clock_does_not_wait_for_an_idle_pool() -> None:
+# Transports and servers.
+Opened = list[Any]
+
+
+async def handler_of_a_signal(folder: Path) -> Opened:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    return []
+
+
+async def unix_server(folder: Path) -> Opened:
+    return [await asyncio.start_unix_server(lambda *_: None, folder / "socket")]
+
+
+async def unix_datagrams(folder: Path) -> Opened:
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+        asyncio.DatagramProtocol, local_addr=str(folder / "datagrams"), family=socket.AF_UNIX
+    )
+    return [transport]
+
+
+async def pair_of_its_own(folder: Path) -> Opened:
+    loop = asyncio.get_running_loop()
+    ends = socket.socketpair()
+    return [(await loop.create_connection(asyncio.Protocol, sock=end))[0] for end in ends]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "beside", [handler_of_a_signal, unix_server, unix_datagrams, pair_of_its_own]
+)
+def test_the_clock_does_not_wait_for_an_idle_pool(
+    beside: Callable[[Path], Coroutine[Any, Any, Opened]], method: str, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context(method)
+
     async def main() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
-        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        opened = await beside(tmp_path)
+        with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
             await asyncio.get_running_loop().run_in_executor(pool, nap, 0)
             await asyncio.sleep(PATIENCE_S)
+        for one in opened:
+            one.close()
 
     began = time.monotonic()
     with asyncio.Runner(loop_factory=testing.Loop) as runner:

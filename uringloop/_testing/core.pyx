@@ -575,7 +575,7 @@ cdef class TestingCore(LoopCore):
     def _waits(self):
         """Return the descriptors that the ring waits for, each with the events of poll(2).
 
-        That by which signals wake the loop is left out.
+        The descriptor by which signals wake the loop is left out.
         """
         cdef int[WAITS_MAX] fds
         cdef unsigned int[WAITS_MAX] events

@@ -21,8 +21,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from uringloop._testing import children, errors, other_loops
-from uringloop._testing.peers import Peers, Traffic, is_own, watched
+from uringloop._testing import children, errors, other_loops, proc
+from uringloop._testing.peers import Peers, Traffic, is_own, is_socket, kind_of, watched
 from uringloop._testing.thread_states import WATCHDOG_S, Threads, ThreadState
 
 if TYPE_CHECKING:
@@ -50,6 +50,20 @@ def now() -> float:
 def pause_after(idle_s: float) -> float:
     """Return when to look again after nothing has happened for *idle_s*, in seconds."""
     return min(max(LOOK_MIN_S, idle_s), LOOK_MAX_S)
+
+
+def may_answer(pids: set[int | None], waits: list[tuple[int, int]]) -> bool:
+    """Return whether children may write to what the loop waits for.
+
+    Both ends of such a pipe or pair are in this process, and a child has one of them, too. The ends
+    of a pipe have one name for the kernel, those of a pair do not.
+    """
+    own = [fd for fd, _ in watched(waits) if is_own(fd)]
+    names = {kind_of(fd) for fd in own}
+    if any(map(is_socket, own)):
+        fds = map(int, proc.names("/proc/self/fd"))
+        names |= {kind_of(fd) for fd in fds if is_socket(fd) and is_own(fd)}
+    return any(names & children.files(pid) for pid in pids if pid is not None)
 
 
 class Outside:
@@ -124,12 +138,14 @@ class Outside:
         # pytest-timeout's.
         if not self.had_alarm and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
             return True
-        found = children.running() - self.older_children
-        if found and not self.calls:
+        found = children.running() - self.older_children - children.helpers()
+        if not self.calls:
+            # Those of a pool wait for calls; those that can answer at a descriptor may work. They
+            # are the children of a fork server, if there is one.
             started = {child.pid for child in multiprocessing.active_children()}
-            # Those of a pool wait for calls. One that this process has a pipe with may work.
-            if started and not any(is_own(fd) for fd, _ in watched(waits)):
-                found -= started
+            if started and may_answer(started, waits):
+                return True
+            found -= started
         return bool(found)
 
     def forget(self) -> None:

@@ -144,6 +144,14 @@ def unread_bytes(sock: socket.socket) -> int:
     return int(count)
 
 
+def is_pair(sock: socket.socket) -> bool:
+    """Return whether a UNIX socket is connected to one of this process."""
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(pid == os.getpid())
+
+
 def has_own_peer(sock: socket.socket) -> bool:
     """Return whether this process has the other end of a UNIX socket, or nobody knows."""
     pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -239,7 +247,7 @@ def is_own(fd: int) -> bool:
         if not is_socket(fd):
             return False
         with borrowed(fd) as sock:
-            return sock.family == socket.AF_UNIX and has_own_peer(sock)
+            return sock.family == socket.AF_UNIX and is_pair(sock)
     except OSError:
         return False
 
