@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,16 +61,17 @@ def pkg_config(*arguments: str) -> str:
 def missing() -> list[str]:
     """Return what a build lacks, as sentences without their ends."""
     found = []
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    compiler = (shlex.split(command) or ["cc"])[0]
     if shutil.which(compiler) is None:
         found.append(f"the compiler {compiler} is not there")
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.exists():
-        found.append(f"{header} is not there")
+    folders = [sysconfig.get_path("include"), sysconfig.get_config_var("INCLUDEPY")]
+    if not any(Path(folder, "Python.h").exists() for folder in folders):
+        found.append(f"{folders[0]}/Python.h is not there")
     if shutil.which(PKG_CONFIG) is None:
         found.append(f"{PKG_CONFIG}, which finds liburing, is not there")
     elif not (version := pkg_config("--modversion")):
-        found.append("pkg-config does not find liburing")
+        found.append(f"{PKG_CONFIG} does not find liburing")
     elif tuple(int(part) for part in version.split(".")[:2]) < LIBURING_MIN:
         found.append(f"liburing {version} is too old")
     return found

@@ -385,7 +385,7 @@ def test_a_broken_compiled_file_is_reported_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "compiler", "problem"),
     [
-        ("exit 1", "sh", "pkg-config does not find liburing"),
+        ("exit 1", "sh", "does not find liburing"),
         ("echo 2.2", "sh", "liburing 2.2 is too old"),
         (None, "sh", "no-such-program, which finds liburing, is not there"),
         ("echo 2.5", "no-such-compiler -O2", "the compiler no-such-compiler is not there"),
