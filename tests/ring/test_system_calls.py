@@ -213,6 +213,25 @@ def test_any_of_the_calls_that_wait_at_epoll_is_enough(backend: str, error: str)
 
 
 @each_ring
+def test_there_is_no_loop_with_a_timerfd_that_cannot_be_set(backend: str) -> None:
+    """Not one that no thread can wake."""
+    number = {"x86_64": 286, "aarch64": 86}[platform.machine()]
+    script = f"""
+        import errno, uringloop
+        from support import seccomp
+        from uringloop._ring import features
+
+        eventfd2 = features.number_of_call("eventfd2")
+        seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | errno.EPERM, (eventfd2, {number}))
+        try:
+            uringloop.Loop(backend={backend!r})
+        except PermissionError as exc:
+            print("eventfd2" in str(exc))
+    """
+    assert seccomp.lines_of(textwrap.dedent(script)) == ["True"]
+
+
+@each_ring
 def test_a_loop_runs_without_a_descriptor_for_signals(backend: str) -> None:
     """Python checks the descriptor by fcntl(2), and does not start without that."""
     number = {"x86_64": 72, "aarch64": 25}[platform.machine()]

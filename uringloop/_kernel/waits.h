@@ -56,8 +56,8 @@ static inline bool uring_lacks_nowait(int error) {
     return error == EOPNOTSUPP || error == ENOSYS || error == EPERM;
 }
 
-/* The same by other calls. Those on blocking files that are no sockets may wait, if another owner
- * comes first. */
+/* The same by other calls. On a blocking file other than a socket they may wait, if another owner
+ * is faster. */
 static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
     if (!uring_is_nonblocking(fd)) {
         if (!uring_is_ready(fd, POLLIN)) {

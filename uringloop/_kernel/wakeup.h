@@ -7,16 +7,26 @@
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
+#include <unistd.h>
 
 /* Returns a descriptor for uring_wake(), which the caller polls and never reads, or -errno. It is an
  * eventfd, or a timerfd where a filter refuses that call. */
 static inline int uring_new_wake_fd(void) {
+    const struct itimerspec never = {0};
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int error = errno;
 
+    if (fd >= 0)
+        return fd;
+    fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (fd < 0)
-        fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    return fd >= 0 ? fd : -error;
+        return -error;
+    /* A filter may refuse to set it. */
+    if (timerfd_settime(fd, 0, &never, NULL) < 0) {
+        close(fd);
+        return -error;
+    }
+    return fd;
 }
 
 /* Returns whether the number may still be a wake-up descriptor's. Only anonymous files, such as
@@ -28,7 +38,8 @@ static inline bool uring_may_wake(int fd) {
     return fstat(fd, &found) == 0 ? !(found.st_mode & S_IFMT) : errno != EBADF;
 }
 
-/* Makes the descriptor readable, once more if it is readable; writes to no other kind of file. */
+/* Makes the descriptor readable; if it is already, its poll reports it once more. Writes to no file
+ * but an eventfd, and sets no timer but a timerfd's. */
 static inline void uring_wake(int fd) {
     const struct itimerspec at_once = {.it_value.tv_nsec = 1};
 
