@@ -18,8 +18,18 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from support.datagrams import Mailbox
 from support.leaks import open_fds
+from support.loops import each_ring
 from support.protocols import Collector
-from support.roles import abort_and_wait, end, nothing_comes, on_loop, released, turns, until
+from support.roles import (
+    abort_and_wait,
+    end,
+    nothing_comes,
+    on_loop,
+    released,
+    run_script,
+    turns,
+    until,
+)
 from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import Contexts
 
@@ -604,3 +614,66 @@ async def test_data_that_is_there_comes_after_the_connecting_task(
     protocol.transport.close()
     await protocol.lost
     peer.close()
+
+
+# ── a pause whose cancel is not submitted ────────────────────────────────────────────────────
+
+PAUSED = """
+    import asyncio, contextlib, os, socket, uringloop
+
+    class Protocol(asyncio.Protocol):
+        count = 0
+
+        def data_received(self, data):
+            self.count += 1
+            if self.count == 11:
+                transport.pause_reading()
+                then()
+
+    async def connect():
+        global transport
+        ours, peer = socket.socketpair()
+        transport, protocol = await loop.create_connection(Protocol, sock=ours)
+        for count in range(1, 11):
+            peer.send(b"x")
+            while protocol.count < count:
+                await asyncio.sleep(0)
+        return peer
+
+    def resume():
+        with contextlib.suppress(RuntimeError):
+            transport.resume_reading()
+
+    loop = uringloop.Loop(backend=BACKEND)
+    peer = loop.run_until_complete(connect())
+    peer.send(b"x")
+"""
+ON_A_CLOSED_LOOP = """
+    then = loop.stop
+    loop.run_forever()
+    loop.close()
+    resume()
+    print("went on")
+"""
+IN_A_CHILD = """
+    def then():
+        child = os.fork()
+        resume()
+        if not child:
+            os._exit(7)
+        loop.stop()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    loop.run_forever()
+"""
+
+
+@each_ring
+@pytest.mark.parametrize(
+    ("then", "printed"),
+    [(ON_A_CLOSED_LOOP, "went on\n"), (IN_A_CHILD, "7\n")],
+    ids=["closed", "child"],
+)
+def test_reading_is_resumed_where_the_ring_is_gone(then: str, printed: str, backend: str) -> None:
+    ended = run_script(f"    BACKEND = {backend!r}{PAUSED}{then}")
+    assert (ended.returncode, ended.stdout) == (0, printed), ended.stderr

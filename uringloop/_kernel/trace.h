@@ -161,11 +161,13 @@ static inline unsigned uring_trace_start(uring_trace *trace, const struct io_uri
     return trace->number;
 }
 
-static inline void uring_trace_cancel(const uring_trace *trace, unsigned opcode, unsigned number) {
+/* *what*: "cancel", or "keep" where a cancel is taken back. */
+static inline void uring_trace_cancel(const uring_trace *trace, const char *what, unsigned opcode,
+                                      unsigned number) {
     char line[URING_TRACE_LINE];
     int saved = errno, size = uring_trace_begin(trace, line);
 
-    size = uring_trace_add(line, size, "cancel %s#%u", uring_name(opcode), number);
+    size = uring_trace_add(line, size, "%s %s#%u", what, uring_name(opcode), number);
     uring_trace_write(trace, line, size);
     errno = saved;
 }

@@ -538,7 +538,8 @@ cdef class StreamTransport(WriteTransport):
             self.busy_turn = self.loop.counters.turns
             total += len(item)
             deliver(self, item)
-            if self.paused or self.life >= CLOSING or total >= AT_ONCE_MAX:
+            if (self.paused or self.life >= CLOSING or total >= AT_ONCE_MAX
+                    or uring_is_inherited(&self.loop.ring.u)):
                 return 0
             if not self.stash:
                 return self.receive_ready() if self.receiving == IDLE else 0

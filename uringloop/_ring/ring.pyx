@@ -278,7 +278,7 @@ cdef class Ring:
         if not op.quiet:
             op.sequence = uring_sequence(&self.u)
         if self.trace.fd >= 0:
-            uring_trace_cancel(&self.trace, op.opcode, op.number)
+            uring_trace_cancel(&self.trace, "cancel", op.opcode, op.number)
         if self.u.threaded and op.in_flight and not ends_with_run(op):
             # It ends some time after the enter; end_run_operations() waits for that.
             op.cancelled = True
@@ -287,7 +287,11 @@ cdef class Ring:
 
     cdef bint take_cancel_back(self, Operation *op) noexcept:
         """Undo the newest cancel of *op*; return False if it has been submitted."""
-        return uring_take_cancel_back(&self.u, op.sequence, <uint64_t><uintptr_t>op)
+        if not uring_take_cancel_back(&self.u, op.sequence, <uint64_t><uintptr_t>op):
+            return False
+        if self.trace.fd >= 0:
+            uring_trace_cancel(&self.trace, "keep", op.opcode, op.number)
+        return True
 
     # ── entering the kernel ──────────────────────────────────────────────────────────────────
 

@@ -528,13 +528,15 @@ static inline bool uring_submitted(const uring *u, unsigned sequence) {
     return (int)(io_uring_smp_load_acquire(u->ring.sq.khead) - sequence) >= 0;
 }
 
-/* Makes the cancel of *user_data* before the position *sequence* an operation that does nothing.
- * Returns false if the kernel may have taken it, or another ring has it by now. */
+/* Turns the cancel of *user_data*, the submission just before the position *sequence*, into a NOP.
+ * Returns false if the kernel may have taken it, or if this ring does not have it. */
 static inline bool uring_take_cancel_back(uring *u, unsigned sequence, uint64_t user_data) {
-    struct io_uring_sqe *sqe = &u->ring.sq.sqes[(sequence - 1) & *u->ring.sq.kring_mask];
+    struct io_uring_sqe *sqe;
 
-    if (u->threaded || uring_submitted(u, sequence) || sqe->opcode != IORING_OP_ASYNC_CANCEL ||
-        sqe->addr != user_data)
+    if (!uring_is_usable(u) || u->threaded || uring_submitted(u, sequence))
+        return false;
+    sqe = &u->ring.sq.sqes[(sequence - 1) & *u->ring.sq.kring_mask];
+    if (sqe->opcode != IORING_OP_ASYNC_CANCEL || sqe->addr != user_data)
         return false;
     io_uring_prep_nop(sqe);
     sqe->user_data = 0;

@@ -12,7 +12,7 @@ from uringloop._transport.transport cimport Transport
 cdef enum Receiving:
     IDLE            # nothing is armed
     ARMED           # recv_op is in flight
-    CANCELLING      # recv_op is in flight, and its cancel is submitted
+    CANCELLING      # recv_op is in flight, and its cancel is prepared
     DELAYED         # a timer calls _recv_later()
     STARVED         # the pool has no free buffer; the loop calls rearm() when it has one
     ENDED           # by EOF, or an error that stays; also a transport that only writes

@@ -13,8 +13,8 @@ A poll takes nothing from the descriptor: it may stay armed while reading is pau
 the ring takes bytes before the protocol is called, and so `pause_reading` cancels it; what it has
 received by then goes to the stash. An item is whatever the subclass stashes: bytes, a datagram with
 its address, an error, the end of the input. One item is delivered in each turn, where a selector
-would report the descriptor: what a protocol schedules for one item runs before the next item. For
-a stream all bytes are one item, together with those that the socket has by then.
+would report the descriptor: what a protocol schedules for one item runs before the next item. A
+stream delivers all its stashed bytes in one turn, and those that the socket has by then.
 
 `take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
 completion would arm it.
@@ -263,7 +263,8 @@ cdef class ReadTransport(Transport):
             self.loop.add_delivery(self)
         elif (self.receiving == CANCELLING and self.pause_cancels
                 and self.loop.ring.take_cancel_back(&self.recv_op)):
-            # A poll after the end of the receive would report a turn late.
+            # Otherwise a poll follows the end of the receive, and reports a turn later than a
+            # selector.
             self.receiving = ARMED
         else:
             self.want_recv()
