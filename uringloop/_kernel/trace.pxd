@@ -19,7 +19,8 @@ cdef extern from "_kernel/trace.h" nogil:
 
     unsigned int uring_trace_start(
         uring_trace *trace, const io_uring_sqe *sqe, bint quiet, const char *owner)
-    void uring_trace_cancel(const uring_trace *trace, const char *what, unsigned int opcode, unsigned int number)
+    void uring_trace_cancel(
+        const uring_trace *trace, const char *what, unsigned int opcode, unsigned int number)
     void uring_trace_complete(
         const uring_trace *trace, unsigned int opcode, unsigned int number, int res, bint more,
         bint all)

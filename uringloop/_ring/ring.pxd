@@ -58,7 +58,7 @@ cdef struct Operation:
     bint in_flight             # between start and the terminal completion
     bint cancelled             # on a ring with a kernel thread: ends with the run, too
     bint quiet                 # posts a completion only if it fails
-    unsigned int sequence      # position behind its submission, if it is quiet, or behind its newest cancel
+    unsigned int sequence      # behind its submission if it is quiet, or its newest cancel
     unsigned char opcode       # of its submission, if it is traced
     unsigned int number        # its number in the trace
 
