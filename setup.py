@@ -7,6 +7,7 @@ URINGLOOP_CFLAGS adds compiler and linker flags (sanitizers).
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import re
 import shlex
@@ -53,6 +54,7 @@ Its package has the same name as this one's. Remove it and try again:
 PKG_CONFIG = os.environ.get("PKG_CONFIG", "pkg-config")
 
 
+@functools.cache
 def pkg_config(*arguments: str) -> str:
     done = subprocess.run([PKG_CONFIG, *arguments, "liburing"], capture_output=True, text=True)
     return done.stdout.strip()

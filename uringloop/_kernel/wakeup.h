@@ -29,8 +29,9 @@ static inline int uring_new_wake_fd(void) {
     return fd;
 }
 
-/* Returns whether the number may still be a wake-up descriptor's. Only anonymous files, such as
- * eventfds and timerfds, have no type. Other code may have closed all descriptors and opened files since. */
+/* Returns whether the number may still be a wake-up descriptor's: other code may have closed all
+ * descriptors and opened files since. Only anonymous files, such as eventfds and timerfds, have no
+ * type. */
 static inline bool uring_may_wake(int fd) {
     struct stat found;
 

@@ -144,18 +144,22 @@ def unread_bytes(sock: socket.socket) -> int:
     return int(count)
 
 
+def process_of_peer(sock: socket.socket) -> int:
+    """Return the process that made a UNIX socket's peer; 0 if nobody knows."""
+    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
 def is_pair(sock: socket.socket) -> bool:
     """Return whether a UNIX socket is connected to one of this process."""
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
-    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(pid == os.getpid())
+    return process_of_peer(sock) == os.getpid()
 
 
 def has_own_peer(sock: socket.socket) -> bool:
     """Return whether this process has the other end of a UNIX socket, or nobody knows."""
-    pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid in (0, os.getpid())
+    return process_of_peer(sock) in (0, os.getpid())
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
