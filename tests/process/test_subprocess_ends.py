@@ -57,6 +57,13 @@ knows_ends = pytest.mark.skipif(
 # ── reaping ───────────────────────────────────────────────────────────────────────────────
 
 
+async def endless_child(loop: uringloop.Loop) -> asyncio.SubprocessTransport:
+    transport, _ = await loop.subprocess_exec(
+        lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
+    )
+    return transport
+
+
 @on_loop
 async def test_a_child_reaped_by_other_code_is_reported_as_255(
     each_loop: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -172,14 +179,7 @@ async def test_the_loop_goes_on_while_a_debugger_keeps_a_child_that_has_ended(
 @pytest.mark.slow
 def test_closing_the_loop_does_not_wait_for_a_debugger(loop: uringloop.Loop) -> None:
     before = children()
-
-    async def start() -> asyncio.SubprocessTransport:
-        transport, _ = await loop.subprocess_exec(
-            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
-        )
-        return transport
-
-    transport = loop.run_until_complete(start())
+    transport = loop.run_until_complete(endless_child(loop))
     pid = transport.get_pid()
     with traced(pid):
         transport.close()
@@ -244,14 +244,7 @@ def test_closing_the_loop_reaps_killed_children(
     if not pidfd:
         monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
     before = children()
-
-    async def start() -> asyncio.SubprocessTransport:
-        transport, _ = await loop.subprocess_exec(
-            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
-        )
-        return transport
-
-    transport = loop.run_until_complete(start())
+    transport = loop.run_until_complete(endless_child(loop))
     transport.close()
     loop.close()
     wait_for(lambda: children() == before)
@@ -262,14 +255,7 @@ def test_closing_the_loop_reaps_a_child_that_a_thread_has_reported(
 ) -> None:
     monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
     before = children()
-
-    async def start() -> asyncio.SubprocessTransport:
-        transport, _ = await loop.subprocess_exec(
-            lambda: Recorder(loop), "sleep", FOREVER, stdin=None, stdout=None, stderr=None
-        )
-        return transport
-
-    transport = loop.run_until_complete(start())
+    transport = loop.run_until_complete(endless_child(loop))
     transport.kill()
     # The thread ends after it has scheduled the callback on the loop, which no longer runs.
     wait_for(lambda: not any("uringloop-child" in t.name for t in threading.enumerate()))
