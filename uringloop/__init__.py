@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uringloop._files.stream import connect_file
     from uringloop._files.text import TextFile
     from uringloop._loop.stats import Stats
-    from uringloop._net.stream import StreamTransport
+    from uringloop._net.stream_transport import StreamTransport
     from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
@@ -46,7 +46,7 @@ DEFERRED = {
     "BufferedFile": "uringloop._files.binary",
     "RawFile": "uringloop._files.binary",
     "Stats": "uringloop._loop.stats",
-    "StreamTransport": "uringloop._net.stream",
+    "StreamTransport": "uringloop._net.stream_transport",
     "TextFile": "uringloop._files.text",
     "connect_file": "uringloop._files.stream",
     "open": "uringloop._files.open",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
 from uringloop._cpython import stdlib
-from uringloop._loop.base import RunningLoop
+from uringloop._loop.base_loop import BaseLoop
 from uringloop._net import (
     adopting,
     argument_checks,
@@ -23,13 +23,13 @@ from uringloop._net import (
     servers,
     sock_calls,
 )
-from uringloop._net.datagram import make_datagram
+from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import AddressInfo
-from uringloop._net.stream import StreamTransport
+from uringloop._net.stream_transport import StreamTransport
 from uringloop._process import subprocesses
 from uringloop._ring import backends
 from uringloop._tls import upgrade
-from uringloop._turn import fd_watch
+from uringloop._turn import watchers
 
 _Ts = TypeVarTuple("_Ts")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -38,7 +38,7 @@ SSLArgument = bool | ssl_module.SSLContext | None
 FileLike = int | Any
 
 
-class Loop(RunningLoop):
+class Loop(BaseLoop):
     """An asyncio event loop on io_uring.
 
     *backend*: "io_uring", "soft" or "auto". "soft" is the software ring, which does the same by
@@ -91,7 +91,7 @@ class Loop(RunningLoop):
         stall_ms: int | None = None,
     ) -> None:
         try:
-            self._watchers = fd_watch.Watchers(self)
+            self._watchers = watchers.Watchers(self)
         except OSError as exc:
             raise backends.with_cause(exc) from None
         try:
@@ -517,16 +517,16 @@ class Loop(RunningLoop):
     # ── readers and writers ──────────────────────────────────────────────────────────────────
 
     def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, fd_watch.READ, callback, args)
+        self._add_watcher(fd, watchers.READ, callback, args)
 
     def remove_reader(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, fd_watch.READ)
+        return self._remove_watcher(fd, watchers.READ)
 
     def add_writer(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, fd_watch.WRITE, callback, args)
+        self._add_watcher(fd, watchers.WRITE, callback, args)
 
     def remove_writer(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, fd_watch.WRITE)
+        return self._remove_watcher(fd, watchers.WRITE)
 
     def _add_watcher(
         self, fd: FileLike, event: int, callback: Callable[..., Any], args: tuple[Any, ...]
@@ -550,7 +550,7 @@ class Loop(RunningLoop):
         return self._watchers.remove(number, event)
 
     def _check_no_transport(self, fd: int) -> None:
-        transport = fd_watch.transport_of(self, fd)
+        transport = watchers.transport_of(self, fd)
         if transport is not None and not transport.is_closing():
             raise RuntimeError(f"File descriptor {fd!r} is used by transport {transport!r}")
 

@@ -44,7 +44,7 @@ NORMAL = (
     (r"\b(StreamTransport|_SelectorSocketTransport)\b", "Transport"),
     (
         r"\b(BaseEventLoop|BaseSelectorEventLoop|_UnixSelectorEventLoop|_FlowControlMixin"
-        r"|RunningLoop|Loop)\.(\w+\()",
+        r"|BaseLoop|Loop)\.(\w+\()",
         r"\2",
     ),
     # Debug mode: the line of the loop that created an object.

@@ -35,7 +35,7 @@ from support.roles import Loop, in_thread, noise, on_loop, record_handler_calls,
 
 import uringloop
 from uringloop._net.pipe import READ_MAX
-from uringloop._turn import fd_watch
+from uringloop._turn import watchers
 
 
 def is_reading(reader: Reader, *, otherwise: bool) -> bool:
@@ -300,7 +300,7 @@ async def test_add_reader_refuses_a_pipe_of_a_transport(loop: uringloop.Loop) ->
         fd = source.fileno()
         reader.pipe.close()
         await until(lambda: is_closed(reader.pipe))
-        assert fd_watch.transport_of(loop, fd) is None
+        assert watchers.transport_of(loop, fd) is None
 
 
 @pytest.mark.parametrize("method", ["connect_read_pipe", "connect_write_pipe"])

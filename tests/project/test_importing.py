@@ -57,7 +57,7 @@ from importlib.machinery import ExtensionFileLoader
 load = ExtensionFileLoader.exec_module
 
 def interrupted(loader, module):
-    if module.__name__ == "uringloop._net.stream":
+    if module.__name__ == "uringloop._net.stream_transport":
         raise KeyboardInterrupt
     load(loader, module)
 

@@ -28,9 +28,9 @@ from support.tls_contexts import Contexts
 
 import uringloop
 from uringloop._cpython import gil
-from uringloop._net.datagram import DatagramTransport
+from uringloop._net.datagram_transport import DatagramTransport
 from uringloop._net.pipe import ReadPipeTransport, WritePipeTransport
-from uringloop._net.stream import StreamTransport
+from uringloop._net.stream_transport import StreamTransport
 from uringloop._process.subprocesses import SubprocessTransport
 from uringloop._tls.ssl_protocol import SSLTransport
 from uringloop._turn.handles import Handle, TimerHandle

@@ -335,7 +335,7 @@ STREAMS = (
         "asyncio.StreamReaderProtocol",
         "_closed _loop",
         "3.7",
-        "the error of a lost connection is not reported as never retrieved (see stream_reader.pyx)",
+        "the error of a lost connection is not reported as never retrieved (asyncio_reader.pyx)",
         "the report depends on the order of finalization, as with asyncio's loop",
     ),
     Row(

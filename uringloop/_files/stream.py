@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from uringloop._files.open_file import OpenFile
-from uringloop._transport.stream_reader import call_connection_lost
+from uringloop._transport.asyncio_reader import call_connection_lost
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

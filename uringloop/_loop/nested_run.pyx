@@ -12,7 +12,7 @@ Only the thread that runs the loop may call run_nested(); the caller must check 
 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
 from uringloop._kernel.atomics cimport store_int
-from uringloop._transport.pausing cimport ReadTransport
+from uringloop._transport.read_transport cimport ReadTransport
 from uringloop._transport.transport cimport Transport
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore

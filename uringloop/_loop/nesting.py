@@ -28,7 +28,7 @@ from uringloop._loop import nested_run
 from uringloop._turn.turn import LoopCore
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.base_loop import BaseLoop
 
 T = TypeVar("T")
 
@@ -55,14 +55,14 @@ def allows_nested_runs(loop: object) -> bool:
 class Runs:
     """The runs of one nestable loop that are in progress."""
 
-    def __init__(self, loop: RunningLoop) -> None:
+    def __init__(self, loop: BaseLoop) -> None:
         # For each run that waits for a nested one, outermost first: whether to stop on resuming.
         self.waiting: list[bool] = []
         nested_run.allow_nesting(loop)
         setattr(loop, NEST_ASYNCIO, True)
         _replace_runners()
 
-    def run(self, loop: RunningLoop) -> None:
+    def run(self, loop: BaseLoop) -> None:
         """Run *loop* within one of its callbacks."""
         self.waiting.append(nested_run.swap_stopping(loop, False))
         try:
@@ -70,7 +70,7 @@ class Runs:
         finally:
             nested_run.swap_stopping(loop, self.waiting.pop())
 
-    def end_with(self, loop: RunningLoop, future: asyncio.Future[Any]) -> RunEnd:
+    def end_with(self, loop: BaseLoop, future: asyncio.Future[Any]) -> RunEnd:
         """Make the run that is about to begin end when *future* is done."""
         # The index of this run in `waiting` while another run is nested in it.
         place = len(self.waiting) + loop.is_running()
@@ -86,9 +86,7 @@ class RunEnd:
     together, so no other callback runs between them.
     """
 
-    def __init__(
-        self, loop: RunningLoop, runs: Runs, future: asyncio.Future[Any], place: int
-    ) -> None:
+    def __init__(self, loop: BaseLoop, runs: Runs, future: asyncio.Future[Any], place: int) -> None:
         self._loop = loop
         self._runs = runs
         self._future = future

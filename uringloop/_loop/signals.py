@@ -27,7 +27,7 @@ from uringloop._cpython import stdlib
 from uringloop._ring import backends
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.base_loop import BaseLoop
 
 
 # Bytes, one for each signal, that one read() takes from the pipe.
@@ -40,11 +40,11 @@ _wakeup_fds: set[int] = set()
 class SignalState:
     """The signal handlers of one loop, and its wake-up pipe."""
 
-    def __init__(self, loop: RunningLoop) -> None:
+    def __init__(self, loop: BaseLoop) -> None:
         self._loop = weakref.ref(loop)
         self.handlers: dict[int, asyncio.Handle] = {}
         # Functions of the loop's own that run before the program's handler is scheduled.
-        self.before: dict[int, Callable[[RunningLoop], None]] = {}
+        self.before: dict[int, Callable[[BaseLoop], None]] = {}
         # Descriptors, not file objects, which the garbage collector could close before the loop.
         self._pair: tuple[int, int] | None = None
         # The process that has made the pipe. A forked child must not read it.
@@ -73,7 +73,7 @@ class SignalState:
         if previous != self._pair[1]:
             self._previous_fd = previous
 
-    def watch(self, loop: RunningLoop) -> None:
+    def watch(self, loop: BaseLoop) -> None:
         """Poll the pipe. The poll outlives the run; it has only a weak reference to the loop."""
         if self._pair is not None:
             loop._watch_signals(self._pair[0], self._read)
@@ -140,7 +140,7 @@ class SignalState:
             with contextlib.suppress(OSError):
                 os.write(fd, others)
 
-    def _handle(self, loop: RunningLoop, number: int) -> None:
+    def _handle(self, loop: BaseLoop, number: int) -> None:
         handle = self.handlers.get(number)
         if handle is None:
             # The signal has a Python-level handler, which runs or has run.
@@ -178,7 +178,7 @@ def _make_pair() -> tuple[int, int]:
     return reader.detach(), writer.detach()
 
 
-def begin_run(loop: RunningLoop) -> None:
+def begin_run(loop: BaseLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         try:
             loop._signals.install_wakeup_fd()
@@ -194,13 +194,13 @@ def begin_run(loop: RunningLoop) -> None:
         loop._signals.watch(loop)
 
 
-def end_run(loop: RunningLoop) -> None:
+def end_run(loop: BaseLoop) -> None:
     if threading.current_thread() is threading.main_thread():
         loop._signals.restore_wakeup_fd()
 
 
 def add_handler(
-    loop: RunningLoop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
+    loop: BaseLoop, sig: int, callback: Callable[..., object], args: tuple[object, ...]
 ) -> None:
     if asyncio.iscoroutine(callback) or inspect.iscoroutinefunction(callback):
         raise TypeError("coroutines cannot be used with add_signal_handler()")
@@ -224,7 +224,7 @@ def add_handler(
         raise
 
 
-def remove_handler(loop: RunningLoop, sig: int) -> bool:
+def remove_handler(loop: BaseLoop, sig: int) -> bool:
     """Restore the default action of *sig*; return False if the loop had no handler for it."""
     _check_signal(sig)
     if loop._signals.handlers.pop(sig, None) is None:
@@ -240,7 +240,7 @@ def remove_handler(loop: RunningLoop, sig: int) -> bool:
     return True
 
 
-def close(loop: RunningLoop) -> None:
+def close(loop: BaseLoop) -> None:
     """Remove all handlers and close the pipe."""
     state = loop._signals
     if sys.is_finalizing():
@@ -263,7 +263,7 @@ def close(loop: RunningLoop) -> None:
         state.close()
 
 
-def _restore_if_stopped(loop: RunningLoop) -> None:
+def _restore_if_stopped(loop: BaseLoop) -> None:
     if not loop.is_running():
         loop._signals.restore_wakeup_fd()
 

@@ -18,7 +18,7 @@ from uringloop._monitor.commands import own_command
 from uringloop._turn.stats import open_loops, stats_of, thread_state_of
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.base_loop import BaseLoop
     from uringloop._loop.stats import Stats
 
 # The version of the answers: a new key does not change it, a changed meaning increments it.
@@ -116,7 +116,7 @@ def address_text(address: object) -> str:
     return str(address)
 
 
-def name_of(loop: RunningLoop, thread: str | None) -> str:
+def name_of(loop: BaseLoop, thread: str | None) -> str:
     """Return a name for *loop*: its thread's name, or the first server's for the main thread."""
     if thread is not None and thread != MAIN_THREAD:
         return thread
@@ -126,7 +126,7 @@ def name_of(loop: RunningLoop, thread: str | None) -> str:
 
 
 def _loop_snapshot(
-    loop: RunningLoop, frames: dict[int, FrameType], names: dict[int | None, str]
+    loop: BaseLoop, frames: dict[int, FrameType], names: dict[int | None, str]
 ) -> LoopSnapshot:
     thread, cpu, sleeping, blocked = thread_state_of(loop)
     working = thread != 0 and not sleeping

@@ -28,7 +28,7 @@ from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.base_loop import BaseLoop
 
 VARIABLE = "URINGLOOP_STALL_MS"
 # One minute; a larger limit is of no use.
@@ -49,7 +49,7 @@ logger = logging.getLogger("uringloop")
 class WatchedLoop:
     """One loop: how long its turns may last, and which stalls were logged."""
 
-    def __init__(self, loop: RunningLoop, milliseconds: int) -> None:
+    def __init__(self, loop: BaseLoop, milliseconds: int) -> None:
         self.loop = weakref.ref(loop)
         self.limit_s = milliseconds / 1000
         # The start of the turn whose stall was logged, until its end is logged as well.
@@ -81,7 +81,7 @@ class WatchedLoop:
         self._log_begin(loop, thread, lasts, late_s)
         return self.limit_s
 
-    def _log_begin(self, loop: RunningLoop, thread: int, lasts: float, late_s: float) -> None:
+    def _log_begin(self, loop: BaseLoop, thread: int, lasts: float, late_s: float) -> None:
         names = {one.ident: one.name for one in threading.enumerate()}
         self.name = names.get(thread, f"thread {thread}")
         asked = time.monotonic()
@@ -197,7 +197,7 @@ class _State:
     lock = threading.Lock()
 
 
-def watch(loop: RunningLoop, wanted: int | str) -> None:
+def watch(loop: BaseLoop, wanted: int | str) -> None:
     """Log stalls of *loop* from *wanted* milliseconds on; a string is the variable's value."""
     try:
         milliseconds = int(wanted)

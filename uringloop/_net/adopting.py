@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from uringloop._net.argument_checks import check_socket, check_stream
-from uringloop._net.stream import make_stream
+from uringloop._net.stream_transport import make_stream
 from uringloop._tls import upgrade
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from uringloop._turn.turn cimport LoopCore
 
 from uringloop._net.argument_checks import bind_failure, check_socket, check_stream
 from uringloop._net.resolver import ensure_resolved
-from uringloop._net.stream import make_stream
+from uringloop._net.stream_transport import make_stream
 from uringloop._tls import upgrade
 
 cdef object INET = socket.AF_INET

@@ -1,6 +1,6 @@
 """Delivery: how received bytes reach a protocol, by its kind."""
 
-from uringloop._transport.pausing cimport ProtocolKind, ReadTransport
+from uringloop._transport.read_transport cimport ProtocolKind, ReadTransport
 
 
 cdef ProtocolKind kind_of(object protocol) except *

@@ -15,7 +15,7 @@ from libc.string cimport memcpy
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
 from uringloop._streams.stream_protocol cimport is_stream_protocol, receive, receive_object
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
-from uringloop._transport.pausing cimport (
+from uringloop._transport.read_transport cimport (
     BUFFERED,
     COMPILED,
     PLAIN,
@@ -23,7 +23,7 @@ from uringloop._transport.pausing cimport (
     TLS,
     ReadTransport,
 )
-from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
+from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport CLOSING, own, pending_exception
 
 

@@ -2,7 +2,7 @@
 
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._net.shared_listeners cimport ListeningSocket, SharedListeners
-from uringloop._net.stream cimport StreamTransport
+from uringloop._net.stream_transport cimport StreamTransport
 from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 

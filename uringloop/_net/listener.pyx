@@ -47,7 +47,12 @@ from uringloop._kernel.libc cimport (
 from uringloop._kernel.sockets cimport uring_may_accept
 from uringloop._kernel.waits cimport uring_is_nonblocking
 from uringloop._net.shared_listeners cimport ACCEPTS, ListeningSocket, SharedListeners
-from uringloop._net.stream cimport StreamTransport, new_accepted, new_stream, wants_nodelay
+from uringloop._net.stream_transport cimport (
+    StreamTransport,
+    new_accepted,
+    new_stream,
+    wants_nodelay,
+)
 from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
 from uringloop._ring.shared_sockets cimport (
     uring_reserve,

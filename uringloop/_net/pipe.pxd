@@ -2,8 +2,8 @@
 
 cimport cython
 from uringloop._ring.ring cimport Operation
-from uringloop._transport.pausing cimport ReadTransport
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.read_transport cimport ReadTransport
+from uringloop._transport.write_transport cimport WriteTransport
 
 
 @cython.final

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import IO, Any, final
 
-from uringloop._transport.pausing import ReadTransport
-from uringloop._transport.writer import WriteTransport
+from uringloop._transport.read_transport import ReadTransport
+from uringloop._transport.write_transport import WriteTransport
 from uringloop._turn.turn import LoopCore
 
 READ_MAX: int

@@ -38,7 +38,7 @@ from uringloop._kernel.waits cimport (
     uring_write_now,
 )
 from uringloop._ring.ring cimport Operation, operation_init
-from uringloop._transport.pausing cimport ReadTransport
+from uringloop._transport.read_transport cimport ReadTransport
 from uringloop._transport.transport cimport (
     CLOSING,
     ENDING,
@@ -48,7 +48,7 @@ from uringloop._transport.transport cimport (
     polling_or_idle,
 )
 from uringloop._transport.write_queue cimport as_bytes
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uringloop._cpython import stdlib
 from uringloop._files import operation
 from uringloop._net import sock_calls
-from uringloop._net.stream import StreamTransport
+from uringloop._net.stream_transport import StreamTransport
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop

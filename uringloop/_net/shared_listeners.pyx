@@ -36,7 +36,7 @@ from uringloop._ring.shared_sockets cimport (
     uring_mark_shared,
 )
 from uringloop._ring.uring cimport uring
-from uringloop._turn.fd_watch cimport Watchers
+from uringloop._turn.watchers cimport Watchers
 from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.turn cimport LoopCore
 

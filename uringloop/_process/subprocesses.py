@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from uringloop._turn import fd_watch
+from uringloop._turn import watchers
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop
@@ -82,12 +82,12 @@ class Child:
             self._watch_in_thread()
             return
         self.loop._signals.before[signal.SIGCHLD] = reap_ended
-        self.loop._watchers.watch(self.pidfd, fd_watch.READ, self._ended, ())
+        self.loop._watchers.watch(self.pidfd, watchers.READ, self._ended, ())
         self._waiter = Waiter.LOOP
 
     def _unwatch(self) -> None:
         if self._waiter is Waiter.LOOP:
-            self.loop._watchers.remove(self.pidfd, fd_watch.READ)
+            self.loop._watchers.remove(self.pidfd, watchers.READ)
         self._waiter = Waiter.NOBODY
 
     def _watch_in_thread(self) -> None:
@@ -308,7 +308,7 @@ class SubprocessTransport(BaseSubprocessTransport):
 
     def _has_transport(self, file: IO[bytes]) -> bool:
         # A transport closes its file itself, once no operation is in flight.
-        return file.closed or fd_watch.transport_of(self._loop, file.fileno()) is not None
+        return file.closed or watchers.transport_of(self._loop, file.fileno()) is not None
 
     def _process_exited(self, returncode: int) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from uringloop._streams.stream_protocol cimport ProtocolCore
 from uringloop._streams.reader cimport ReaderCore
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.write_transport cimport WriteTransport
 
 
 cdef class WriterCore:

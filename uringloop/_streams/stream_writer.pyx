@@ -20,7 +20,7 @@ from uringloop._cpython.pyapi cimport keep_for_ever
 from uringloop._streams.stream_protocol cimport ProtocolCore
 from uringloop._streams.reader cimport ReaderCore
 from uringloop._transport.transport cimport BROKEN, load_life
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.write_transport cimport WriteTransport
 
 
 cdef object STOCK = streams.StreamWriter

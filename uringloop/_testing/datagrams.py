@@ -14,7 +14,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from uringloop._net.datagram import DatagramTransport
+from uringloop._net.datagram_transport import DatagramTransport
 from uringloop._testing import proc
 from uringloop._testing.network import LOCALHOST
 from uringloop._testing.peers import borrowed

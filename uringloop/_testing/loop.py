@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import uringloop.loop
 from uringloop._net.argument_checks import check_nonblocking
-from uringloop._net.datagram import make_datagram
+from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import ensure_resolved
 from uringloop._net.servers import Server
 from uringloop._testing import outside
@@ -32,7 +32,7 @@ from uringloop._testing.faults import Faults
 from uringloop._testing.network import LOCALHOST, Network
 from uringloop._testing.virtual_sockets import VirtualSocket
 from uringloop._testing.weak_list import WeakList
-from uringloop._turn import fd_watch, tracing
+from uringloop._turn import tracing, watchers
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
 
     def _is_encrypted(self, fd: int) -> bool:
         """Return whether *fd* belongs to a transport under TLS."""
-        transport = fd_watch.transport_of(self, fd)
+        transport = watchers.transport_of(self, fd)
         get_protocol = getattr(transport, "get_protocol", None)
         return get_protocol is not None and isinstance(get_protocol(), sslproto.SSLProtocol)
 

@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
-from uringloop._net.stream import make_stream
+from uringloop._net.stream_transport import make_stream
 from uringloop._testing.network import Route
 from uringloop._testing.virtual_sockets import (
     VirtualSocket,

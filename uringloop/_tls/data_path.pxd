@@ -1,7 +1,7 @@
 """The data path of TLS."""
 
 from uringloop._tls.records cimport Records, Scratch
-from uringloop._transport.writer cimport WriteSource, WriteTransport
+from uringloop._transport.write_transport cimport WriteSource, WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 

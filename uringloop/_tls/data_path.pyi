@@ -2,7 +2,7 @@
 
 from typing_extensions import disjoint_base
 
-from uringloop._transport.writer import WriteSource
+from uringloop._transport.write_transport import WriteSource
 
 ALERTS_ARE_SENT: bool
 RECORD_MAX: int

@@ -34,9 +34,9 @@ from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._streams.stream_protocol cimport is_stream_protocol, receive_object
 from uringloop._tls.records cimport Records, Scratch, Window, give_scratch, take_scratch
-from uringloop._transport.stream_reader cimport append_to_reader, appends_to_reader
+from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport Transport
-from uringloop._transport.writer cimport WriteSource, WriteTransport
+from uringloop._transport.write_transport cimport WriteSource, WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 from uringloop._cpython.stdlib import ALERTS_ARE_SENT, find

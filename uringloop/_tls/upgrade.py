@@ -16,7 +16,7 @@ from uringloop._cpython import stdlib
 from uringloop._tls import data_path, ssl_protocol
 
 if TYPE_CHECKING:
-    from uringloop._loop.base import RunningLoop
+    from uringloop._loop.base_loop import BaseLoop
 
 
 class Options:
@@ -71,7 +71,7 @@ def server_options(
 
 
 def wrap(
-    loop: RunningLoop,
+    loop: BaseLoop,
     protocol: asyncio.BaseProtocol,
     wanted: Options,
     waiter: asyncio.Future[None],
@@ -99,7 +99,7 @@ def app_transport(protocol: SSLProtocol) -> asyncio.Transport:
 
 
 def server_factory(
-    loop: RunningLoop,
+    loop: BaseLoop,
     protocol_factory: Callable[[], asyncio.BaseProtocol],
     wanted: Options,
 ) -> Callable[[], asyncio.BaseProtocol]:
@@ -136,7 +136,7 @@ def server_factory(
 
 
 async def start(
-    loop: RunningLoop,
+    loop: BaseLoop,
     transport: asyncio.BaseTransport,
     protocol: asyncio.BaseProtocol,
     wanted: Options,

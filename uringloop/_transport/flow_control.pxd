@@ -1,6 +1,6 @@
 """Flow control: when the protocol is paused, and when it is resumed."""
 
-from uringloop._transport.pausing cimport ReadTransport
+from uringloop._transport.read_transport cimport ReadTransport
 
 
 cdef class FlowControl(ReadTransport):

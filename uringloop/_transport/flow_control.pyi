@@ -2,7 +2,7 @@
 
 from typing_extensions import disjoint_base
 
-from uringloop._transport.pausing import ReadTransport
+from uringloop._transport.read_transport import ReadTransport
 
 HIGH_WATER: int
 

@@ -14,7 +14,7 @@ from cpython.pyport cimport PY_SSIZE_T_MAX
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.atomics cimport load_size, store_size
-from uringloop._transport.pausing cimport ReadTransport
+from uringloop._transport.read_transport cimport ReadTransport
 from uringloop._transport.transport cimport pending_exception, polling_or_idle
 
 

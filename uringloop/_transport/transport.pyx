@@ -19,7 +19,7 @@ and its destructor release it, too.
 
 A protocol's method may raise. `report` raises KeyboardInterrupt and SystemExit again, which leave
 run_forever(), and reports every other exception. No data is lost: before the exception leaves the
-transport, undelivered data is in the stash and the next receive is armed (pausing.pyx).
+transport, undelivered data is in the stash and the next receive is armed (read_transport.pyx).
 """
 
 import warnings
@@ -49,7 +49,7 @@ from uringloop._cpython.pyapi cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
 from uringloop._kernel.waits cimport uring_lingers
-from uringloop._transport.stream_reader cimport call_connection_lost
+from uringloop._transport.asyncio_reader cimport call_connection_lost
 from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle, fill
 from uringloop._turn.turn cimport LoopCore, is_elsewhere

@@ -6,12 +6,12 @@ uvloop's classes for parts of libuv have no counterpart and are missing.
 from __future__ import annotations
 
 import uringloop
-from uringloop._net.datagram import DatagramTransport as UDPTransport
+from uringloop._net.datagram_transport import DatagramTransport as UDPTransport
 from uringloop._net.pipe import ReadPipeTransport as ReadUnixTransport
 from uringloop._net.pipe import WritePipeTransport as WriteUnixTransport
 from uringloop._net.servers import Server
-from uringloop._net.stream import StreamTransport as TCPTransport
-from uringloop._net.stream import StreamTransport as UnixTransport
+from uringloop._net.stream_transport import StreamTransport as TCPTransport
+from uringloop._net.stream_transport import StreamTransport as UnixTransport
 from uringloop._process.subprocesses import SubprocessTransport as UVProcessTransport
 from uringloop._tls.ssl_protocol import SSLTransport as _SSLProtocolTransport
 from uringloop._tls.ssl_protocol import TLSProtocol as SSLProtocol

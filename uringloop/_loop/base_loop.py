@@ -1,4 +1,4 @@
-"""class RunningLoop: the compiled core plus the loop methods that do no I/O.
+"""class BaseLoop: the compiled core plus the loop methods that do no I/O.
 
 This module has the code that runs once for a loop, a task or a call into a thread: running and
 stopping, debug mode, tasks, exception handlers, executors, signals. Class Loop adds the I/O.
@@ -60,7 +60,7 @@ FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
 TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS
 
 
-class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
+class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
     """An asyncio event loop on io_uring, without the methods that do I/O.
 
     Raises OSError, with the cause in its message, if the selected ring cannot be opened.
@@ -117,7 +117,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
             backends.warn_fallback_while_running if warn_fallback else backends.ignore_fallback,
         )
         tracing.trace(self, trace_fd)
-        self._del_closes = type(self).__del__ is RunningLoop.__del__
+        self._del_closes = type(self).__del__ is BaseLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
         if nesting.is_wanted() if nestable is None else nestable:
@@ -201,7 +201,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         finally:
             # A subclass may override close() and fail; the ring must be closed in any case, or the
             # kernel would still work for it.
-            RunningLoop.close(self)
+            BaseLoop.close(self)
 
     def stats(self) -> Stats:
         """Return counters of the loop's work and its current state. Any thread may call it."""
@@ -333,7 +333,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         if kwargs and not TAKES_ANY_OPTION:
             raise TypeError(
-                f"{RunningLoop.__name__}.create_task() got an unexpected keyword argument "
+                f"{BaseLoop.__name__}.create_task() got an unexpected keyword argument "
                 f"{next(iter(kwargs))!r}"
             )
         self._check_closed()
@@ -485,7 +485,7 @@ class RunningLoop(LoopCore, asyncio.AbstractEventLoop):
         return types.MappingProxyType(self._signals.handlers)
 
 
-replace_create_task(RunningLoop)
+replace_create_task(BaseLoop)
 
 
 def _start_monitor(wanted: str) -> None:
@@ -499,7 +499,7 @@ def _start_monitor(wanted: str) -> None:
         server.start_from_variable(wanted)
 
 
-def _watch_stalls(loop: RunningLoop, wanted: int | str) -> None:
+def _watch_stalls(loop: BaseLoop, wanted: int | str) -> None:
     """Start logging stalls of *loop*; log a failure to do so."""
     try:
         from uringloop._monitor import stalls

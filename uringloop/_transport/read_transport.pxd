@@ -8,7 +8,7 @@ from uringloop._ring.ring cimport Operation
 from uringloop._transport.transport cimport Transport
 
 
-# What receiving is doing; the drawing is in pausing.pyx.
+# What receiving is doing; the drawing is in read_transport.pyx.
 cdef enum Receiving:
     IDLE            # nothing is armed
     ARMED           # recv_op is in flight
@@ -21,7 +21,7 @@ cdef enum Receiving:
 # How a protocol gets bytes. The kinds from BUFFERED on have get_buffer().
 cdef enum ProtocolKind:
     PLAIN           # data_received()
-    STREAM_READER   # asyncio's StreamReaderProtocol: see stream_reader.pyx
+    STREAM_READER   # asyncio's StreamReaderProtocol: see asyncio_reader.pyx
     COMPILED        # a protocol of `_streams`, which appends to its reader itself
     BUFFERED        # get_buffer() and buffer_updated()
     TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import ClassVar, final
 
-from uringloop._transport.writer import WriteTransport
+from uringloop._transport.write_transport import WriteTransport
 from uringloop._turn.turn import LoopCore
 
 AVERAGE_SHIFT: int

@@ -4,11 +4,11 @@ cimport cython
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.addresses cimport LocalEnd
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 
-# How bytes are received; the drawing is in stream.pyx.
+# How bytes are received; the drawing is in stream_transport.pyx.
 cdef enum ReceiveMode:
     POLL_ONCE       # a one-shot poll, then one recv(2)
     MULTISHOT       # by the ring, into buffers of the pool, until it is cancelled

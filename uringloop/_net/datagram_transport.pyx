@@ -53,7 +53,7 @@ from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.pausing cimport ENDED, IDLE, POLLS_FIRST
+from uringloop._transport.read_transport cimport ENDED, IDLE, POLLS_FIRST
 from uringloop._transport.transport cimport (
     CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore

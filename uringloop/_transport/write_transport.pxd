@@ -10,7 +10,7 @@ cdef class WriteSource:
     cdef bytes take_records(self)
 
 
-# The output of a transport; the drawing is in writer.pyx.
+# The output of a transport; the drawing is in write_transport.pyx.
 cdef enum Output:
     WRITABLE
     EOF_WRITTEN     # write_eof() was called; queued bytes are sent first

@@ -81,7 +81,7 @@ from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited, uring_misses_ends
-from uringloop._transport.pausing cimport (
+from uringloop._transport.read_transport cimport (
     BUFFERED,
     ENDED,
     IDLE,
@@ -96,7 +96,7 @@ from uringloop._transport.transport cimport (
     pending_exception,
     socket_extra,
 )
-from uringloop._transport.writer cimport WriteTransport
+from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
